@@ -1,0 +1,1 @@
+"""Ids, key groups, settings, errors, clock: what every other layer may use."""

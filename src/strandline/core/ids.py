@@ -1,0 +1,28 @@
+"""Distinct types for the numbers that cross module borders, and the one source of unique names."""
+
+from __future__ import annotations
+
+import random
+from typing import NewType
+
+Epoch = NewType("Epoch", int)
+"""How many epochs an operator has applied; 0 is the empty state before the first."""
+
+CheckpointId = NewType("CheckpointId", int)
+"""Number of a checkpoint within one job, growing, never reused."""
+
+Generation = NewType("Generation", int)
+"""Number of a driver's claim on a job; the newest claim owns the job."""
+
+KeyGroup = NewType("KeyGroup", int)
+"""The unit of key placement: a key's hash modulo max_parallelism."""
+
+Partition = NewType("Partition", int)
+"""Index of one parallel instance of an operator."""
+
+_random = random.SystemRandom()
+
+
+def unique_name(rng: random.Random | None = None) -> str:
+    """Return 128 random bits in hex: a name that was never used before."""
+    return f"{(rng or _random).getrandbits(128):032x}"

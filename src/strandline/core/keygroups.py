@@ -1,0 +1,55 @@
+"""Key groups: which partition owns which keys. Flink's formulas, tested against shared vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import KeyGroup, Partition
+
+MIN_MAX_PARALLELISM = 128
+MAX_MAX_PARALLELISM = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroupRange:
+    """A contiguous range of key groups, both ends included."""
+
+    first: KeyGroup
+    last: KeyGroup
+
+    def __contains__(self, key_group: int) -> bool:
+        return self.first <= key_group <= self.last
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """Return Flink's default: one and a half times the parallelism, rounded up to a power of two, within limits."""
+    wanted = parallelism + parallelism // 2
+    power = 1 << max(wanted - 1, 0).bit_length()
+    return min(max(power, MIN_MAX_PARALLELISM), MAX_MAX_PARALLELISM)
+
+
+def partition_of(key_group: KeyGroup, max_parallelism: int, parallelism: int) -> Partition:
+    """Return the partition that owns a key group."""
+    return Partition(key_group * parallelism // max_parallelism)
+
+
+def range_of(partition: Partition, max_parallelism: int, parallelism: int) -> KeyGroupRange:
+    """Return the key groups that a partition owns."""
+    first = -(-partition * max_parallelism // parallelism)
+    last = ((partition + 1) * max_parallelism - 1) // parallelism
+    return KeyGroupRange(KeyGroup(first), KeyGroup(last))
+
+
+def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:
+    """Refuse a parallelism that key groups cannot serve."""
+    if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
+        raise ConfigurationError(
+            f"operator '{uid}': max_parallelism is {max_parallelism}, expected 1 to {MAX_MAX_PARALLELISM}",
+            hint="leave it out to get a default that fits the parallelism",
+        )
+    if not 1 <= parallelism <= max_parallelism:
+        raise ConfigurationError(
+            f"operator '{uid}': parallelism is {parallelism}, expected 1 to max_parallelism ({max_parallelism})",
+            hint="lower the parallelism, or give a larger max_parallelism before the job's first start",
+        )

@@ -1,0 +1,96 @@
+"""One frozen, validated Settings, and the parsing of durations and sizes that users write."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from strandline.core.errors import ConfigurationError
+
+BackendName = Literal["memory", "filesystem", "rocksdb"]
+BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
+
+_DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE_BYTES = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+
+
+def parse_duration_ms(value: str | int | float, what: str) -> int:
+    """Return milliseconds of '10s', '500ms', '2 min' or a number of seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value >= 0:
+            return int(value * 1000)
+    elif isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower())
+        unit = match and _duration_unit(match[2])
+        if match and unit:
+            return int(float(match[1]) * unit)
+    raise ConfigurationError(
+        f"{what} is {value!r}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
+    )
+
+
+def _duration_unit(unit: str) -> int | None:
+    return _DURATION_MS.get(unit) or _DURATION_MS.get(
+        {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "mins": "m", "minute": "m", "minutes": "m",
+         "hour": "h", "hours": "h", "day": "d", "days": "d"}.get(unit, "")
+    )  # fmt: skip
+
+
+def parse_size_bytes(value: str | int, what: str) -> int:
+    """Return bytes of '512MB', '4 GB' or a number of bytes."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", value.lower())
+        if match and float(match[1]) > 0:
+            return int(float(match[1]) * _SIZE_BYTES[(match[2] + "b") if match[2] else "b"])
+    raise ConfigurationError(f"{what} is {value!r}, expected a size", hint="write it like '512MB' or '4GB'")
+
+
+def default_state_memory_bytes() -> int:
+    """Return a quarter of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+def default_local_dir() -> Path:
+    """Return the per-user directory for working state and local recovery copies."""
+    return Path(tempfile.gettempdir()) / f"strandline-{os.getuid()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a job may tune. Components (store, clock, backend) are arguments, not settings."""
+
+    backend: BackendName = "rocksdb"
+    parallelism: int | None = None
+    state_memory: str | int = field(default_factory=default_state_memory_bytes)
+    memory_backend_limit: str | int = "10MB"
+    local_dir: str | Path = field(default_factory=default_local_dir)
+    keeper_lease: str | int | float = "60s"
+
+    def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise ConfigurationError(f"backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
+        if self.parallelism is not None and (not isinstance(self.parallelism, int) or self.parallelism < 1):
+            raise ConfigurationError(f"parallelism is {self.parallelism!r}, expected a positive number")
+        # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
+        _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms)
+
+    @property
+    def state_memory_bytes(self) -> int:
+        """Budget of all keepers of one machine together."""
+        return parse_size_bytes(self.state_memory, "state_memory")
+
+    @property
+    def memory_backend_limit_bytes(self) -> int:
+        """How far one partition's state may grow in the `memory` backend."""
+        return parse_size_bytes(self.memory_backend_limit, "memory_backend_limit")
+
+    @property
+    def keeper_lease_ms(self) -> int:
+        """After how long a keeper that nobody asks for ends itself."""
+        return parse_duration_ms(self.keeper_lease, "keeper_lease")
