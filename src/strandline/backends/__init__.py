@@ -1,0 +1,1 @@
+"""State backends: bytes in, local files out. They never touch storage."""

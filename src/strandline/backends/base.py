@@ -1,0 +1,70 @@
+"""The one interface behind which every state backend stands. It knows bytes, not types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+Entry = tuple[bytes, bytes | None]
+"""An encoded key and its encoded value; None deletes."""
+
+Changes = Mapping[str, Iterable[Entry]]
+"""Entries by state name. A key appears at most once for each state."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A file of a local snapshot. A `shared` one never changes under its name while the backend lives,
+    nor after a restore from a snapshot that holds it; other files belong to one snapshot alone."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    shared: bool
+
+
+class Backend(Protocol):
+    """The state of one operator partition, on this machine.
+
+    Keys are `2-byte key group ‖ encoded key ‖ …`, ordered as bytes. Not thread-safe, with one exception: `get_many`
+    and `scan` may run in one thread while `write` or `persist` runs in another.
+    """
+
+    keeps_all: bool
+    """True: the caller holds all state as live objects, takes it over with `scan` after opening, and gives all of it
+    to each `persist`. False: the backend holds the state, and `persist` gets what changed since the last write."""
+
+    inline: bool
+    """True: snapshot files are small and travel inside the manifest."""
+
+    limit_bytes: int | None
+    """How far the encoded state may grow, if there is a limit."""
+
+    def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Read many keys at once, in order; None where there is no value."""
+        ...
+
+    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Walk the entries whose key begins with `prefix`, in key order."""
+        ...
+
+    def write(self, changes: Changes) -> None:
+        """Apply entries. Not durable, and no reader of a snapshot sees a part of it."""
+        ...
+
+    def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
+        """Apply the last entries and write a snapshot of everything into `into`, a directory not yet there.
+
+        Files may be hard links; they stay valid when the backend goes on or closes.
+        """
+        ...
+
+    def metrics(self) -> dict[str, int]:
+        """Return sizes and counts for people to look at; names end in their unit."""
+        ...
+
+    def close(self) -> None:
+        """Free everything in memory; files stay."""
+        ...

@@ -1,0 +1,143 @@
+"""The manifest: everything a checkpoint is, in one object that is published by one conditional create."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from strandline.core.errors import CorruptionError
+from strandline.format.frame import frame, unframe
+
+MANIFEST_MAGIC = b"SLMANIF1"
+MANIFEST_VERSION = 1
+
+Mode = Literal["full", "incremental"]
+
+
+class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A file of a snapshot: what the backend calls it, where it is, and what its bytes must be."""
+
+    name: str
+    size: int
+    sha256: str
+    path: str = ""
+    """Below the job's directory; empty when the bytes are `inline`."""
+    inline: bytes | None = None
+    shared: bool = False
+    """True: other checkpoints may reference the same path; it is deleted by reachability alone."""
+
+
+class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A declared state: enough to read its bytes without the program."""
+
+    name: str
+    kind: str
+    value_type: str
+    """Spark DDL of the stored value."""
+    key_type: str = ""
+    """Spark DDL of a map's keys; empty for other kinds."""
+    schema_id: int = 0
+
+
+class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot of one operator partition."""
+
+    index: int
+    first_key_group: int
+    last_key_group: int
+    files: list[FileRef]
+    sync_ms: float = 0.0
+    async_ms: float = 0.0
+    uploaded_bytes: int = 0
+
+
+class OperatorInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The snapshot of one keyed operator."""
+
+    uid: str
+    backend: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: str
+    """Spark DDL of the key columns: 'name type, …'."""
+    states: list[StateInfo]
+    partitions: list[PartitionInfo]
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a source-progress file that checkpoints share: bytes are named by their content."""
+
+    size: int
+    sha256: str
+    path: str
+
+
+class SourceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of the source progress: shared segments first, the rest inside the blob."""
+
+    name: str
+    segments: list[Segment]
+
+
+class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What rewinds the sources: Spark's own progress files, opaque to us."""
+
+    batch: int
+    blob: FileRef
+    """A compressed archive of every small file and of the tails of large ones."""
+    large: list[SourceFile] = []
+
+
+class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink has staged up to this checkpoint's epoch and commits once the checkpoint is published."""
+
+    name: str
+    pending: list[str]
+    """Committables, opaque to us, oldest first."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete checkpoint."""
+
+    job: str
+    generation: int
+    checkpoint: int
+    epoch: int
+    mode: Mode
+    created_ms: int
+    engine_version: str
+    operators: list[OperatorInfo]
+    source: SourceInfo | None = None
+    sinks: list[SinkInfo] = []
+    watermarks: dict[str, int] = {}
+    triggered_ms: int = 0
+    duration_ms: int = 0
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+
+    def files(self) -> list[FileRef]:
+        """Return every file the checkpoint needs, shared ones and its own; inline ones have no path."""
+        found = [f for operator in self.operators for p in operator.partitions for f in p.files]
+        if self.source is not None:
+            found.append(self.source.blob)
+            found += [
+                FileRef(name=large.name, size=s.size, sha256=s.sha256, path=s.path, shared=True)
+                for large in self.source.large
+                for s in large.segments
+            ]
+        return found
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as a framed JSON file."""
+    return frame(MANIFEST_MAGIC, MANIFEST_VERSION, msgspec.json.encode(manifest))
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest:
+    """Read a manifest file; raise CorruptionError naming `where` unless every byte is as written."""
+    _, payload = unframe(data, MANIFEST_MAGIC, (MANIFEST_VERSION,), where)
+    try:
+        return msgspec.json.decode(payload, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{where}: the manifest does not have the expected fields: {error}") from error

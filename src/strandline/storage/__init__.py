@@ -1,0 +1,1 @@
+"""Objects: what checkpoints are kept in."""
