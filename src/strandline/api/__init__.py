@@ -1,0 +1,1 @@
+"""What users write: state declarations and process functions."""

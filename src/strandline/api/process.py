@@ -1,0 +1,100 @@
+"""Process functions: what a user subclasses, and the context each call gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+class Context(Protocol):
+    """Where a call happens. The same object is passed to every call; read it, do not keep it."""
+
+    key: Any
+    """The current key: the column's value, or a tuple when the stream is keyed by several columns."""
+    epoch: int
+    """The epoch that is being processed; the same again when it is replayed after a failure."""
+    partition: int
+    """Index of this parallel instance."""
+    uid: str
+    """The operator's uid."""
+
+
+class Keys(Protocol):
+    """The keys of a batch's rows, for `get_many` and `put_many`."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def columns(self) -> Sequence[pa.Array]:
+        """The key columns."""
+        ...
+
+    def unique(self) -> tuple[Keys, np.ndarray[Any, Any]]:
+        """Return the distinct keys, and for each row the index of its key among them."""
+        ...
+
+    def take(self, indices: Any) -> Keys:
+        """Return the keys at these rows."""
+        ...
+
+
+class BatchContext(Protocol):
+    """Where a call to on_batch happens."""
+
+    keys: Keys
+    epoch: int
+    partition: int
+    uid: str
+
+
+class KeyedProcess:
+    """A function with state, called once for each event of a keyed stream.
+
+    Declare state as class attributes. Within a partition calls happen one after the other; a key's events always
+    reach the same partition. The instance is shipped to other processes: keep no open resources in `__init__`, make
+    them in `open`. Instance attributes are not state: they are lost when the process ends.
+
+    >>> class Count(KeyedProcess):
+    ...     seen = Value("bigint", default=0)
+    ...     def on_event(self, event, ctx):
+    ...         self.seen.value += 1
+    ...         yield {"key": ctx.key, "seen": self.seen.value}
+    """
+
+    def open(self) -> None:
+        """Run once in each process before the first event."""
+
+    def on_event(self, event: Any, ctx: Context) -> Iterable[Any] | None:
+        """Handle one event; yield or return output rows: dicts by column name, or tuples in column order.
+
+        `event` has the columns as attributes, and by name with `event["any name"]`.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Run once when the process ends in an orderly way."""
+
+
+class KeyedBatchProcess:
+    """A vectorised process function: called with Arrow batches, its states have `get_many` and `put_many`.
+
+    >>> class Sum(KeyedBatchProcess):
+    ...     total = Value("bigint")
+    ...     def on_batch(self, batch, ctx):
+    ...         keys, row_of = ctx.keys.unique()
+    ...         old = self.total.get_many(keys)
+    """
+
+    def open(self) -> None:
+        """Run once in each process before the first batch."""
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch | pa.Table | None:
+        """Handle a batch of events of many keys; return output rows as a RecordBatch or Table, or None."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Run once when the process ends in an orderly way."""

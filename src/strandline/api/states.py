@@ -1,0 +1,231 @@
+"""State declarations: class attributes of a process function, typed by Spark DDL, named by the attribute.
+
+Declaring costs nothing. When the function runs, each declaration is replaced on the instance by a handle to the
+state of the current key; the Protocols here say what the handles can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any, ClassVar, Protocol
+
+from strandline.core.errors import ConfigurationError
+
+
+class ValueState(Protocol):
+    """One value a key. Assigning None clears it."""
+
+    value: Any
+
+    def exists(self) -> bool:
+        """Return whether the key has a value."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the key's value."""
+        ...
+
+
+class ListState(Protocol):
+    """A list a key. Appending reads nothing, however long the list is."""
+
+    def append(self, element: Any) -> None:
+        """Add one element at the end."""
+        ...
+
+    def extend(self, elements: Iterable[Any]) -> None:
+        """Add elements at the end."""
+        ...
+
+    def get(self) -> list[Any]:
+        """Return a copy of the whole list."""
+        ...
+
+    def set(self, elements: Iterable[Any]) -> None:
+        """Replace the whole list."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the list."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int | slice) -> Any: ...
+
+
+MapState = MutableMapping[Any, Any]
+"""A dict a key: each entry is stored, read and written on its own."""
+
+
+class ReducingState(Protocol):
+    """One value a key, made by reducing everything that was added."""
+
+    value: Any
+
+    def add(self, element: Any) -> None:
+        """Reduce the element into the value."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the value."""
+        ...
+
+
+class AggregatingState(Protocol):
+    """An accumulator a key, and a result computed from it."""
+
+    def add(self, element: Any) -> None:
+        """Add the element to the accumulator."""
+        ...
+
+    def result(self) -> Any:
+        """Return the result, or None when nothing was added."""
+        ...
+
+    def clear(self) -> None:
+        """Forget the accumulator."""
+        ...
+
+
+class State:
+    """Root of all declarations."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, value_type: str, key_type: str = "") -> None:
+        for what, text in (("type", value_type), ("key type", key_type or "int")):
+            if not isinstance(text, str) or not text.strip():
+                raise ConfigurationError(
+                    f"{type(self).__name__}: its {what} is {text!r}, expected a Spark DDL type",
+                    hint="write it like 'bigint' or 'struct<ts: timestamp, v: int>'",
+                )
+        self.value_type = value_type
+        self.key_type = key_type
+        self.name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def _unbound(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"state '{self.name}' was used outside of a running job",
+            hint="use it in on_event or on_batch; a process function has state only while a job runs it",
+        )
+
+
+class Value(State):
+    """One value of a Spark type for each key.
+
+    >>> class Count(KeyedProcess):
+    ...     seen = Value("bigint", default=0)
+    """
+
+    kind = "value"
+
+    def __init__(self, type: str, *, default: Any = None) -> None:
+        super().__init__(type)
+        self.default = default
+
+    def __get__(self, instance: object, owner: type) -> ValueState:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise self._unbound()
+
+
+class List(State):
+    """A list of elements of a Spark type for each key.
+
+    >>> class Recent(KeyedProcess):
+    ...     history = List("struct<ts: timestamp, v: int>")
+    """
+
+    kind = "list"
+
+    def __init__(self, type: str) -> None:
+        super().__init__(type)
+
+    def __get__(self, instance: object, owner: type) -> ListState:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise self._unbound()
+
+
+class Map(State):
+    """A map from one Spark type to another for each key.
+
+    >>> class PerType(KeyedProcess):
+    ...     by_type = Map("string", "bigint")
+    """
+
+    kind = "map"
+
+    def __init__(self, key: str, value: str) -> None:
+        super().__init__(value, key)
+
+    def __get__(self, instance: object, owner: type) -> MapState:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise self._unbound()
+
+
+class Reducing(State):
+    """One value for each key, made by `reduce(value, element)`.
+
+    >>> class Top(KeyedProcess):
+    ...     highest = Reducing("double", max)
+    """
+
+    kind = "reducing"
+
+    def __init__(self, type: str, reduce: Callable[[Any, Any], Any]) -> None:
+        super().__init__(type)
+        self.reduce = reduce
+
+    def __get__(self, instance: object, owner: type) -> ReducingState:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise self._unbound()
+
+
+class Aggregating(State):
+    """An accumulator of a Spark type for each key: `create()`, `add(acc, element) -> acc`, `result(acc)`.
+
+    >>> class Mean(KeyedProcess):
+    ...     mean = Aggregating("struct<n: bigint, total: double>", create=lambda: (0, 0.0),
+    ...                        add=lambda acc, x: (acc[0] + 1, acc[1] + x), result=lambda acc: acc[1] / acc[0])
+    """
+
+    kind = "aggregating"
+
+    def __init__(
+        self,
+        type: str,
+        *,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any], Any] = lambda accumulator: accumulator,
+    ) -> None:
+        super().__init__(type)
+        self.create = create
+        self.add = add
+        self.result = result
+
+    def __get__(self, instance: object, owner: type) -> AggregatingState:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise self._unbound()
+
+
+def declared_states(process: type) -> dict[str, State]:
+    """Return the states a process class declares, its bases included, by name."""
+    found: dict[str, State] = {}
+    for base in reversed(process.__mro__):
+        for name, attribute in vars(base).items():
+            if isinstance(attribute, State):
+                found[name] = attribute
+            else:
+                found.pop(name, None)
+    return found
