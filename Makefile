@@ -1,0 +1,46 @@
+# Every target works on a fresh checkout: scripts/bootstrap.sh makes .venv (and finds Java) first, then runs the command
+# inside it. Nothing here prints to standard output but the commands themselves: `make bench` must stay machine-readable.
+MAKEFLAGS += --no-print-directory
+RUN := @scripts/bootstrap.sh
+
+.PHONY: help setup demo test lint format soak bench clean
+
+help:
+	@printf '%s\n' \
+	  'make setup              create .venv with everything needed; find or install Java 17+' \
+	  'make demo               payments, fraud alerts, checkpoints and a killed keeper, in under two minutes' \
+	  'make test               linters, types, layers, and every test but the soak tests' \
+	  'make lint               linters, types and layers only' \
+	  'make format             rewrite the code in the project format' \
+	  'make soak               the long-running tests' \
+	  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
+	  'make clean              remove .venv, caches and build products'
+
+setup:
+	$(RUN)
+
+demo:
+	$(RUN) python scripts/demo.py $(ARGS)
+
+test: lint
+	$(RUN) python -m pytest $(ARGS)
+
+lint:
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+	$(RUN) lint-imports
+
+format:
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+soak:
+	$(RUN) python -m pytest -m soak $(ARGS)
+
+bench:
+	@test -n "$(NAME)" || { echo 'usage: make bench NAME=keyed_counter [ARGS="--quick"]' >&2; exit 2; }
+	$(RUN) python -m benchmarks.$(NAME) $(ARGS)
+
+clean:
+	@scripts/clean.sh
