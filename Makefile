@@ -1,6 +1,5 @@
 # Every target works on a fresh checkout: scripts/bootstrap.sh makes .venv (and finds Java) first, then runs the command
-# inside it. Nothing here prints to standard output but the commands themselves: `make bench` must stay machine-readable.
-MAKEFLAGS += --no-print-directory
+# inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
 
 .PHONY: help setup demo test lint format soak bench clean

@@ -125,7 +125,7 @@ setup_java() {
 setup_python
 setup_java
 if [ "$#" -gt 0 ]; then
-  export VIRTUAL_ENV="$venv" PATH="$venv/bin:$PATH"
+  export VIRTUAL_ENV="$venv" PATH="$venv/bin:$JAVA_HOME/bin:$PATH"
   exec "$@"
 fi
 say "ready: $venv"
