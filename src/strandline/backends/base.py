@@ -17,7 +17,11 @@ Changes = Mapping[str, Iterable[Entry]]
 @dataclass(frozen=True, slots=True)
 class LocalFile:
     """A file of a local snapshot. A `shared` one never changes under its name while the backend lives,
-    nor after a restore from a snapshot that holds it; other files belong to one snapshot alone."""
+    nor after a restore from a snapshot that holds it; other files belong to one snapshot alone.
+
+    A restore fills an empty directory with every file of one snapshot, each called by its `name`, and opens the backend
+    there. Shared files may be hard links to a copy that others use; the rest must be copies, since they are written to.
+    """
 
     name: str
     path: Path
@@ -50,8 +54,19 @@ class Backend(Protocol):
         """Walk the entries whose key begins with `prefix`, in key order."""
         ...
 
+    def release(self, state: str) -> None:
+        """Forget the entries of a state that the caller has taken over with `scan`.
+
+        Only where `keeps_all`: from then on the state's entries are the caller's alone, `persist` writes exactly those
+        that `changes` gives, and to read or write the state here is a mistake (ValueError). Elsewhere nothing happens.
+        """
+        ...
+
     def write(self, changes: Changes) -> None:
-        """Apply entries. Not durable, and no reader of a snapshot sees a part of it."""
+        """Apply entries. Not durable, and no reader of a snapshot sees a part of it.
+
+        A reader in another thread may see some of the entries before the others.
+        """
         ...
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:

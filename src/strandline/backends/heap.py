@@ -1,0 +1,155 @@
+"""Backends for state that fits in memory: the caller holds live objects, a snapshot is one heap file."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from strandline.backends.base import Changes, Entry, LocalFile
+from strandline.core.errors import StateLimitError, UnavailableError
+from strandline.format.heapfile import read_heap, write_heap
+
+HEAP_FILE = "state.heap"
+
+
+class HeapBackend:
+    """Serves `memory` (inline, with a limit) and `filesystem` (its file is uploaded, no limit).
+
+    What a snapshot held is kept encoded until the caller has taken each state over (`scan`, then `release`).
+    A state never released works as a plain store of bytes.
+    """
+
+    keeps_all: Literal[True] = True
+
+    def __init__(self, directory: Path, states: Sequence[str], *, inline: bool, limit_bytes: int | None) -> None:
+        """Open the snapshot in `directory`, or start empty when none is there."""
+        self.inline = inline
+        self.limit_bytes = limit_bytes
+        self._directory = directory
+        self._kept: dict[str, dict[bytes, bytes] | None] = {state: {} for state in states}
+        snapshot = directory / HEAP_FILE
+        if snapshot.exists():
+            self._load(snapshot)
+        self._kept_bytes = self._encoded_bytes = sum(map(_size, self._all_kept()))
+
+    def _load(self, snapshot: Path) -> None:
+        with snapshot.open("rb") as file:
+            for state, entries in read_heap(file, str(snapshot)):
+                kept = self._kept.setdefault(state, {})
+                if kept is not None:
+                    kept.update(entries)
+
+    def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Read many keys at once, in order; None where there is no value."""
+        return list(map(self._entries(state).get, keys))
+
+    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Walk the entries whose key begins with `prefix`, in key order."""
+        kept = self._entries(state)
+        for key in sorted(key for key in list(kept) if key.startswith(prefix)):
+            value = kept.get(key)
+            if value is not None:
+                yield key, value
+
+    def release(self, state: str) -> None:
+        """Forget the entries of a state that the caller has taken over with `scan`."""
+        self._kept_bytes -= _size(self._entries(state))
+        self._kept[state] = None
+
+    def write(self, changes: Changes) -> None:
+        """Apply entries, all or, where the limit would be passed, none."""
+        lists = {state: list(entries) for state, entries in changes.items()}
+        size_bytes = self._kept_bytes + sum(_growth(self._entries(state), lists[state]) for state in lists)
+        self._check_limit(size_bytes)
+        for state, entries in lists.items():
+            _apply(self._entries(state), entries)
+        self._kept_bytes = self._encoded_bytes = size_bytes
+
+    def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
+        """Write one file: the kept entries with the changes applied, and exactly what released states are given.
+
+        Sorting holds the encoded entries of one released state in memory at a time.
+        """
+        kept = {state: entries for state, entries in changes.items() if self._kept.get(state) is not None}
+        self.write(kept)
+        target = into / HEAP_FILE
+        try:
+            into.mkdir(parents=True)
+            with target.open("wb") as file:
+                write_heap(file, self._snapshot(changes))
+        except OSError as error:
+            shutil.rmtree(into, ignore_errors=True)
+            raise UnavailableError(f"cannot write the snapshot {target}: {error}") from error
+        except BaseException:
+            shutil.rmtree(into, ignore_errors=True)
+            raise
+        return [LocalFile(HEAP_FILE, target, target.stat().st_size, shared=False)]
+
+    def _snapshot(self, changes: Changes) -> Iterator[tuple[str, Iterable[tuple[bytes, bytes]]]]:
+        size_bytes = 0
+        for state in sorted(self._kept):
+            kept = self._kept[state]
+            if kept is None:
+                entries = sorted((key, value) for key, value in changes.get(state, ()) if value is not None)
+            else:
+                entries = sorted(kept.items())
+            size_bytes += sum(len(key) + len(value) for key, value in entries)
+            self._check_limit(size_bytes)
+            yield state, entries
+        self._encoded_bytes = size_bytes
+
+    def metrics(self) -> dict[str, int]:
+        """Return the entries and bytes held here, and the state's encoded size when it was last measured."""
+        return {
+            "kept_entries_count": sum(map(len, self._all_kept())),
+            "kept_bytes": self._kept_bytes,
+            "encoded_bytes": self._encoded_bytes,
+        }
+
+    def close(self) -> None:
+        """Free everything in memory; files stay."""
+        self._kept = {}
+
+    def _entries(self, state: str) -> dict[bytes, bytes]:
+        if state not in self._kept:
+            raise KeyError(f"state '{state}' is not one of this backend's: {', '.join(sorted(self._kept)) or 'closed'}")
+        entries = self._kept[state]
+        if entries is None:
+            raise ValueError(f"state '{state}' was released: its entries are the caller's")
+        return entries
+
+    def _all_kept(self) -> list[dict[bytes, bytes]]:
+        return [entries for entries in self._kept.values() if entries is not None]
+
+    def _check_limit(self, size_bytes: int) -> None:
+        if self.limit_bytes is not None and size_bytes > self.limit_bytes:
+            raise StateLimitError(
+                f"state of this partition would be {size_bytes} bytes, the memory backend takes {self.limit_bytes}",
+                hint="raise memory_backend_limit, or use the filesystem or rocksdb backend",
+                size_bytes=size_bytes,
+                limit_bytes=self.limit_bytes,
+            )
+
+
+def _size(entries: dict[bytes, bytes]) -> int:
+    return sum(map(len, entries)) + sum(map(len, entries.values()))
+
+
+def _growth(kept: dict[bytes, bytes], entries: list[Entry]) -> int:
+    """Return by how many bytes the entries would make the state grow."""
+    size_bytes = 0
+    for key, value in entries:
+        old = kept.get(key)
+        size_bytes -= 0 if old is None else len(key) + len(old)
+        size_bytes += 0 if value is None else len(key) + len(value)
+    return size_bytes
+
+
+def _apply(kept: dict[bytes, bytes], entries: list[Entry]) -> None:
+    for key, value in entries:
+        if value is None:
+            kept.pop(key, None)
+        else:
+            kept[key] = value

@@ -1,0 +1,64 @@
+"""What a backend may use and how RocksDB is tuned. The figures behind the defaults: docs/design/0001-compaction.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from strandline.core.errors import ConfigurationError
+
+MIB = 1 << 20
+MIN_BLOCK_CACHE_BYTES = 1 * MIB
+MIN_WRITE_BUFFER_BYTES = 1 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """How much memory one backend may use: for blocks it has read, and for entries it has not yet flushed."""
+
+    block_cache_bytes: int
+    write_buffer_bytes: int
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("block_cache_bytes", MIN_BLOCK_CACHE_BYTES),
+            ("write_buffer_bytes", MIN_WRITE_BUFFER_BYTES),
+        ):
+            if getattr(self, name) < least:
+                raise ConfigurationError(
+                    f"memory budget of a backend: {name} is {getattr(self, name)}, expected at least {least}",
+                    hint="raise state_memory, or run fewer partitions on each machine",
+                )
+
+    @property
+    def memtable_bytes(self) -> int:
+        """Size at which a state's memtable is flushed: half the budget, so that one fills while one is flushed."""
+        return self.write_buffer_bytes // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How files are laid out and merged. A figure here is a trade of uploads, reads and disk space."""
+
+    style: Literal["universal", "level"] = "universal"
+    merge_trigger: int = 8
+    """Sorted runs (files of level 0, then levels) before merging is considered."""
+    size_ratio: int = 10
+    """Universal: a run joins a merge while it is at most this many percent larger than the newer runs together."""
+    min_merge_width: int = 2
+    max_merge_width: int = 0
+    """Universal: how many runs one merge takes; 0 is no limit."""
+    max_space_percent: int = 60
+    """Universal: garbage, in percent of the oldest run, at which everything is merged into one run."""
+    level_multiplier: int = 10
+    target_file_bytes: int = 128 * MIB
+    blob_min_bytes: int = 0
+    """Values of at least this size live in blob files; 0 puts none there."""
+    blob_gc_age: float = 0.25
+    blob_gc_force: float = 1.0
+    block_bytes: int = 4096
+    bloom_bits: int = 10
+    compression: Literal["none", "lz4"] = "lz4"
+
+
+DEFAULT_TUNING = Tuning()
