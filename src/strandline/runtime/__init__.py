@@ -1,0 +1,1 @@
+"""One operator partition, without Spark: tables of state, the task that runs the user's function, the keeper."""

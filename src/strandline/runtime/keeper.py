@@ -1,0 +1,359 @@
+"""The keeper: a long-lived process that owns one operator partition. Started by the first Spark task that needs it.
+
+    python -m strandline.runtime.keeper SOCKET STATE_DIR WATCHED_PID WATCHED_START
+
+The main thread runs epochs, one after the other. Each connection is read by a thread of its own, which answers polls
+and stops itself and hands epochs to the main thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import logging
+import os
+import queue
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+import pyarrow as pa
+
+from strandline.core import failpoints
+from strandline.core.errors import KeeperError, StrandlineError, UserCodeError, VersionMismatchError
+from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.runtime import protocol as p
+from strandline.runtime.opening import Opened, open_partition
+from strandline.runtime.program import Program
+from strandline.runtime.protocol import Ack, Begin, Connection, Failure, Instructions
+from strandline.runtime.watchdog import Watchdog, process_start
+
+log = logging.getLogger("strandline.keeper")
+
+_KEPT_IN_MEMORY_BYTES = 64 << 20
+_FIRST_LEASE_MS = 60_000
+_FULL_COLLECTION_S = 60.0
+
+
+class KeptOutput:
+    """The output of the last epoch, for a Spark task that is retried. Large output goes to a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY_BYTES, dir=directory)  # noqa: SIM115
+        self._sizes: list[int] = []
+
+    def add(self, frame: pa.Buffer) -> None:
+        """Keep one frame."""
+        self._file.write(frame)
+        self._sizes.append(frame.size)
+
+    def frames(self) -> Iterator[bytes]:
+        """Give the frames again."""
+        self._file.seek(0)
+        for size in self._sizes:
+            yield self._file.read(size)
+
+    def close(self) -> None:
+        """Let the output go."""
+        self._file.close()
+
+
+class Keeper:
+    """The process's state: nothing until the first conversation brings the program."""
+
+    def __init__(self, socket_path: Path, directory: Path, watched_pid: int, watched_start: str) -> None:
+        self._socket_path = socket_path
+        self._directory = directory
+        self._partition = Partition(int(directory.name.rpartition("-")[2]))
+        self._opened: Opened | None = None
+        self._program: Program | None = None
+        self._version = Epoch(0)
+        self._kept: KeptOutput | None = None
+        self._ack: Ack | None = None
+        self._restore_ms = 0.0
+        self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
+        self._serving: Connection | None = None
+        self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
+        self._lock_file: IO[str] | None = None
+        self._last_full_collection = time.monotonic()
+        self._collect_due = False
+
+    def run(self) -> None:
+        """Serve until the process ends."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._take_over()
+        listener = socket.socket(socket.AF_UNIX)
+        self._socket_path.unlink(missing_ok=True)
+        # Bound under another name first: whoever finds the socket can connect to it.
+        hidden = self._socket_path.with_suffix(".tmp")
+        hidden.unlink(missing_ok=True)
+        listener.bind(str(hidden))
+        listener.listen(16)
+        hidden.rename(self._socket_path)
+        self._watchdog.start()
+        threading.Thread(target=self._accept, args=(listener,), name="strandline-accept", daemon=True).start()
+        gc.disable()
+        while True:
+            try:
+                connection, kind, payload = self._work.get(timeout=0.05 if self._collect_due else None)
+            except queue.Empty:
+                self._collect_garbage()
+                continue
+            self._converse(connection, kind, payload)
+
+    # -- connections
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=self._receive, args=(Connection(sock),), daemon=True).start()
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP)
+            self._watchdog.renew()
+            if kind == p.STOP:
+                connection.send(p.ACK, self._make_ack())
+                connection.close()
+                forget = msgspec.msgpack.decode(payload, type=Instructions).forget
+                self._end("the job was stopped", clean=forget)
+            serving = self._serving
+            if kind == p.BEGIN and serving is not None:
+                # Spark runs the task again: the attempt before it is dead, though its connection may not know yet.
+                serving.close()
+            self._work.put((connection, kind, payload))
+        except (KeeperError, OSError):
+            connection.close()
+
+    def _converse(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
+        self._serving = connection if kind == p.BEGIN else None
+        try:
+            if kind == p.BEGIN:
+                self._begin(connection, msgspec.msgpack.decode(payload, type=Begin))
+            else:
+                self._poll(connection, msgspec.msgpack.decode(payload, type=Instructions))
+        except (KeeperError, OSError) as error:
+            log.warning("epoch given up at version %d: %s", self._version, error)
+        except StrandlineError as error:
+            self._say_failed(connection, error)
+        except Exception as error:
+            log.exception("internal error")
+            self._say_failed(connection, KeeperError(f"the keeper failed: {type(error).__name__}: {error}"))
+        finally:
+            self._serving = None
+            connection.close()
+            self._watchdog.renew()
+
+    def _say_failed(self, connection: Connection, error: StrandlineError) -> None:
+        log.error("%s", error)
+        try:
+            connection.send(p.FAILED, p.to_failure(error))
+        except OSError:
+            pass
+
+    # -- epochs
+
+    def _begin(self, connection: Connection, begin: Begin) -> None:
+        instructions = begin.instructions
+        if self._opened is None:
+            connection.send(p.NEED_PROGRAM)
+            _, payload = connection.expect(p.PROGRAM)
+            self._open(msgspec.msgpack.decode(payload, type=Program))
+        opened = self._checked(instructions)
+        epoch = Epoch(instructions.epoch)
+        if epoch == self._version and self._kept is not None and self._ack is not None:
+            self._replay(connection)
+            return
+        if epoch != self._version + 1:
+            raise VersionMismatchError(
+                f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
+                f"{self._version}, and epoch {epoch} was to be processed: it restarted, or missed an epoch",
+                operator=opened.program.uid,
+            )
+        self._heed(instructions)
+        opened.snapshots.raise_error()
+        connection.send(p.READY)
+        self._process(connection, opened, begin, epoch)
+
+    def _process(self, connection: Connection, opened: Opened, begin: Begin, epoch: Epoch) -> None:
+        started = time.perf_counter()
+        schema = pa.ipc.read_schema(pa.py_buffer(begin.schema))
+        task = opened.task
+        kept = KeptOutput(self._directory)
+        rows_in = rows_out = 0
+        task.begin(epoch)
+        try:
+            while True:
+                kind, payload = connection.expect(p.ROWS, p.END)
+                if kind == p.END:
+                    break
+                batch = pa.ipc.read_record_batch(payload, schema)
+                rows_in += batch.num_rows
+                output = task.process(batch)
+                if output is not None and output.num_rows:
+                    rows_out += output.num_rows
+                    frame = output.serialize()
+                    kept.add(frame)
+                    connection.send(p.OUTPUT, frame)
+                task.evict()
+                failpoints.hit("keeper.epoch.middle")
+            task.commit()
+        except BaseException:
+            # The state stays at the version before: whoever tries again starts from there.
+            task.abort()
+            kept.close()
+            raise
+        self._version = epoch
+        if self._kept is not None:
+            self._kept.close()
+        self._kept = kept
+        pause_ms = 0.0
+        if begin.instructions.trigger is not None:
+            pause_ms = opened.snapshots.trigger(begin.instructions.trigger)
+        failpoints.hit("keeper.applied")
+        self._ack = self._make_ack(
+            rows_in=rows_in,
+            rows_out=rows_out,
+            process_ms=round((time.perf_counter() - started) * 1000, 3),
+            pause_ms=round(pause_ms, 3),
+        )
+        connection.send(p.ACK, self._ack)
+        opened.snapshots.write_behind()
+        self._collect_due = True
+
+    def _replay(self, connection: Connection) -> None:
+        assert self._kept is not None
+        assert self._ack is not None
+        log.info("epoch %d is replayed", self._version)
+        connection.send(p.REPLAY)
+        for frame in self._kept.frames():
+            connection.send(p.OUTPUT, frame)
+        connection.send(p.ACK, self._ack)
+
+    def _poll(self, connection: Connection, instructions: Instructions) -> None:
+        """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
+        if self._opened is not None:
+            opened = self._checked(instructions)
+            self._heed(instructions)
+            if instructions.trigger is not None:
+                if instructions.epoch != self._version:
+                    raise VersionMismatchError(
+                        f"operator '{opened.program.uid}', partition {self._partition}: a checkpoint of epoch "
+                        f"{instructions.epoch} was asked for, and the keeper is at epoch {self._version}"
+                    )
+                opened.snapshots.trigger(instructions.trigger)
+        connection.send(p.ACK, self._make_ack())
+
+    def _checked(self, instructions: Instructions) -> Opened:
+        assert self._opened is not None
+        if instructions.generation != self._opened.program.generation:
+            raise VersionMismatchError(
+                f"operator '{self._opened.program.uid}', partition {self._partition}: the keeper belongs to generation "
+                f"{self._opened.program.generation} of the job, and generation {instructions.generation} asked"
+            )
+        return self._opened
+
+    def _heed(self, instructions: Instructions) -> None:
+        assert self._opened is not None
+        confirmed, pending = instructions.confirmed, instructions.pending
+        self._opened.snapshots.heed(
+            None if confirmed is None else CheckpointId(confirmed), None if pending is None else CheckpointId(pending)
+        )
+
+    def _make_ack(self, **figures: float) -> Ack:
+        opened = self._opened
+        return Ack(
+            uid=opened.program.uid if opened else "",
+            partition=self._partition,
+            epoch=self._version,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            restore_ms=round(self._restore_ms, 3),
+            reports=opened.snapshots.reports() if opened else [],
+            metrics=opened.task.metrics() if opened else {},
+            **figures,  # type: ignore[arg-type]
+        )
+
+    # -- life and death
+
+    def _open(self, program: Program) -> None:
+        started = time.perf_counter()
+        self._opened = open_partition(program, self._partition, self._directory)
+        self._program = program
+        self._version = Epoch(program.restore.epoch if program.restore else 0)
+        self._watchdog.lease_ms = program.lease_ms
+        self._restore_ms = (time.perf_counter() - started) * 1000
+        log.info("opened at epoch %d in %.0f ms", self._version, self._restore_ms)
+
+    def _take_over(self) -> None:
+        """End a keeper of the same partition that an earlier run left, and hold the partition."""
+        lock = (self._directory / "keeper.lock").open("a+")
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                lock.seek(0)
+                _kill_keeper(lock.read().split())
+                if time.monotonic() > deadline:
+                    raise KeeperError(f"{self._directory} is held by another process") from None
+                time.sleep(0.02)
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.getpid()} {process_start(os.getpid())}")
+        lock.flush()
+        self._lock_file = lock
+
+    def _end(self, reason: str, *, clean: bool = False) -> None:
+        log.info("ending: %s", reason)
+        self._socket_path.unlink(missing_ok=True)
+        if clean:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        else:
+            # Working state dies with its keeper; the copy of the last checkpoint speeds up the next one.
+            for path in self._directory.glob("db-*"):
+                shutil.rmtree(path, ignore_errors=True)
+        logging.shutdown()
+        os._exit(0)
+
+    def _collect_garbage(self) -> None:
+        """Between epochs, where it holds nobody up: a collection in the middle of one would walk the whole cache."""
+        self._collect_due = False
+        if time.monotonic() - self._last_full_collection > _FULL_COLLECTION_S:
+            gc.collect()
+            self._last_full_collection = time.monotonic()
+        else:
+            gc.collect(0)
+
+
+def _kill_keeper(identity: list[str]) -> None:
+    if len(identity) == 2 and process_start(int(identity[0])) == identity[1]:
+        try:
+            os.kill(int(identity[0]), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def main() -> None:
+    """Run a keeper until it is not needed any more."""
+    socket_path, directory, watched_pid, watched_start = sys.argv[1:5]
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
+    )
+    failpoints.arm_from_environment()
+    # A keyboard interrupt is for the driver; the keeper ends when its executor does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Where things lie on a machine: sockets, working state, local recovery copies and logs of a job's keepers."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import CheckpointId, Generation, Partition
+
+_SOCKET_PATH_BYTES = 107
+
+
+@dataclass(frozen=True)
+class Places:
+    """All local paths of one job. Two jobs share none, nor do two checkpoint directories."""
+
+    local_dir: Path
+    store_url: str
+    job: str
+
+    @property
+    def root(self) -> Path:
+        """The job's own directory; removed when the job is stopped."""
+        identity = hashlib.sha256(f"{self.store_url}\n{self.job}".encode()).hexdigest()[:12]
+        return self.local_dir / identity
+
+    @property
+    def logs(self) -> Path:
+        """The job's keeper logs; they outlive the job."""
+        return self.local_dir / "logs" / _safe(self.job)
+
+    def socket(self, uid: str, partition: Partition, generation: Generation) -> Path:
+        """Where a keeper of this run listens."""
+        path = self.root / f"{_short(uid)}-{partition}-{generation}.sock"
+        if len(str(path).encode()) > _SOCKET_PATH_BYTES:
+            raise ConfigurationError(
+                f"local_dir {self.local_dir} is too long: the socket {path} would have {len(str(path))} characters, "
+                f"and the system allows {_SOCKET_PATH_BYTES}",
+                hint="give a shorter local_dir in Settings",
+            )
+        return path
+
+    def state(self, uid: str, partition: Partition) -> Path:
+        """The directory of one operator partition."""
+        return self.root / f"{_safe(uid)}-{_short(uid)}-{partition}"
+
+    def log(self, uid: str, partition: Partition) -> Path:
+        """The log file of one operator partition's keepers."""
+        return self.logs / f"{_safe(uid)}-{partition}.log"
+
+    def make(self) -> None:
+        """Create the directories, closed to others."""
+        for directory in (self.local_dir, self.root, self.logs):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Remove everything but the logs."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def local_copy(state_dir: Path, checkpoint: CheckpointId) -> Path:
+    """Return where a partition keeps its hard-linked copy of a checkpoint's files."""
+    return state_dir / f"chk-{checkpoint}"
+
+
+def local_copies(state_dir: Path) -> Iterator[tuple[CheckpointId, Path]]:
+    """Yield the copies that are there."""
+    for path in state_dir.glob("chk-*"):
+        number = path.name.removeprefix("chk-")
+        if number.isdigit():
+            yield CheckpointId(int(number)), path
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:40]
+
+
+def _short(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:6]

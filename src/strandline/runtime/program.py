@@ -1,0 +1,113 @@
+"""What a keeper must be told once to run an operator partition: the program, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
+from strandline.core.errors import ConfigurationError
+from strandline.core.settings import BackendName
+from strandline.format.manifest import FileRef, Mode, StateInfo
+from strandline.format.types import parse_schema, parse_type
+
+Process = KeyedProcess | KeyedBatchProcess
+
+
+class Restore(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run started from: a checkpoint, and each partition's files in it."""
+
+    checkpoint: int
+    epoch: int
+    files: dict[int, list[FileRef]]
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """One keyed operator of one run of a job. `process` is the pickled user function; it never reaches a disk."""
+
+    job: str
+    generation: int
+    uid: str
+    name: str
+    process: bytes
+    key_columns: list[str]
+    input_schema: str
+    output_schema: str
+    parallelism: int
+    max_parallelism: int
+    backend: BackendName
+    mode: Mode
+    store_url: str
+    store_options: dict[str, str] = {}
+    partition_memory_bytes: int
+    limit_bytes: int
+    lease_ms: int
+    restore: Restore | None = None
+
+
+def pickle_process(process: Process, uid: str) -> bytes:
+    """Pickle the user's function for the keepers; classes of the main script travel by value."""
+    try:
+        return bytes(cloudpickle.dumps(process))
+    except Exception as error:
+        raise ConfigurationError(
+            f"operator '{uid}': {type(process).__name__} cannot be shipped to other processes: {error}",
+            hint="keep connections, locks and open files out of __init__ and class attributes; make them in open()",
+        ) from error
+
+
+def state_infos(process: Process) -> list[StateInfo]:
+    """Return the declared states as they are written into manifests, with canonical types."""
+    found = []
+    for name, state in declared_states(type(process)).items():
+        check_state(process, name, state)
+        value_type = parse_type(state.value_type).ddl
+        key_type = parse_type(state.key_type).ddl if isinstance(state, Map) else ""
+        found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type))
+    return found
+
+
+def check_state(process: Process, name: str, state: State) -> None:
+    """Refuse a declaration that cannot work, naming class and attribute."""
+    where = f"state '{name}' of {type(process).__name__}"
+    if isinstance(process, KeyedBatchProcess) and not isinstance(state, Value):
+        raise ConfigurationError(
+            f"{where} is a {type(state).__name__}, but a KeyedBatchProcess can only have Value states",
+            hint="use Value with a struct, or write the function as a KeyedProcess",
+        )
+    if not isinstance(state, Value | List | Map | Reducing | Aggregating):
+        raise ConfigurationError(f"{where} is a {type(state).__name__}, not a state that this release knows")
+    try:
+        parse_type(state.value_type)
+        if isinstance(state, Map):
+            parse_type(state.key_type)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
+
+
+def check_process(process: Any, uid: str) -> None:
+    """Refuse what is no process function."""
+    if isinstance(process, type):
+        raise ConfigurationError(
+            f"operator '{uid}': process() was given the class {process.__name__}, expected an instance",
+            hint=f"write process({process.__name__}(), …)",
+        )
+    if not isinstance(process, KeyedProcess | KeyedBatchProcess):
+        raise ConfigurationError(
+            f"operator '{uid}': process() was given a {type(process).__name__}, expected a KeyedProcess or a "
+            "KeyedBatchProcess",
+            hint="derive your class from strandline.KeyedProcess",
+        )
+    method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
+    if getattr(type(process), method) is getattr(base, method):
+        raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+
+
+def key_schema(program_input: str, key_columns: list[str]) -> str:
+    """Return the DDL of the key columns, as it stands in manifests."""
+    schema = parse_schema(program_input)
+    by_name = {field.name: field for field in schema.fields}
+    return ", ".join(f"`{name}` {by_name[name].type.ddl}" for name in key_columns)

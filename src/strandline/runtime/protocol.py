@@ -1,0 +1,168 @@
+"""What a Spark task and a keeper say to each other over a Unix socket: frames of a kind and a payload.
+
+A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. Instead of READY a
+keeper that has applied the epoch already says REPLAY, and sends the kept output and ack. A keeper that cannot go on
+says FAILED at any time. Rows flow both ways at once. Control conversations are one POLL or STOP and one ACK.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from strandline.core import errors
+from strandline.core.errors import KeeperError, StrandlineError
+from strandline.format.manifest import Mode, PartitionInfo
+
+_HEADER = struct.Struct("<BQ")
+_SOCKET_BUFFER_BYTES = 4 << 20
+
+BEGIN: Final = 1
+NEED_PROGRAM: Final = 2
+PROGRAM: Final = 3
+READY: Final = 4
+REPLAY: Final = 5
+ROWS: Final = 6
+END: Final = 7
+OUTPUT: Final = 8
+ACK: Final = 9
+FAILED: Final = 10
+POLL: Final = 11
+STOP: Final = 12
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """Take checkpoint `checkpoint` once the epoch is applied."""
+
+    checkpoint: int
+    mode: Mode
+
+
+class Instructions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver tells keepers with every epoch and poll."""
+
+    generation: int
+    epoch: int
+    """The epoch to process; in a poll, the epoch the keeper is expected to have applied."""
+    trigger: Trigger | None = None
+    confirmed: int | None = None
+    """The newest published checkpoint of this run."""
+    pending: int | None = None
+    """The checkpoint that is being taken; uploads for any other are given up."""
+    forget: bool = False
+    """When stopping: remove the local copies too, because the job will not be restored on this machine soon."""
+
+
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
+    """The start of an epoch's conversation."""
+
+    instructions: Instructions
+    schema: bytes
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """How a partition's snapshot for a checkpoint ended."""
+
+    checkpoint: int
+    info: PartitionInfo | None = None
+    failure: str = ""
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    """What a keeper tells the driver after an epoch or a poll."""
+
+    uid: str
+    partition: int
+    epoch: int
+    pid: int
+    host: str
+    attempt: str = ""
+    rows_in: int = 0
+    rows_out: int = 0
+    process_ms: float = 0.0
+    pause_ms: float = 0.0
+    """How long a checkpoint's synchronous part held the epoch up."""
+    restore_ms: float = 0.0
+    reports: list[Report] = []
+    metrics: dict[str, int] = {}
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """An error on its way to the driver."""
+
+    kind: str
+    message: str
+    hint: str = ""
+    fields: dict[str, Any] = {}
+
+
+def to_failure(error: StrandlineError) -> Failure:
+    """Make an error fit for sending."""
+    fields = {name: v if isinstance(v, int | float | str | None) else repr(v) for name, v in error.fields.items()}
+    return Failure(kind=type(error).__name__, message=error.message, hint=error.hint, fields=fields)
+
+
+def from_failure(failure: Failure) -> StrandlineError:
+    """Make the error again on the other side."""
+    kind = getattr(errors, failure.kind, StrandlineError)
+    error: StrandlineError = kind(failure.message, hint=failure.hint, **failure.fields)
+    return error
+
+
+class Connection:
+    """A framed, buffered Unix-socket connection. One thread may send while another receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+        self._sock = sock
+
+    def send(self, kind: int, payload: Any = b"") -> None:
+        """Send one frame; `payload` is bytes, a buffer or a message."""
+        data = memoryview(msgspec.msgpack.encode(payload) if isinstance(payload, msgspec.Struct) else payload)
+        header = _HEADER.pack(kind, data.nbytes)
+        if data.nbytes < 65536:
+            self._sock.sendall(header + bytes(data))
+        else:
+            self._sock.sendall(header)
+            self._sock.sendall(data)
+
+    def receive(self) -> tuple[int, pa.Buffer]:
+        """Receive one frame; raise KeeperError when the other side has gone."""
+        kind, length = _HEADER.unpack(self._exactly(_HEADER.size))
+        return kind, self._exactly(length)
+
+    def expect(self, *kinds: int) -> tuple[int, pa.Buffer]:
+        """Receive a frame of one of these kinds; raise the error that a FAILED frame carries."""
+        kind, payload = self.receive()
+        if kind == FAILED:
+            raise from_failure(msgspec.msgpack.decode(payload, type=Failure))
+        if kind not in kinds:
+            raise KeeperError(f"frame {kind} was received, expected one of {kinds}: the two sides do not fit together")
+        return kind, payload
+
+    def close(self) -> None:
+        """Close at once, whatever is under way."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+    def _exactly(self, length: int) -> pa.Buffer:
+        buffer = pa.allocate_buffer(length)
+        view = memoryview(buffer).cast("B") if length else memoryview(b"")
+        at = 0
+        while at < length:
+            try:
+                got = self._sock.recv_into(view[at:])
+            except OSError as error:
+                raise KeeperError(f"the connection broke: {error}") from error
+            if not got:
+                raise KeeperError("the connection was closed in the middle of an epoch")
+            at += got
+        return buffer

@@ -1,0 +1,170 @@
+"""A declared state's live objects, over a backend: cached across epochs, undone on abort, written behind.
+
+Every table keeps the same four things. `live` is what the user's function reads and writes. `undo` holds, for each
+key written in this epoch, the value before: abort puts it back. `dirty` holds what committed epochs wrote and the
+backend does not have yet; freezing it is a swap, so a checkpoint's synchronous part costs next to nothing. `inflight`
+holds frozen changes while a background thread writes them. A key that is not live is looked for in dirty, in
+inflight from new to old, among the objects evicted last, and then in the backend.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from strandline.backends.base import Backend, Entry
+
+_DICT_SLOT_BYTES = 100
+_SAMPLE = 16
+
+
+class Table:
+    """One value a key. Keys and values are what the codecs make of them; the vectorised form has bytes for both."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: Backend,
+        encode_keys: Callable[[Sequence[Any]], list[bytes]],
+        encode_values: Callable[[Sequence[Any]], list[bytes]],
+        decode_values: Callable[[Sequence[bytes | None]], list[Any]],
+        cache_bytes: int,
+    ) -> None:
+        self.name = name
+        self.live: dict[Any, Any] = {}
+        self.undo: dict[Any, Any] = {}
+        self.dirty: dict[Any, Any] = {}
+        self.inflight: list[dict[Any, Any]] = []
+        self._evicted: dict[Any, Any] = {}
+        self._backend = backend
+        self._encode_keys = encode_keys
+        self._encode_values = encode_values
+        self._decode_values = decode_values
+        self._cache_bytes = cache_bytes
+        self._entry_bytes = 0.0
+        self.hits = 0
+        self.misses = 0
+
+    def load(self, keys: Iterable[Any]) -> None:
+        """Make every key live, reading from the backend in one go what nothing in memory has."""
+        wanted = keys if isinstance(keys, set) else set(keys)
+        missing = wanted.difference(self.live)
+        self.hits += len(wanted) - len(missing)
+        if not missing:
+            return
+        # New before old: the first layer that has a key has its newest value.
+        for layer in (self.dirty, *self.inflight[::-1], self._evicted):
+            if layer:
+                found = missing.intersection(layer)
+                self.live.update((key, layer[key]) for key in found)
+                missing -= found
+        if not missing:
+            return
+        if self._backend.keeps_all:
+            self.live.update(dict.fromkeys(missing))
+            return
+        self.misses += len(missing)
+        absent = list(missing)
+        stored = self._backend.get_many(self.name, self._encode_keys(absent))
+        self.live.update(zip(absent, self._decode_values(stored), strict=True))
+
+    def commit(self) -> None:
+        """Keep this epoch's writes."""
+        live = self.live
+        self.dirty.update((key, live[key]) for key in self.undo)
+        self.undo.clear()
+
+    def abort(self) -> None:
+        """Forget this epoch's writes."""
+        self.live.update(self.undo)
+        self.undo.clear()
+
+    def changed(self) -> Iterator[Entry]:
+        """Encode what this epoch wrote so far."""
+        return self._encode({key: self.live[key] for key in self.undo})
+
+    def freeze(self) -> Callable[[], Iterator[Entry]]:
+        """Take what the backend must be given for a snapshot; later writes do not show in it.
+
+        The result is called in a background thread, and `release` in the end.
+        """
+        if self._backend.keeps_all:
+            self.dirty = {}
+            everything = dict(self.live)
+            return lambda: self._encode(everything, with_absent=False)
+        frozen, self.dirty = self.dirty, {}
+        self.inflight.append(frozen)
+        return lambda: self._encode(frozen)
+
+    def release(self) -> None:
+        """The oldest frozen changes are in the backend now."""
+        if not self._backend.keeps_all:
+            self.inflight.pop(0)
+
+    def adopt(self, entries: Iterable[tuple[Any, bytes]]) -> None:
+        """Take over the entries of a backend that keeps nothing itself; keys are already decoded."""
+        keys, values = [], []
+        for key, value in entries:
+            keys.append(key)
+            values.append(value)
+        self.live.update(zip(keys, self._decode_values(values), strict=True))
+
+    def evict(self) -> None:
+        """Let go of objects beyond the budget: a key not used for two generations goes.
+
+        The dicts themselves stay the same objects: handles hold on to them.
+        """
+        if self._backend.keeps_all or not self.live:
+            return
+        self._measure()
+        if len(self.live) * self._entry_bytes > self._cache_bytes / 2:
+            self._evicted = dict(self.live)
+            self.live.clear()
+            self.live.update((key, self._evicted[key]) for key in self.undo)
+
+    def retained_keys(self) -> Iterator[Iterable[Any]]:
+        """Yield the groups of keys whose key groups are still needed for writing."""
+        yield self.dirty
+        yield from self.inflight
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory the unwritten changes hold on to."""
+        return int(len(self.dirty) * (self._entry_bytes or 200.0))
+
+    @property
+    def cached_bytes(self) -> int:
+        """About how much memory the cached objects take."""
+        return int((len(self.live) + len(self._evicted)) * self._entry_bytes)
+
+    def _measure(self) -> None:
+        sampled = [k for k, _ in zip(self.live, range(_SAMPLE), strict=False)]
+        sampled += [k for k, _ in zip(reversed(self.live), range(_SAMPLE), strict=False)]
+        size = sum(deep_size(k) + deep_size(self.live[k]) for k in sampled) / len(sampled) + _DICT_SLOT_BYTES
+        self._entry_bytes = size if not self._entry_bytes else 0.8 * self._entry_bytes + 0.2 * size
+
+    def _encode(self, changes: dict[Any, Any], *, with_absent: bool = True) -> Iterator[Entry]:
+        gone = [key for key, value in changes.items() if value is None]
+        if gone:
+            changes = {key: value for key, value in changes.items() if value is not None}
+            if with_absent:
+                yield from ((key, None) for key in self._encode_keys(gone))
+        keys = list(changes)
+        # Piece by piece: encoding a large table at once would double its memory and hold the interpreter for long.
+        for start in range(0, len(keys), 4096):
+            some = keys[start : start + 4096]
+            yield from zip(
+                self._encode_keys(some), self._encode_values([changes[key] for key in some]), strict=True
+            )
+
+
+def deep_size(value: Any) -> int:
+    """Return about how many bytes an object takes, its elements included."""
+    size = sys.getsizeof(value, 64)
+    if isinstance(value, tuple | list):
+        size += sum(map(deep_size, value[:_SAMPLE])) * max(1, len(value) // _SAMPLE)
+    elif isinstance(value, dict):
+        some = [deep_size(k) + deep_size(v) for (k, v), _ in zip(value.items(), range(_SAMPLE), strict=False)]
+        size += sum(some) * max(1, len(value) // _SAMPLE)
+    return size

@@ -1,0 +1,303 @@
+"""One operator partition at work: batches of events in, batches of output out, state in between."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.states import List, Map, State, declared_states
+from strandline.backends.base import Backend, Changes, Entry
+from strandline.core.errors import NullKeyError, StateLimitError, StrandlineError, UserCodeError
+from strandline.core.ids import Epoch, Partition
+from strandline.format.columns import to_python
+from strandline.format.keys import KeyCodec
+from strandline.format.records import record_type
+from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
+from strandline.format.values import ValueCodec
+from strandline.runtime.handles import ListHandle, MapHandle, Scope, value_handle
+from strandline.runtime.maptable import MapTable
+from strandline.runtime.outputs import OutputBuilder
+from strandline.runtime.program import Process, Program
+from strandline.runtime.table import Table
+from strandline.runtime.vectors import BatchKeys, VectorValueHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """State as it was at one epoch, to be encoded in a background thread and then released."""
+
+    states: dict[str, Callable[[], Iterator[Entry]]]
+    release: Callable[[], None]
+
+    def changes(self) -> Changes:
+        """Encode, lazily."""
+        return {name: encode() for name, encode in self.states.items()}
+
+
+class Task:
+    """The user's function bound to the state of one partition. One thread at a time."""
+
+    def __init__(
+        self, program: Program, process: Process, partition: Partition, backend: Backend, cache_bytes: int
+    ) -> None:
+        self._program = program
+        self._backend = backend
+        self._schema = parse_schema(program.input_schema)
+        names = list(self._schema.names)
+        self._key_at = [names.index(column) for column in program.key_columns]
+        self._key_types = [self._schema.fields[i].type for i in self._key_at]
+        self._make_event = record_type(names)._make
+        self._keys = KeyCodec(self._key_types)
+        self._groups: dict[Any, int] = {}
+        self._outputs = OutputBuilder(program.uid, parse_schema(program.output_schema))
+        self.scope = Scope(program.uid, partition)
+        self._process = process
+        self._vectorised = isinstance(self._process, KeyedBatchProcess)
+        states = declared_states(type(self._process))
+        self._tables: dict[str, Table] = {}
+        self._maps: dict[str, MapTable] = {}
+        for name, state in states.items():
+            vars(self._process)[name] = self._bind(name, state, cache_bytes // max(1, len(states)))
+        self._sizes: dict[tuple[str, bytes], int] = {}
+        self._size = 0
+        if backend.keeps_all:
+            self._adopt()
+        self._run_user(self._process.open, "open")
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The Arrow schema of what `process` gives."""
+        return self._outputs.schema
+
+    def begin(self, epoch: Epoch) -> None:
+        """Start an epoch."""
+        self.scope.epoch = epoch
+
+    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Run the user's function on a batch: the key group, then the event's columns. Return its output, if any."""
+        if batch.num_rows == 0:
+            return None
+        groups, columns = batch.column(0), batch.columns[1:]
+        self._refuse_null_keys(columns)
+        return self._process_batch(groups, columns, batch) if self._vectorised else self._process_events(groups, columns)
+
+    def commit(self) -> None:
+        """Keep what the epoch wrote; raise StateLimitError, with nothing applied, if that is too much."""
+        if self._backend.limit_bytes is not None:
+            self._check_limit(self._backend.limit_bytes)
+        for table in self._all():
+            table.commit()
+        self.evict()
+
+    def abort(self) -> None:
+        """Forget what the epoch wrote."""
+        for table in self._all():
+            table.abort()
+
+    def evict(self) -> None:
+        """Keep the caches within their budget."""
+        for table in self._all():
+            table.evict()
+        if not self._backend.keeps_all and len(self._groups) > 200_000 + 2 * self._retained():
+            groups = self._groups
+            self._groups = {
+                key: groups[key] for table in self._all() for layer in table.retained_keys() for key in list(layer)
+            }
+
+    def freeze(self) -> Frozen:
+        """Take the committed state for a snapshot, at once; writing it is the background's work."""
+        tables = self._all()
+        states = {table.name: table.freeze() for table in tables}
+
+        def release() -> None:
+            for table in tables:
+                table.release()
+
+        return Frozen(states, release)
+
+    def close(self) -> None:
+        """Let the user's function end."""
+        self._run_user(self._process.close, "close")
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory changes hold on to that the backend does not have yet."""
+        return sum(table.dirty_bytes for table in self._all())
+
+    def metrics(self) -> dict[str, int]:
+        """Return figures for people to look at."""
+        tables = self._all()
+        return {
+            "cached_bytes": sum(table.cached_bytes for table in tables),
+            "cache_hits": sum(table.hits for table in tables),
+            "cache_misses": sum(table.misses for table in tables),
+            **self._backend.metrics(),
+        }
+
+    # -- binding
+
+    def _bind(self, name: str, state: State, cache_bytes: int) -> Any:
+        element = parse_type(state.value_type)
+        if isinstance(state, Map | List):
+            sub_type: DataType = parse_type(state.key_type) if isinstance(state, Map) else LongType()
+            sub = KeyCodec([sub_type])
+            stored = ValueCodec(element if isinstance(state, Map) else ArrayType(element))
+            table = MapTable(
+                name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, stored, cache_bytes
+            )
+            self._maps[name] = table
+            if isinstance(state, Map):
+                return MapHandle(self.scope, table, ValueCodec(sub_type), stored, name)
+            return ListHandle(self.scope, table, ValueCodec(element), name)
+        codec = ValueCodec(element)
+        if self._vectorised:
+            values = Table(name, self._backend, list, list, list, cache_bytes)
+            self._tables[name] = values
+            return VectorValueHandle(
+                self.scope, values, codec, name, state.value_type, getattr(state, "default", None)
+            )
+        values = Table(name, self._backend, self._encode_keys, codec.encode_many, codec.decode_many, cache_bytes)
+        self._tables[name] = values
+        return value_handle(self.scope, values, codec, name, state)
+
+    def _adopt(self) -> None:
+        for name, table in self._tables.items():
+            stored = self._watched(name)
+            if self._vectorised:
+                table.adopt(stored)
+            else:
+                table.adopt((self._remember(entry)[0], value) for entry, value in stored)
+        for name, cells in self._maps.items():
+            sub = KeyCodec([LongType()]) if self._kind(name) is List else KeyCodec([self._sub_type(name)])
+            for entry, value in self._watched(name):
+                key, end = self._remember(entry)
+                cells.adopt([(key, sub.decode_sub(entry, end), value)])
+        self._backend.forget()
+
+    def _kind(self, name: str) -> type[State]:
+        return type(declared_states(type(self._process))[name])
+
+    def _sub_type(self, name: str) -> DataType:
+        return parse_type(declared_states(type(self._process))[name].key_type)
+
+    def _watched(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        for entry, value in self._backend.scan(name):
+            if self._backend.limit_bytes is not None:
+                self._sizes[name, entry] = len(entry) + len(value)
+                self._size += len(entry) + len(value)
+            yield entry, value
+
+    def _remember(self, entry: bytes) -> tuple[Any, int]:
+        group, key, end = self._keys.decode(entry)
+        self._groups[key] = group
+        return key, end
+
+    def _encode_key(self, key: Any) -> bytes:
+        return self._keys.encode(self._groups[key], key)
+
+    def _encode_keys(self, keys: Sequence[Any]) -> list[bytes]:
+        return self._keys.encode_many(list(map(self._groups.__getitem__, keys)), keys)
+
+    def _all(self) -> list[Table | MapTable]:
+        return [*self._tables.values(), *self._maps.values()]
+
+    def _retained(self) -> int:
+        return sum(len(list(layer)) for table in self._all() for layer in table.retained_keys())
+
+    # -- processing
+
+    def _process_events(self, groups: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch | None:
+        values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
+        at = self._key_at
+        keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
+        self._groups.update(zip(keys, groups.to_pylist(), strict=True))
+        distinct = set(keys)
+        for table in self._tables.values():
+            table.load(distinct)
+        rows: list[Any] = []
+        event = key = None
+        # The hot loop: nothing in here that is not needed for every event.
+        extend, scope, on_event = rows.extend, self.scope, self._on_event
+        try:
+            for key, event in zip(keys, map(self._make_event, zip(*values, strict=True)), strict=True):
+                scope.key = key
+                out = on_event(event, scope)
+                if out is not None:
+                    extend(out)
+        except Exception as error:
+            raise self._user_error(error, "on_event", key, event) from error
+        return self._outputs.from_rows(rows) if rows else None
+
+    @property
+    def _on_event(self) -> Callable[[Any, Any], Any]:
+        assert isinstance(self._process, KeyedProcess)
+        return self._process.on_event
+
+    def _process_batch(
+        self, groups: pa.Array, columns: Sequence[pa.Array], batch: pa.RecordBatch
+    ) -> pa.RecordBatch | None:
+        assert isinstance(self._process, KeyedBatchProcess)
+        self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self._keys)
+        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[1:])
+        try:
+            result = self._process.on_batch(events, self.scope)
+        except Exception as error:
+            raise self._user_error(error, "on_batch", None, None) from error
+        return self._outputs.from_arrow(result)
+
+    def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:
+        for at in self._key_at:
+            if columns[at].null_count:
+                row = columns[at].is_null().index(True).as_py()
+                values = [to_python(c.slice(row, 1), f.type)[0] for c, f in zip(columns, self._schema.fields, strict=True)]
+                raise NullKeyError(
+                    f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
+                    f"{self._make_event(values)!r}",
+                    hint="drop such events before key_by, for example with where(\"key is not null\"), or give them a key",
+                    operator=self._program.uid,
+                )
+
+    def _user_error(self, error: Exception, method: str, key: Any, event: Any) -> StrandlineError:
+        # The first frame is ours; what comes after it is the user's.
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        where = f" for key {key!r}, in the event {event!r}" if event is not None else ""
+        kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
+        said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
+        return kind(
+            f"operator '{self._program.uid}': {method} of {type(self._process).__name__} raised{where}: {said}\n{text}",
+            hint=getattr(error, "hint", "") or "fix the function and start the job again: it goes on from its last checkpoint",
+            operator=self._program.uid,
+            key=repr(key),
+            event=repr(event),
+            traceback=text,
+        )
+
+    def _run_user(self, method: Callable[[], None], name: str) -> None:
+        try:
+            method()
+        except Exception as error:
+            raise self._user_error(error, name, None, None) from error
+
+    def _check_limit(self, limit: int) -> None:
+        changed: dict[tuple[str, bytes], int] = {}
+        for table in self._all():
+            for entry, value in table.changed():
+                changed[table.name, entry] = 0 if value is None else len(entry) + len(value)
+        size = self._size + sum(new - self._sizes.get(at, 0) for at, new in changed.items())
+        if size > limit:
+            raise StateLimitError(
+                f"operator '{self._program.uid}', partition {self.scope.partition}: state would grow to {size} bytes, "
+                f"and the memory backend's limit is {limit} bytes",
+                hint="use backend='rocksdb' for large state, or raise memory_backend_limit in Settings",
+                operator=self._program.uid,
+                size_bytes=size,
+                limit_bytes=limit,
+            )
+        self._size = size
+        self._sizes.update(changed)

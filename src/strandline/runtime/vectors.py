@@ -1,0 +1,101 @@
+"""Keys and value handles of vectorised process functions: whole columns in, whole columns out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import StateTypeError
+from strandline.format.columns import to_arrow_type
+from strandline.format.keys import KeyCodec
+from strandline.format.types import parse_type
+from strandline.format.values import ValueCodec
+from strandline.runtime.handles import Scope
+from strandline.runtime.table import Table
+
+
+class BatchKeys:
+    """The keys of a batch's rows. Encoded bytes are made once, when first needed."""
+
+    def __init__(self, columns: Sequence[pa.Array], groups: pa.Array, codec: KeyCodec) -> None:
+        self._columns = list(columns)
+        self._groups = groups
+        self._codec = codec
+        self._encoded: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def columns(self) -> Sequence[pa.Array]:
+        """The key columns."""
+        return self._columns
+
+    @property
+    def encoded(self) -> list[bytes]:
+        """Each key's bytes, key group first."""
+        if self._encoded is None:
+            self._encoded = self._codec.encode_arrow(self._groups, self._columns)
+        return self._encoded
+
+    def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
+        """Return the distinct keys, and for each row the index of its key among them."""
+        column = self._columns[0] if len(self._columns) == 1 else pa.array(self.encoded, pa.binary())
+        coded = column.dictionary_encode()
+        row_of = coded.indices.to_numpy(zero_copy_only=False)
+        first = np.empty(len(coded.dictionary), dtype=np.int64)
+        # Written back to front, so that each key's first row is what stays.
+        first[row_of[::-1]] = np.arange(len(row_of) - 1, -1, -1)
+        return self.take(first), row_of
+
+    def take(self, indices: Any) -> BatchKeys:
+        """Return the keys at these rows."""
+        chosen = pa.array(indices)
+        return BatchKeys([c.take(chosen) for c in self._columns], self._groups.take(chosen), self._codec)
+
+
+class VectorValueHandle:
+    """A value state of a vectorised function: `get_many` and `put_many` on the keys of a batch."""
+
+    def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, value_type: str, default: Any) -> None:
+        self._scope = scope
+        self._table = table
+        self._codec = codec
+        self._name = name
+        self._arrow_type = to_arrow_type(parse_type(value_type))
+        self._default = None if default is None else pa.scalar(default, type=self._arrow_type)
+
+    def get_many(self, keys: BatchKeys) -> pa.Array:
+        """Return the value of each key, in order; the default, or null, where there is none."""
+        encoded = keys.encoded
+        self._table.load(encoded)
+        values = self._codec.decode_arrow(list(map(self._table.live.__getitem__, encoded)))
+        return values if self._default is None else values.fill_null(self._default)
+
+    def put_many(self, keys: BatchKeys, values: pa.Array) -> None:
+        """Set the value of each key; null clears it. Of equal keys the last one counts."""
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if len(values) != len(keys):
+            raise self._error(f"put_many got {len(values)} values for {len(keys)} keys")
+        if values.type != self._arrow_type:
+            try:
+                values = values.cast(self._arrow_type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise self._error(f"put_many got {values.type}, expected {self._arrow_type}: {error}") from None
+        encoded = keys.encoded
+        live, undo = self._table.live, self._table.undo
+        self._table.load(encoded)
+        fresh = set(encoded).difference(undo)
+        undo.update((key, live[key]) for key in fresh)
+        stored: list[bytes | None] = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
+        if values.null_count:
+            given = iter(stored)
+            stored = [next(given) if valid else None for valid in values.is_valid().to_pylist()]
+        live.update(zip(encoded, stored, strict=True))
+
+    def _error(self, message: str) -> StateTypeError:
+        return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}")

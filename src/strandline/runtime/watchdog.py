@@ -1,0 +1,65 @@
+"""Ends a keeper that nobody needs: when its executor dies, or when its lease runs out."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_LOOK_MS = 500
+
+
+def process_start(pid: int) -> str:
+    """Return when a process started, in the kernel's words: with the pid, that names it for good. Empty if gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+class Watchdog:
+    """Watches one process and one lease in a thread of its own."""
+
+    def __init__(self, pid: int, started: str, lease_ms: int, end: Callable[[str], None]) -> None:
+        self._pid = pid
+        self._started = started
+        self.lease_ms = lease_ms
+        self._end = end
+        self._asked = time.monotonic()
+        self._busy = 0
+
+    def start(self) -> None:
+        """Begin watching."""
+        threading.Thread(target=self._watch, name="strandline-watchdog", daemon=True).start()
+
+    def renew(self) -> None:
+        """Somebody asked: the lease begins anew."""
+        self._asked = time.monotonic()
+
+    def _watch(self) -> None:
+        # Opened before the start time is compared: a pid that was given to another process is not taken for ours.
+        try:
+            fd = os.pidfd_open(self._pid)
+        except (OSError, AttributeError):
+            fd = -1
+        if process_start(self._pid) != self._started:
+            self._end("its executor is gone")
+            return
+        poll = select.poll()
+        if fd >= 0:
+            poll.register(fd, select.POLLIN)
+        while True:
+            if fd >= 0:
+                gone = bool(poll.poll(_LOOK_MS))
+            else:
+                time.sleep(_LOOK_MS / 1000)
+                gone = process_start(self._pid) != self._started
+            if gone:
+                self._end("its executor is gone")
+                return
+            if (time.monotonic() - self._asked) * 1000 > self.lease_ms:
+                self._end("nobody asked for it within its lease")
+                return

@@ -1,0 +1,1 @@
+"""The data pipeline on Spark: streams, jobs, sinks. The only layer that imports pyspark."""

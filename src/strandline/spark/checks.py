@@ -1,0 +1,102 @@
+"""What is refused before anything starts: sessions and sources that cannot work, each with what to do instead."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from strandline.core.errors import ConfigurationError
+
+_STATEFUL = {
+    "Aggregate": "an aggregation",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Distinct": "distinct",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPySpark": "transformWithState",
+    "TransformWithStateInPandas": "transformWithStateInPandas",
+    "GlobalLimit": "limit",
+    "LocalLimit": "limit",
+    "SessionWindow": "a session window",
+}
+_OLDEST_JAVA = 17
+
+
+def check_session(spark: Any) -> None:
+    """Refuse sessions that cannot run keepers."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigurationError(
+            "this is a Spark Connect session, which Strandline does not support: it needs the driver's own JVM",
+            hint="make a classic session: strandline.session(), or SparkSession.builder.master(…) without remote(…)",
+        )
+    if not isinstance(spark, SparkSession):
+        raise ConfigurationError(f"start() was given {spark!r}, expected a SparkSession")
+
+
+def locality_warning(spark: SparkSession) -> str | None:
+    """Return what is wrong with a session on several executors whose tasks would not follow their state."""
+    sc = spark.sparkContext
+    if sc.master.startswith("local[") or sc.master == "local":
+        return None
+    if sc.getConf().get("spark.shuffle.reduceLocality.enabled", "true").lower() == "true":
+        return (
+            "spark.shuffle.reduceLocality.enabled is not false: with few executors, tasks will move away from their "
+            "state and the job will be restored often. Set it when the session is made: strandline.session() does, "
+            "and strandline.spark_settings() gives the settings"
+        )
+    return None
+
+
+def check_source(df: Any) -> None:
+    """Refuse DataFrames that cannot be a job's source."""
+    if type(df).__module__.startswith("pyspark.sql.connect"):
+        check_session(df.sparkSession)
+    if not isinstance(df, DataFrame):
+        raise ConfigurationError(f"stream() was given {df!r}, expected a Structured Streaming DataFrame")
+    if not df.isStreaming:
+        raise ConfigurationError(
+            "stream() was given a batch DataFrame, expected a streaming one",
+            hint="read it with spark.readStream instead of spark.read",
+        )
+    stateful = _find_stateful(df._jdf.queryExecution().analyzed())  # type: ignore[operator]
+    if stateful:
+        raise ConfigurationError(
+            f"the stream already holds a stateful Spark operator ({stateful}): its state would not be in the job's "
+            "checkpoints and be lost at the first restart",
+            hint="do that step in a keyed operator: stream(df).key_by(…).process(…)",
+        )
+
+
+def _find_stateful(plan: Any) -> str | None:
+    name = plan.nodeName()
+    children = [plan.children().apply(i) for i in range(plan.children().size())]
+    streaming = [child for child in children if child.isStreaming()]
+    if streaming and name in _STATEFUL:
+        return _STATEFUL[name]
+    if name == "Join" and len(streaming) == 2:
+        return "a join of two streams"
+    return next(filter(None, map(_find_stateful, streaming)), None)
+
+
+def check_java() -> str:
+    """Return the path of a Java that Spark can use, or say what to install."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    hint = "install Java 17 or 21 (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+    if not java or not Path(java).exists():
+        where = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "there is no 'java' on the PATH"
+        raise ConfigurationError(f"Spark needs Java, and none was found: {where}", hint=hint)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', said)
+    if not found or int(found[1]) < _OLDEST_JAVA:
+        first = said.strip().splitlines()[0] if said.strip() else "it says nothing"
+        raise ConfigurationError(f"Spark needs Java {_OLDEST_JAVA} or newer; {java} is: {first}", hint=hint)
+    return java

@@ -1,0 +1,66 @@
+"""Whether a program can go on from a checkpoint; if not, everything that differs, before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from strandline.core.errors import IncompatibleStateError
+from strandline.core.settings import BackendName
+from strandline.format.manifest import Manifest, OperatorInfo
+from strandline.spark.plan import Operator
+
+
+def check_compatible(
+    manifest: Manifest, operators: Sequence[Operator], backend: BackendName, sinks: Sequence[str]
+) -> None:
+    """Raise IncompatibleStateError naming every difference."""
+    by_uid = {operator.uid: operator for operator in operators}
+    found: list[str] = []
+    for stored in manifest.operators:
+        operator = by_uid.get(stored.uid)
+        if operator is None:
+            found.append(
+                f"the program has no operator with uid '{stored.uid}', which has state; it has "
+                f"{', '.join(sorted(by_uid)) or 'none'}"
+            )
+        else:
+            found += _differences(stored, operator, backend)
+    found += [
+        f"the program has no sink named '{sink.name}', which has {len(sink.pending)} epochs to commit"
+        for sink in manifest.sinks
+        if sink.pending and sink.name not in sinks
+    ]
+    if found:
+        raise IncompatibleStateError(
+            f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
+            hint="run the program that made the checkpoint, or start afresh with another job name or checkpoint directory",
+            differences=found,
+        )
+
+
+def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName) -> list[str]:
+    where = f"operator '{stored.uid}'"
+    found = [
+        f"{where}: {what} is {now}, was {before}"
+        for what, before, now in (
+            ("its key", stored.key_schema, operator.key_schema),
+            ("max_parallelism", stored.max_parallelism, operator.max_parallelism),
+            ("parallelism", stored.parallelism, operator.parallelism),
+            ("the backend", stored.backend, backend),
+        )
+        if before != now
+    ]
+    states = {state.name: state for state in operator.states}
+    for before_state in stored.states:
+        now_state = states.get(before_state.name)
+        if now_state is None:
+            found.append(f"{where}: the state '{before_state.name}' is not declared any more")
+            continue
+        for what, was, is_now in (
+            ("kind", before_state.kind, now_state.kind),
+            ("type", before_state.value_type, now_state.value_type),
+            ("key type", before_state.key_type, now_state.key_type),
+        ):
+            if was != is_now:
+                found.append(f"{where}: the {what} of state '{before_state.name}' is {is_now}, was {was}")
+    return found

@@ -1,0 +1,161 @@
+"""A job's pipeline, checked as a whole, and built into DataFrames once an epoch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.keygroups import check_parallelism, default_max_parallelism
+from strandline.format.manifest import StateInfo
+from strandline.runtime.program import key_schema, state_infos
+from strandline.spark.sinks.base import Sink
+from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode
+
+RunOperator = Callable[[OperatorNode, DataFrame], DataFrame]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A keyed operator with its numbers settled."""
+
+    node: OperatorNode
+    parallelism: int
+    max_parallelism: int
+
+    @property
+    def uid(self) -> str:
+        """The operator's uid."""
+        return self.node.uid
+
+    @property
+    def key_schema(self) -> str:
+        """DDL of the key columns."""
+        return key_schema(self.node.input_schema, list(self.node.keys))
+
+    @property
+    def states(self) -> list[StateInfo]:
+        """The declared states."""
+        return state_infos(self.node.process)
+
+
+class Plan:
+    """The graph from one source to the sinks."""
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        if not outputs or not all(isinstance(output, Output) for output in outputs):
+            raise ConfigurationError(
+                "the job has no sinks" if not outputs else f"sinks={list(outputs)!r} holds what is no output",
+                hint="give it sinks=[stream.to(strandline.sinks.files('out/'))]",
+            )
+        self._outputs = list(outputs)
+        self._nodes = self._in_order()
+        self._branches = self._find_branches()
+        self.source = self._the_source()
+        self.operators = [node for node in self._nodes if isinstance(node, OperatorNode)]
+        self._check_uids()
+        self.sinks = self._named_sinks()
+
+    def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
+        """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
+        settled = []
+        for node in self.operators:
+            most = node.max_parallelism or stored.get(node.uid) or default_max_parallelism(parallelism)
+            check_parallelism(node.uid, parallelism, most)
+            settled.append(Operator(node, parallelism, most))
+        return settled
+
+    def build(self, df: DataFrame, run: RunOperator) -> Built:
+        """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once."""
+        made: dict[Node, DataFrame] = {}
+        kept: list[DataFrame] = []
+        for node in self._nodes:
+            if isinstance(node, SourceNode):
+                made[node] = df
+                continue
+            assert node.parent is not None
+            parent = made[node.parent]
+            if isinstance(node, StepNode):
+                made[node] = node.step(parent)
+            elif isinstance(node, OperatorNode):
+                made[node] = run(node, parent)
+            if node in self._branches:
+                made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
+                kept.append(made[node])
+        return Built([(name, sink, made[node]) for name, sink, node in self.sinks], kept)
+
+    def _in_order(self) -> list[Node]:
+        """Return every node after its parent."""
+        found: dict[Node, None] = {}
+
+        def visit(node: Node) -> None:
+            if node not in found:
+                if node.parent is not None:
+                    visit(node.parent)
+                found[node] = None
+
+        for output in self._outputs:
+            visit(output.stream._node)
+        return list(found)
+
+    def _find_branches(self) -> set[Node]:
+        """Return the nodes behind an operator that more than one reader reads."""
+        readers = Counter(node.parent for node in self._nodes if node.parent is not None)
+        for output in self._outputs:
+            readers[output.stream._node] += 1 if output.sink.reads_once else 2
+        return {node for node, count in readers.items() if count > 1 and _has_operator(node)}
+
+    def _the_source(self) -> DataFrame:
+        sources = [node for node in self._nodes if isinstance(node, SourceNode)]
+        if len(sources) != 1 or sources[0].df is None:
+            raise ConfigurationError(
+                f"the sinks of a job read {len(sources)} sources, expected one",
+                hint="union the DataFrames before stream(), or make a job of each; begin all branches with one stream()",
+            )
+        return sources[0].df
+
+    def _check_uids(self) -> None:
+        counted = Counter(node.uid for node in self.operators)
+        twice = [uid for uid, count in counted.items() if count > 1]
+        if twice:
+            names = ", ".join(node.name for node in self.operators if node.uid == twice[0])
+            raise ConfigurationError(
+                f"the uid '{twice[0]}' is used by {counted[twice[0]]} operators ({names})",
+                hint="give each operator a uid of its own: its state is found by it",
+            )
+
+    def _named_sinks(self) -> list[tuple[str, Sink, Node]]:
+        named: list[tuple[str, Sink, Node]] = []
+        for at, output in enumerate(self._outputs):
+            kind = type(output.sink).__name__.removesuffix("Sink").lower()
+            named.append((output.sink.name or f"{kind}-{at}", output.sink, output.stream._node))
+        counted = Counter(name for name, _, _ in named)
+        twice = [name for name, count in counted.items() if count > 1]
+        if twice:
+            raise ConfigurationError(f"two sinks are named '{twice[0]}'", hint="give each a name of its own")
+        return named
+
+
+@dataclass(frozen=True)
+class Built:
+    """One epoch's DataFrames: each sink's, and those to let go of afterwards."""
+
+    outputs: list[tuple[str, Sink, DataFrame]]
+    kept: list[DataFrame]
+
+    def close(self) -> None:
+        """Let go of what was kept."""
+        for df in self.kept:
+            df.unpersist()
+
+
+def _has_operator(node: Node | None) -> bool:
+    while node is not None:
+        if isinstance(node, OperatorNode):
+            return True
+        node = node.parent
+    return False

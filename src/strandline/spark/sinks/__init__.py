@@ -1,0 +1,26 @@
+"""Sinks: where results go, and when they become visible.
+
+`files` and `memory` show results exactly once, with the checkpoint that holds them. All others, and `files` with
+`visibility="epoch"`, show them at once: at least once, because epochs after the last checkpoint are repeated after a
+failure.
+"""
+
+from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.files import FileSink as files
+from strandline.spark.sinks.simple import (
+    ConsoleSink as console,
+)
+from strandline.spark.sinks.simple import (
+    ForeachBatchSink as foreach_batch,
+)
+from strandline.spark.sinks.simple import (
+    ForeachSink as foreach,
+)
+from strandline.spark.sinks.simple import (
+    MemorySink as memory,
+)
+from strandline.spark.sinks.simple import (
+    NoopSink as noop,
+)
+
+__all__ = ["Sink", "SinkContext", "console", "files", "foreach", "foreach_batch", "memory", "noop"]

@@ -1,0 +1,102 @@
+"""Sinks without files: memory for tests, console, callbacks, nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+
+from strandline.core import failpoints
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import Sink, Visibility
+
+
+class MemorySink(Sink):
+    """Collect rows in the driver, for tests: `rows` are visible exactly once while the driver lives."""
+
+    def __init__(self, *, visibility: Visibility = "checkpoint", name: str | None = None) -> None:
+        super().__init__(name=name, visibility=visibility)
+        self._staged: dict[int, list[Row]] = {}
+        self._visible: dict[int, list[Row]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def rows(self) -> list[Row]:
+        """Every visible row, by epoch."""
+        with self._lock:
+            return [row for epoch in sorted(self._visible) for row in self._visible[epoch]]
+
+    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+        rows = df.collect()
+        failpoints.hit("sink.staged")
+        with self._lock:
+            if self.visibility == "epoch":
+                self._visible.setdefault(epoch, []).extend(rows)
+                return None
+            self._staged[epoch] = rows
+        return str(epoch)
+
+    def commit(self, pending: Sequence[str]) -> None:
+        with self._lock:
+            for epoch in map(int, pending):
+                if epoch in self._staged:
+                    self._visible[epoch] = self._staged.pop(epoch)
+
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+        self.commit(pending)
+        with self._lock:
+            self._staged.clear()
+            if self.visibility == "checkpoint":
+                self._visible = {e: rows for e, rows in self._visible.items() if e <= epoch}
+
+
+class ForeachSink(Sink):
+    """Call `function(row)` for each row, on the executors, at least once."""
+
+    def __init__(self, function: Callable[[Row], Any], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._function = function
+
+    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+        df.foreach(self._function)
+        return None
+
+
+class ForeachBatchSink(Sink):
+    """Call `function(df, epoch)` on the driver for each epoch, at least once; the epoch's number stays the same."""
+
+    reads_once = False
+
+    def __init__(self, function: Callable[[DataFrame, int], Any], *, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._function = function
+
+    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+        self._function(df, epoch)
+        return None
+
+
+class ConsoleSink(Sink):
+    """Print the first rows of each epoch."""
+
+    def __init__(self, *, rows: int = 20, name: str | None = None) -> None:
+        super().__init__(name=name)
+        self._rows = rows
+
+    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+        rows = df.collect()
+        if rows:
+            print(f"epoch {epoch}: {len(rows)} rows")
+            for row in rows[: self._rows]:
+                print("  " + ", ".join(f"{name}={value!r}" for name, value in row.asDict().items()))
+        return None
+
+
+class NoopSink(Sink):
+    """Compute everything and keep nothing, for measuring."""
+
+    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+        df.write.format("noop").mode("overwrite").save()
+        return None

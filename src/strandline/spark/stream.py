@@ -1,0 +1,236 @@
+"""Streams: what a program is written with. Building one does nothing but remember and check the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.core.errors import ConfigurationError
+from strandline.format.types import parse_schema
+from strandline.runtime.program import check_process, state_infos
+from strandline.spark.checks import check_source
+from strandline.spark.rows import RowFunction
+from strandline.spark.sinks.base import Sink
+
+Step = Callable[[DataFrame], DataFrame]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A step of a pipeline. `probe` is an empty DataFrame with the step's schema, for checking what follows."""
+
+    probe: DataFrame
+    parent: Node | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class SourceNode(Node):
+    """The Structured Streaming DataFrame a job reads."""
+
+    df: DataFrame | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StepNode(Node):
+    """A stateless step: it stays a Spark DataFrame operation."""
+
+    step: Step = field(default=lambda df: df)
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorNode(Node):
+    """A keyed operator."""
+
+    uid: str = ""
+    name: str = ""
+    keys: tuple[str, ...] = ()
+    order_by: tuple[str, ...] = ()
+    process: KeyedProcess | KeyedBatchProcess = field(default_factory=KeyedProcess)
+    input_schema: str = ""
+    output_schema: str = ""
+    max_parallelism: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """A stream on its way into a sink."""
+
+    stream: Stream
+    sink: Sink
+
+
+class Stream:
+    """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the stream's columns."""
+        return list(self._node.probe.columns)
+
+    @property
+    def schema(self) -> Any:
+        """The stream's Spark schema."""
+        return self._node.probe.schema
+
+    def select(self, *columns: str | Column) -> Stream:
+        """Keep or compute columns, as DataFrame.select does."""
+        return self.transform(lambda df: df.select(*columns))
+
+    def select_expr(self, *expressions: str) -> Stream:
+        """Keep or compute columns with SQL expressions."""
+        return self.transform(lambda df: df.selectExpr(*expressions))
+
+    def with_column(self, name: str, column: Column) -> Stream:
+        """Add or replace a column."""
+        return self.transform(lambda df: df.withColumn(name, column))
+
+    def where(self, condition: str | Column) -> Stream:
+        """Keep the rows that fulfil a condition, SQL or a Column."""
+        return self.transform(lambda df: df.where(condition))
+
+    filter = where
+
+    def transform(self, step: Step) -> Stream:
+        """Apply any stateless function from DataFrame to DataFrame."""
+        try:
+            probe = step(self._node.probe)
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"a step does not fit the stream's columns ({', '.join(self.columns)}): {_first_line(error)}"
+            ) from None
+        return Stream(StepNode(probe, self._node, step))
+
+    def map(self, function: Callable[[Any], Any], output: str) -> Stream:
+        """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
+        return self.flat_map(_One(function), output)
+
+    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Stream:
+        """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
+        rows = RowFunction(function, _input_schema(self._node.probe, "map"), parse_schema(output).ddl)
+        return self.transform(lambda df: df.mapInArrow(rows, parse_schema(output).ddl))
+
+    def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
+        """Partition the stream by key columns.
+
+        Rows of one key meet in one place, in the order in which Spark's shuffle delivers them; with `order_by`, the
+        rows of each epoch are sorted by these columns.
+        """
+        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        if not keys:
+            raise ConfigurationError("key_by() needs at least one column", hint='write key_by("customer")')
+        for what, names in (("key_by", keys), ("order_by", order)):
+            for name in names:
+                if not isinstance(name, str):
+                    raise ConfigurationError(
+                        f"{what} was given {name!r}, expected a column's name",
+                        hint='compute the column first: .with_column("k", expression).key_by("k")',
+                    )
+                if name not in self.columns:
+                    raise ConfigurationError(
+                        f"{what}: there is no column '{name}'; the stream has {', '.join(self.columns)}"
+                    )
+        return KeyedStream(self._node, keys, order)
+
+    def to(self, sink: Sink) -> Output:
+        """Send the stream into a sink."""
+        if not isinstance(sink, Sink):
+            raise ConfigurationError(
+                f"to() was given {sink!r}, expected a sink", hint="take one from strandline.sinks, for example files()"
+            )
+        return Output(self, sink)
+
+
+class KeyedStream:
+    """A stream partitioned by key: the place for functions with state."""
+
+    def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
+        self._node = node
+        self._keys = keys
+        self._order_by = order_by
+
+    def process(
+        self,
+        process: KeyedProcess | KeyedBatchProcess,
+        output: str,
+        uid: str,
+        *,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Run a function with state on each event, or on each Arrow batch.
+
+        `output` is the DDL schema of the rows it gives. `uid` names the operator's state in every checkpoint for the
+        life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for life.
+        """
+        if not isinstance(uid, str) or not uid.strip():
+            raise ConfigurationError(
+                f"process() of {type(process).__name__} has no uid",
+                hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
+            )
+        check_process(process, uid)
+        state_infos(process)
+        schema = parse_schema(output)
+        input_schema = _input_schema(self._node.probe, f"operator '{uid}'")
+        node = OperatorNode(
+            probe=self._node.probe.sparkSession.createDataFrame([], schema.ddl),
+            parent=self._node,
+            uid=uid,
+            name=name or type(process).__name__,
+            keys=self._keys,
+            order_by=self._order_by,
+            process=process,
+            input_schema=input_schema,
+            output_schema=schema.ddl,
+            max_parallelism=max_parallelism,
+        )
+        return Stream(node)
+
+
+class _One:
+    """A map function as a flat_map function."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, row: Any) -> tuple[Any]:
+        return (self._function(row),)
+
+
+def stream(df: DataFrame) -> Stream:
+    """Begin a pipeline with a Structured Streaming DataFrame: any source, any stateless steps.
+
+    >>> payments = stream(spark.readStream.schema(schema).json("in/"))
+    """
+    check_source(df)
+    probe = df.sparkSession.createDataFrame([], df.schema)
+    return Stream(SourceNode(probe, None, df))
+
+
+def _input_schema(probe: DataFrame, where: str) -> str:
+    """Return the DDL of a step's input columns."""
+    names = probe.columns
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"{where}: the column {', '.join(twice)} is there more than once", hint="rename one")
+    parts = []
+    for column in probe.schema.fields:
+        quoted = "`" + column.name.replace("`", "``") + "`"
+        parts.append(f"{quoted} {column.dataType.simpleString()}")
+    try:
+        return parse_schema(", ".join(parts)).ddl
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"{where}: a column's type is not supported: {error.message}", hint="cast it, or select other columns"
+        ) from None
+
+
+def _first_line(error: AnalysisException) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,239 @@
+"""The functions that run in Spark's Python workers: they carry rows between Spark and the keepers.
+
+Passed to mapInArrow, so they are pickled for every epoch: they hold little, and the program is a broadcast that only
+the worker which starts a keeper reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.ids import Generation, Partition
+from strandline.runtime import protocol as p
+from strandline.runtime.places import Places
+from strandline.runtime.protocol import Ack, Begin, Connection, Failure, Instructions
+from strandline.runtime.watchdog import process_start
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator, Broadcast
+
+_START_TIMEOUT_S = 60.0
+_MARK = "STRANDLINE-ERROR:"
+
+
+class KeeperRef:
+    """Which keeper: everything needed to find it on this machine, or to start it there."""
+
+    def __init__(self, places: Places, uid: str, generation: Generation) -> None:
+        self.places = places
+        self.uid = uid
+        self.generation = generation
+
+    def connect(self, partition: Partition) -> Connection | None:
+        """Connect to the keeper if it is there."""
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            sock.connect(str(self.places.socket(self.uid, partition, self.generation)))
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        return Connection(sock)
+
+    def start(self, partition: Partition) -> Connection:
+        """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it."""
+        self.places.make()
+        log = self.places.log(self.uid, partition)
+        jvm = _executor_pid()
+        command = [
+            sys.executable, "-m", "strandline.runtime.keeper", str(self.places.socket(self.uid, partition, self.generation)),
+            str(self.places.state(self.uid, partition)), str(jvm), process_start(jvm),
+        ]  # fmt: skip
+        # Through a shell that ends at once, so that no Spark worker has a child to wait for.
+        script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        started = subprocess.run(
+            ["/bin/sh", "-c", script], start_new_session=True, env=environment, capture_output=True, check=True
+        )
+        pid = int(started.stdout)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            connection = self.connect(partition)
+            if connection is not None:
+                return connection
+            if not process_start(pid):
+                break
+            time.sleep(0.01)
+        raise KeeperError(
+            f"operator '{self.uid}', partition {partition}: its keeper did not start on {socket.gethostname()}: "
+            f"{_tail(log)}",
+            hint=f"look at the log {log}; strandline must be installed on every executor",
+        )
+
+
+class EpochWorker:
+    """Gives a partition's rows of one epoch to its keeper, and the keeper's output to Spark."""
+
+    def __init__(
+        self, keeper: KeeperRef, instructions: Instructions, program: Broadcast[bytes], acks: Accumulator[list[bytes]]
+    ) -> None:
+        self._keeper = keeper
+        self._instructions = instructions
+        self._program = program
+        self._acks = acks
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next(batches, None)
+        if first is None:
+            return
+        partition = Partition(first.column(0)[0].as_py())
+        connection = None
+        try:
+            connection = self._keeper.connect(partition) or self._keeper.start(partition)
+            yield from self._epoch(connection, first, batches)
+        except StrandlineError as error:
+            raise RuntimeError(mark(error)) from None
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _epoch(
+        self, connection: Connection, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema(list(first.schema)[1:])
+        connection.send(p.BEGIN, Begin(instructions=self._instructions, schema=schema.serialize().to_pybytes()))
+        kind, _ = connection.expect(p.NEED_PROGRAM, p.READY, p.REPLAY)
+        if kind == p.NEED_PROGRAM:
+            connection.send(p.PROGRAM, self._program.value)
+            kind, _ = connection.expect(p.READY, p.REPLAY)
+        feeder = None
+        if kind == p.READY:
+            feeder = threading.Thread(target=self._feed, args=(connection, first, rest, schema), daemon=True)
+            feeder.start()
+        else:
+            for _ in rest:
+                pass
+        output_schema: pa.Schema | None = None
+        while True:
+            kind, payload = connection.expect(p.OUTPUT, p.ACK)
+            if kind == p.ACK:
+                break
+            if output_schema is None:
+                output_schema = self._output_schema()
+            yield pa.ipc.read_record_batch(payload, output_schema)
+        if feeder is not None:
+            feeder.join()
+        ack = msgspec.msgpack.decode(payload, type=Ack)
+        self._acks.add([msgspec.msgpack.encode(msgspec.structs.replace(ack, attempt=_attempt()))])
+
+    def _feed(
+        self, connection: Connection, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch], schema: pa.Schema
+    ) -> None:
+        try:
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                rows = pa.RecordBatch.from_arrays(batch.columns[1:], schema=schema)
+                if batch.num_rows == 1 or rows.column(0).null_count:
+                    # The anchor's own row, there when a partition has no data: it has no key group.
+                    rows = rows.filter(rows.column(0).is_valid())
+                if rows.num_rows:
+                    connection.send(p.ROWS, rows.serialize())
+                batch = next(rest, None)
+            connection.send(p.END)
+        except OSError:
+            # The keeper has gone, or given up and said why: the receiving side finds out.
+            pass
+        except Exception:
+            connection.close()
+            raise
+
+    def _output_schema(self) -> pa.Schema:
+        from strandline.format.columns import arrow_schema
+        from strandline.format.types import parse_schema
+        from strandline.runtime.program import Program
+
+        program = msgspec.msgpack.decode(self._program.value, type=Program)
+        return arrow_schema(parse_schema(program.output_schema))
+
+
+class ControlWorker:
+    """Polls or stops the keepers of a partition; gives their acks as rows. Starts none."""
+
+    def __init__(self, keepers: list[KeeperRef], instructions: Instructions, kind: int) -> None:
+        self._keepers = keepers
+        self._instructions = instructions
+        self._kind = kind
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                found = [ack for keeper in self._keepers for ack in self._ask(keeper, partition)]
+                yield pa.RecordBatch.from_pydict({"ack": pa.array(found, pa.binary())})
+
+    def _ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
+        connection = keeper.connect(partition)
+        if connection is None:
+            return []
+        try:
+            connection.send(self._kind, self._instructions)
+            _, payload = connection.expect(p.ACK)
+            return [payload.to_pybytes()]
+        except (KeeperError, OSError):
+            return []
+        except StrandlineError as error:
+            raise RuntimeError(mark(error)) from None
+        finally:
+            connection.close()
+
+
+def mark(error: StrandlineError) -> str:
+    """Put an error into text that survives Spark's wrapping."""
+    return f"{_MARK}{base64.b64encode(msgspec.msgpack.encode(p.to_failure(error))).decode()}:"
+
+
+def unmark(text: str) -> StrandlineError | None:
+    """Find an error in a text made by `mark`, whatever Spark put around it."""
+    found = re.search(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):", text)
+    return p.from_failure(msgspec.msgpack.decode(base64.b64decode(found[1]), type=Failure)) if found else None
+
+
+def _attempt() -> str:
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    return f"{context.stageId()}.{context.attemptNumber()}" if context else ""
+
+
+def _executor_pid() -> int:
+    """Return the nearest Java process above this one: the executor."""
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            break
+        if before.partition("(")[2].startswith("java"):
+            return pid
+        pid = int(after.split()[1])
+    return os.getppid()
+
+
+def _tail(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")[-600:].strip() or "its log is empty"
+    except OSError as error:
+        return str(error)
