@@ -1,0 +1,136 @@
+"""What every benchmark needs: JSON lines, subjects measured in turn in processes of their own, medians.
+
+A subject runs in a fresh process, so that no JVM or Python heap of one subject influences another. Rounds are
+interleaved (A B C, A B C, …), so that a machine that is slow for a minute is slow for everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+Result = dict[str, Any]
+"""What one run of a subject reports; it went through JSON."""
+
+_LOG_TAIL_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCost:
+    """The rows of one epoch, and how long the whole trigger took."""
+
+    rows: int
+    duration_ms: int
+
+
+def emit(benchmark: str, subject: str, metric: str, value: float, *, peer: str | None = None, **extra: Any) -> None:
+    """Print one result as a JSON line on standard output."""
+    line: dict[str, Any] = {"benchmark": benchmark, "subject": subject}
+    if peer is not None:
+        line["peer"] = peer
+    line |= {"metric": metric, "value": value, **extra}
+    print(json.dumps(line), flush=True)
+
+
+def progress(message: str) -> None:
+    """Tell the person who waits; on standard error."""
+    print(message, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """Give a directory that is gone at the end, whatever happens."""
+    directory = Path(tempfile.mkdtemp(prefix=f"strandline-bench-{name}-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def steady_rows_per_second(epochs: Sequence[EpochCost], warm_up: int) -> float:
+    """Return the throughput after the first `warm_up` epochs."""
+    steady = epochs[warm_up:]
+    if not steady:
+        raise ValueError(f"{len(epochs)} epochs ran, but the first {warm_up} are warm-up: nothing is left to measure")
+    return sum(epoch.rows for epoch in steady) / max(1, sum(epoch.duration_ms for epoch in steady)) * 1000
+
+
+def spark_epochs(query: Any) -> list[EpochCost]:
+    """Return what Spark itself reports of each epoch that a streaming query finished."""
+    return [
+        EpochCost(int(p["numInputRows"]), int(p["durationMs"]["triggerExecution"]))
+        for p in query.recentProgress
+        if p["numInputRows"] > 0
+    ]
+
+
+def run_epochs(query: Any, epochs: int) -> list[EpochCost]:
+    """Wait until the query finished this many epochs and return their costs; raise what it failed with."""
+    while len(done := spark_epochs(query)) < epochs:
+        if not query.isActive:
+            raise RuntimeError(f"the query ended after {len(done)} of {epochs} epochs") from query.exception()
+        time.sleep(0.02)
+    return done[:epochs]
+
+
+def measure_in_turn(
+    module: str, subjects: Sequence[str], rounds: int, options: Sequence[str] = ()
+) -> dict[str, list[Result]]:
+    """Run each subject once a round, each in its own process, and return every subject's results."""
+    results: dict[str, list[Result]] = {subject: [] for subject in subjects}
+    for number in range(1, rounds + 1):
+        for subject in subjects:
+            started = time.monotonic()
+            result = _run_subject(module, subject, options)
+            results[subject].append(result)
+            seconds = time.monotonic() - started
+            progress(f"round {number}/{rounds}  {subject:<28} {_summary(result)}  ({seconds:.0f} s in all)")
+    return results
+
+
+def report_result(path: Path, result: Result) -> None:
+    """Hand a subject's result from its process to the one that asked for it."""
+    path.write_text(json.dumps(result), encoding="utf-8")
+
+
+def median_of(results: Sequence[Result], field: str) -> float:
+    """Return the median of one figure over a subject's rounds."""
+    return float(median(result[field] for result in results))
+
+
+def _run_subject(module: str, subject: str, options: Sequence[str]) -> Result:
+    with scratch(subject) as directory:
+        answer, log = directory / "result.json", directory / "log"
+        command = [sys.executable, "-m", module, "--subject", subject, "--scratch", str(directory), *options]
+        # Whatever Spark, a JVM or a subject prints is no result: it must not reach our standard output.
+        with log.open("wb") as sink:
+            code = subprocess.run(
+                [*command, "--result", str(answer)],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                # Spark's Python workers must be this Python, not whichever python3 comes first in PATH.
+                env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+                check=False,
+            ).returncode
+        if code == 0 and answer.exists():
+            result: Result = json.loads(answer.read_text(encoding="utf-8"))
+            return result
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        progress("\n".join(lines[-_LOG_TAIL_LINES:]))
+        raise SystemExit(f"subject '{subject}' failed with exit code {code}; the end of its log is above")
+
+
+def _summary(result: Result) -> str:
+    return "  ".join(f"{name}={value:,.0f}" for name, value in result.items() if isinstance(value, int | float))
