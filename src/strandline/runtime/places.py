@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,3 +84,27 @@ def _safe(name: str) -> str:
 
 def _short(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:6]
+
+
+def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
+    """Remove what jobs that were killed left on this machine and nobody came back for."""
+    for root in local_dir.glob("????????????"):
+        locks = list(root.glob("*/keeper.lock"))
+        try:
+            newest = max(path.stat().st_mtime for path in [root, *root.iterdir()])
+        except OSError:
+            continue
+        if time.time() - newest > older_than_s and not any(map(_held, locks)):
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _held(lock: Path) -> bool:
+    """Return whether a keeper is alive there."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -24,6 +24,8 @@ import pyarrow as pa
 
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation, Partition
+from strandline.format.columns import arrow_schema
+from strandline.format.types import parse_schema
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.protocol import Ack, Begin, Connection, Failure, Instructions
@@ -89,12 +91,18 @@ class EpochWorker:
     """Gives a partition's rows of one epoch to its keeper, and the keeper's output to Spark."""
 
     def __init__(
-        self, keeper: KeeperRef, instructions: Instructions, program: Broadcast[bytes], acks: Accumulator[list[bytes]]
+        self,
+        keeper: KeeperRef,
+        instructions: Instructions,
+        program: Broadcast[bytes],
+        acks: Accumulator[list[bytes]],
+        output_schema: str,
     ) -> None:
         self._keeper = keeper
         self._instructions = instructions
         self._program = program
         self._acks = acks
+        self._output_schema = output_schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next(batches, None)
@@ -127,13 +135,11 @@ class EpochWorker:
         else:
             for _ in rest:
                 pass
-        output_schema: pa.Schema | None = None
+        output_schema = arrow_schema(parse_schema(self._output_schema))
         while True:
             kind, payload = connection.expect(p.OUTPUT, p.ACK)
             if kind == p.ACK:
                 break
-            if output_schema is None:
-                output_schema = self._output_schema()
             yield pa.ipc.read_record_batch(payload, output_schema)
         if feeder is not None:
             feeder.join()
@@ -160,14 +166,6 @@ class EpochWorker:
         except Exception:
             connection.close()
             raise
-
-    def _output_schema(self) -> pa.Schema:
-        from strandline.format.columns import arrow_schema
-        from strandline.format.types import parse_schema
-        from strandline.runtime.program import Program
-
-        program = msgspec.msgpack.decode(self._program.value, type=Program)
-        return arrow_schema(parse_schema(program.output_schema))
 
 
 class ControlWorker:

@@ -1,0 +1,74 @@
+"""Strandline: Flink-grade keyed state for PySpark.
+
+Names that need Spark are imported when they are first used, so that processes which only run user functions stay small.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from strandline.api.config import Checkpoints, Restart
+from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess
+from strandline.api.states import Aggregating, List, Map, Reducing, Value
+from strandline.core import errors
+from strandline.core.settings import Settings
+
+if TYPE_CHECKING:
+    from strandline.spark import sinks
+    from strandline.spark.job import Job
+    from strandline.spark.run import Run, Status
+    from strandline.spark.session import session, spark_settings
+    from strandline.spark.stream import KeyedStream, Stream, stream
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregating",
+    "BatchContext",
+    "Checkpoints",
+    "Context",
+    "Job",
+    "KeyedBatchProcess",
+    "KeyedProcess",
+    "KeyedStream",
+    "List",
+    "Map",
+    "Reducing",
+    "Restart",
+    "Run",
+    "Settings",
+    "Status",
+    "Stream",
+    "Value",
+    "errors",
+    "session",
+    "sinks",
+    "spark_settings",
+    "stream",
+]
+
+_LAZY = {
+    "Job": "strandline.spark.job",
+    "KeyedStream": "strandline.spark.stream",
+    "Run": "strandline.spark.run",
+    "Status": "strandline.spark.run",
+    "Stream": "strandline.spark.stream",
+    "session": "strandline.spark.session",
+    "sinks": "strandline.spark.sinks",
+    "spark_settings": "strandline.spark.session",
+    "stream": "strandline.spark.stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'strandline' has no attribute '{name}'")
+    module = importlib.import_module(_LAZY[name])
+    value = module if name == "sinks" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

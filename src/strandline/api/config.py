@@ -1,0 +1,85 @@
+"""What a job is told about checkpoints and restarts, with the defaults that Flink's users expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.settings import parse_duration_ms
+
+Duration = str | int | float
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where, when and how a job takes checkpoints.
+
+    `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; without it, checkpoints
+    are taken only on demand. `tolerable_failures` is how many may fail in a row before the job is restarted; None
+    means any number. `storage_options` go to the storage client and are never logged nor written anywhere.
+
+    >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
+    """
+
+    directory: str | Path
+    every: Duration | None = None
+    mode: Literal["full", "incremental"] = "incremental"
+    retain: int = 1
+    timeout: Duration = "10 min"
+    min_pause: Duration = 0
+    tolerable_failures: int | None = 0
+    storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("full", "incremental"):
+            raise ConfigurationError(f"checkpoints: mode is {self.mode!r}, expected 'full' or 'incremental'")
+        if not isinstance(self.retain, int) or self.retain < 1:
+            raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")
+        if self.tolerable_failures is not None and self.tolerable_failures < 0:
+            raise ConfigurationError(f"checkpoints: tolerable_failures is {self.tolerable_failures}, expected 0 or more")
+        if not str(self.directory).strip():
+            raise ConfigurationError("checkpoints: the directory is empty", hint="give a path or URL")
+        _ = (self.interval_ms, self.timeout_ms, self.min_pause_ms)
+
+    @property
+    def interval_ms(self) -> int | None:
+        """`every` in milliseconds."""
+        return None if self.every is None else max(1, parse_duration_ms(self.every, "checkpoints: every"))
+
+    @property
+    def timeout_ms(self) -> int:
+        """`timeout` in milliseconds."""
+        return parse_duration_ms(self.timeout, "checkpoints: timeout")
+
+    @property
+    def min_pause_ms(self) -> int:
+        """`min_pause` in milliseconds."""
+        return parse_duration_ms(self.min_pause, "checkpoints: min_pause")
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What happens after a failure: up to `attempts` restarts, `delay` apart, twice as long each time.
+
+    The count begins anew with every completed checkpoint. Errors in the user's function end the job at once unless
+    `on_user_error` is set: the same event would come again.
+
+    >>> Restart(attempts=10, delay="2s")
+    """
+
+    attempts: int = 5
+    delay: Duration = "1s"
+    max_delay: Duration = "1 min"
+    on_user_error: bool = False
+
+    def delay_ms(self, restart: int) -> int:
+        """Return how long to wait before the n-th restart in a row, counted from 1."""
+        first = parse_duration_ms(self.delay, "restart: delay")
+        return min(first * 2 ** (restart - 1), parse_duration_ms(self.max_delay, "restart: max_delay"))
+
+    @staticmethod
+    def never() -> Restart:
+        """Fail at the first failure."""
+        return Restart(attempts=0)

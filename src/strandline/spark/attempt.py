@@ -1,0 +1,303 @@
+"""One run of a job under one generation: from the claim to the query's end. A restart is a new attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.generation import claim
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import choose
+from strandline.checkpoint.source_log import capture, restore_source, upload_source
+from strandline.core import failpoints
+from strandline.core.clock import Clock
+from strandline.core.errors import UnavailableError
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.settings import Settings
+from strandline.format.manifest import Manifest
+from strandline.runtime.places import Places
+from strandline.runtime.program import Program, Restore, pickle_process
+from strandline.spark.compat import check_compatible
+from strandline.spark.epochs import EpochDriver, find_error
+from strandline.spark.exchange import Exchange
+from strandline.spark.fleet import Fleet
+from strandline.spark.plan import Operator, Plan
+from strandline.spark.sinks.base import SinkContext
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.01
+_QUERY_LOOK_S = 0.2
+_IDLE_S = 0.15
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """Everything an attempt needs that does not change between attempts."""
+
+    name: str
+    spark: SparkSession
+    plan: Plan
+    config: CheckpointConfig
+    settings: Settings
+    jobdir: JobDirectory
+    store_url: str
+    store_options: dict[str, str]
+    places: Places
+    trigger: dict[str, Any]
+    clock: Clock
+
+
+class Attempt:
+    """Starts, watches and ends one run."""
+
+    def __init__(self, blueprint: Blueprint, exclude: frozenset[CheckpointId]) -> None:
+        self._b = blueprint
+        self._exclude = exclude
+        self._cleanup = contextlib.ExitStack()
+        self._query: StreamingQuery | None = None
+        self._fleet: Fleet | None = None
+        self._spark_dir = Path()
+        self._final_checkpoint_asked = False
+        self.driver: EpochDriver
+        self.coordinator: Coordinator
+        self.restored: Manifest | None = None
+        self.generation = 0
+
+    @property
+    def query(self) -> StreamingQuery | None:
+        """Spark's own query."""
+        return self._query
+
+    def start(self) -> None:
+        """Restore the newest complete checkpoint and start the query after it."""
+        b = self._b
+        # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
+        self._settle(choose(b.jobdir, exclude=self._exclude).manifest)
+        # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
+        owned = claim(b.jobdir, b.clock)
+        self.generation = owned.generation
+        # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
+        choice = choose(b.jobdir, claim=owned, exclude=self._exclude)
+        for skipped in choice.skipped:
+            log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
+        manifest = self.restored = choice.manifest
+        operators = self._settle(manifest)
+        owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
+        failpoints.hit("restore.claimed")
+        # 4. Sinks commit what the checkpoint lists as pending, and forget what came later.
+        self._recover_sinks(manifest)
+        failpoints.hit("restore.sinks_recovered")
+        # 5. The keepers' programs name each partition's files; the keepers restore them when first asked.
+        epoch = Epoch(manifest.epoch if manifest else 0)
+        exchange = Exchange(b.spark, self._parallelism(manifest))
+        self._cleanup.callback(exchange.close)
+        programs = [self._program(operator, manifest) for operator in operators]
+        self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
+        self._cleanup.callback(self._fleet.close)
+        # 6. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
+        self._rewind(manifest)
+        # 7. The query starts with the epoch after.
+        self.coordinator = Coordinator(
+            b.jobdir, owned, b.config, b.clock, choice.next_id, manifest, b.name,
+            [self._operator_plan(operator) for operator in operators], self._commit_sinks,
+        )  # fmt: skip
+        self.driver = EpochDriver(b.plan, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch)
+        writer = b.plan.source.writeStream.foreachBatch(self.driver).option("checkpointLocation", str(self._spark_dir))
+        if b.trigger:
+            writer = writer.trigger(**b.trigger)
+        self._query = writer.start()
+
+    def watch(self, stopping: Any) -> bool:
+        """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
+        looked = 0.0
+        finished = False
+        while not stopping.is_set():
+            if self.driver.failed.wait(_LOOK_S):
+                assert self.driver.error is not None
+                raise self.driver.error
+            self.coordinator.advance()
+            self._capture_source()
+            self._poll_if_idle()
+            now = time.monotonic()
+            if now - looked > _QUERY_LOOK_S:
+                looked = now
+                finished = finished or self._query_finished()
+            if finished and self._final_checkpoint_done():
+                return True
+        return False
+
+    def stop_query(self) -> None:
+        """Stop Spark's query; what it was doing is forgotten."""
+        if self._query is not None:
+            with contextlib.suppress(Exception):
+                self._query.stop()
+
+    def close(self, *, keepers: bool, forget: bool) -> None:
+        """End the run. With `keepers`, end them too; with `forget`, remove their local copies."""
+        self.stop_query()
+        with contextlib.suppress(Exception):
+            if hasattr(self, "coordinator"):
+                self.coordinator.abort("the run ended")
+        if keepers and self._fleet is not None:
+            self._fleet.stop(forget=forget)
+        for _, sink, _ in self._b.plan.sinks:
+            with contextlib.suppress(Exception):
+                sink.close()
+        with contextlib.suppress(Exception):
+            self._cleanup.close()
+        if self._spark_dir.name:
+            shutil.rmtree(self._spark_dir, ignore_errors=True)
+
+    # -- starting
+
+    def _parallelism(self, manifest: Manifest | None) -> int:
+        stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
+        return self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
+
+    def _settle(self, manifest: Manifest | None) -> list[Operator]:
+        stored = {op.uid: op.max_parallelism for op in manifest.operators} if manifest else {}
+        operators = self._b.plan.settle(self._parallelism(manifest), stored)
+        if manifest is not None:
+            sinks = [name for name, _, _ in self._b.plan.sinks]
+            check_compatible(manifest, operators, self._b.settings.backend, sinks)
+        return operators
+
+    def _recover_sinks(self, manifest: Manifest | None) -> None:
+        pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
+        epoch = Epoch(manifest.epoch if manifest else 0)
+        for name, sink, _ in self._b.plan.sinks:
+            sink.open(SinkContext(self._b.spark, self._b.name, self._b.store_url, self.generation_id, name))
+            sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
+
+    @property
+    def generation_id(self) -> Any:
+        """The generation, as the type it has."""
+        return self.generation
+
+    def _program(self, operator: Operator, manifest: Manifest | None) -> Program:
+        b, node = self._b, operator.node
+        stored = next((op for op in manifest.operators if op.uid == operator.uid), None) if manifest else None
+        restore = None
+        if manifest is not None:
+            files = {part.index: part.files for part in stored.partitions} if stored else {}
+            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
+        return Program(
+            job=b.name,
+            generation=self.generation,
+            uid=operator.uid,
+            name=node.name,
+            process=pickle_process(node.process, operator.uid),
+            key_columns=list(node.keys),
+            input_schema=node.input_schema,
+            output_schema=node.output_schema,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            backend=b.settings.backend,
+            mode=b.config.mode,
+            store_url=b.store_url,
+            store_options=b.store_options,
+            partition_memory_bytes=self._partition_memory(operator.parallelism),
+            limit_bytes=b.settings.memory_backend_limit_bytes,
+            lease_ms=b.settings.keeper_lease_ms,
+            restore=restore,
+        )
+
+    def _partition_memory(self, parallelism: int) -> int:
+        """Divide one machine's budget among the keepers that will be on it."""
+        keepers = parallelism * max(1, len(self._b.plan.operators))
+        addresses = self._b.spark._jsc.sc().getExecutorMemoryStatus().keys().mkString(",")  # type: ignore[union-attr]
+        hosts = len({address.rpartition(":")[0] for address in addresses.split(",")})
+        return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / hosts))
+
+    def _operator_plan(self, operator: Operator) -> OperatorPlan:
+        return OperatorPlan(
+            uid=operator.uid,
+            backend=self._b.settings.backend,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            states=operator.states,
+        )
+
+    def _rewind(self, manifest: Manifest | None) -> None:
+        root = self._b.places.root
+        for old in root.glob("spark-*"):
+            shutil.rmtree(old, ignore_errors=True)
+        self._spark_dir = root / f"spark-{self.generation}"
+        if manifest is not None and manifest.source is not None:
+            restore_source(self._b.jobdir, manifest.source, self._spark_dir)
+
+    # -- watching
+
+    def _commit_sinks(self, manifest: Manifest) -> None:
+        pending = {sink.name: sink.pending for sink in manifest.sinks}
+        for name, sink, _ in self._b.plan.sinks:
+            sink.commit(pending.get(name, []))
+        self.driver.committed(manifest.sinks)
+
+    def _capture_source(self) -> None:
+        """Once Spark has logged the checkpoint's batch as done, take the source's progress after it."""
+        wanted = self.driver.take_wanted_source()
+        if wanted is None:
+            return
+        checkpoint, batch = wanted
+        if self.coordinator.pending != checkpoint:
+            self.driver.source_done()
+            return
+        if not (self._spark_dir / "commits" / str(batch)).exists():
+            return
+        base = self.coordinator.confirmed_manifest
+        try:
+            files = capture(self._spark_dir, batch)
+            info = upload_source(
+                self._b.jobdir, files, checkpoint, batch, base.source if base else None
+            )
+        except UnavailableError as error:
+            self.driver.source_done()
+            self.coordinator.fail(checkpoint, f"the source's progress could not be stored: {error}")
+            return
+        self.driver.source_done()
+        self.coordinator.add_source(checkpoint, info)
+
+    def _poll_if_idle(self) -> None:
+        idle = time.monotonic() - self.driver.last_contact
+        if idle < _IDLE_S:
+            return
+        waits = self.coordinator.pending is not None
+        due = self.coordinator.due(Epoch(self.driver.progress.epoch))
+        lease = idle * 1000 > self._b.settings.keeper_lease_ms / 3
+        if waits or due or lease:
+            self.driver.poll(may_trigger=due)
+
+    def _query_finished(self) -> bool:
+        assert self._query is not None
+        if self._query.isActive:
+            return False
+        error = self._query.exception()
+        if self.driver.error is not None:
+            raise self.driver.error
+        if error is not None:
+            raise find_error(error)
+        return True
+
+    def _final_checkpoint_done(self) -> bool:
+        """A source that has ended leaves a checkpoint of everything, so that sinks show all."""
+        if not self._final_checkpoint_asked:
+            self._final_checkpoint_asked = True
+            self._final = self.coordinator.request()
+        if self._final.done:
+            self._final.result(0)
+            return True
+        return False

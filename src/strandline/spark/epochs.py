@@ -1,0 +1,204 @@
+"""The epoch driver: one call of foreachBatch is one epoch, and its end is the checkpoint barrier."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from strandline.checkpoint.coordinator import Coordinator
+from strandline.core import failpoints
+from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.format.manifest import SinkInfo
+from strandline.runtime.protocol import Ack, Instructions, Trigger
+from strandline.spark.exchange import Exchange, prepare_session
+from strandline.spark.fleet import Fleet, Slot
+from strandline.spark.plan import Operator, Plan
+from strandline.spark.stream import OperatorNode
+from strandline.spark.worker import unmark
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What has been done in this run, for people to look at."""
+
+    epoch: int
+    epochs: int = 0
+    rows_in: int = 0
+    last_epoch_ms: float = 0.0
+    last_rows: int = 0
+    acks: dict[Slot, Ack] = field(default_factory=dict)
+
+
+class EpochDriver:
+    """Runs epochs and answers for their acks and staged output. One epoch or poll at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        operators: Sequence[Operator],
+        exchange: Exchange,
+        fleet: Fleet,
+        coordinator: Coordinator,
+        generation: Generation,
+        epoch: Epoch,
+    ) -> None:
+        self._plan = plan
+        self._operators = {operator.node: operator for operator in operators}
+        self._exchange = exchange
+        self._fleet = fleet
+        self._coordinator = coordinator
+        self._generation = generation
+        self._lock = threading.Lock()
+        self._staged: dict[str, list[str]] = {}
+        self._wanted_source: tuple[CheckpointId, int] | None = None
+        self.progress = Progress(epoch=epoch)
+        self.error: BaseException | None = None
+        self.failed = threading.Event()
+        self.last_contact = time.monotonic()
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        """Process one epoch; called by Spark."""
+        with self._lock:
+            if self.failed.is_set():
+                raise KeeperError("the run has failed already")
+            try:
+                self._run(df, Epoch(batch + 1))
+            except BaseException as error:
+                self.error = find_error(error)
+                self.failed.set()
+                raise
+            finally:
+                self.last_contact = time.monotonic()
+
+    def poll(self, *, may_trigger: bool) -> bool:
+        """Hear from the keepers while no epoch runs; perhaps begin a checkpoint of the epoch before.
+
+        Return False, having done nothing, when an epoch is being processed.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            epoch = Epoch(self.progress.epoch)
+            trigger = self._trigger(epoch, batch=epoch - 1) if may_trigger else None
+            acks = self._fleet.poll(self._instructions(epoch, trigger))
+            missing = self._fleet.slots - acks.keys()
+            if missing and (trigger is not None or self.progress.epochs):
+                raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
+            self._heed(acks)
+        except Exception as error:
+            raise find_error(error) from error
+        finally:
+            self.last_contact = time.monotonic()
+            self._lock.release()
+        return True
+
+    def take_wanted_source(self) -> tuple[CheckpointId, int] | None:
+        """Return the checkpoint that needs the source's progress, and after which batch."""
+        return self._wanted_source
+
+    def source_done(self) -> None:
+        """The source's progress was captured."""
+        self._wanted_source = None
+
+    def committed(self, sinks: Sequence[SinkInfo]) -> None:
+        """These staged epochs are visible now."""
+        for sink in sinks:
+            done = set(sink.pending)
+            self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
+
+    def _run(self, df: DataFrame, epoch: Epoch) -> None:
+        started = time.perf_counter()
+        prepare_session(df.sparkSession)
+        trigger = self._trigger(epoch, batch=epoch - 1, staged=False)
+        instructions = self._instructions(epoch, trigger)
+        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
+        try:
+            for name, sink, rows in built.outputs:
+                failpoints.hit("epoch.sink.before")
+                staged = sink.write(rows, epoch)
+                if staged is not None:
+                    self._staged.setdefault(name, []).append(staged)
+            acks = self._fleet.take_acks(epoch)
+            if len(acks) < len(self._fleet.slots):
+                # A sink that did not read all of its rows: the epoch must reach every keeper all the same.
+                for _, _, rows in built.outputs:
+                    rows.write.format("noop").mode("overwrite").save()
+                acks = {**acks, **self._fleet.take_acks(epoch)}
+        finally:
+            built.close()
+        missing = self._fleet.slots - acks.keys()
+        if missing:
+            raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
+        self._note(epoch, acks, (time.perf_counter() - started) * 1000)
+        if trigger is not None:
+            self._add_sinks(CheckpointId(trigger.checkpoint))
+        self._heed(acks)
+        failpoints.hit("epoch.done")
+
+    def _operate(self, node: OperatorNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
+        operator = self._operators[node]
+        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by)
+        return self._fleet.run(node.uid, routed, instructions, node.output_schema)
+
+    def _trigger(self, epoch: Epoch, batch: int, *, staged: bool = True) -> Trigger | None:
+        trigger = self._coordinator.trigger(epoch)
+        if trigger is None:
+            return None
+        self._wanted_source = (trigger.checkpoint, batch)
+        if staged:
+            self._add_sinks(trigger.checkpoint)
+        return Trigger(trigger.checkpoint, trigger.mode)
+
+    def _add_sinks(self, checkpoint: CheckpointId) -> None:
+        """Everything staged up to the checkpoint's epoch becomes visible with it."""
+        infos = [SinkInfo(name=name, pending=list(self._staged.get(name, []))) for name, _, _ in self._plan.sinks]
+        self._coordinator.add_sinks(checkpoint, infos)
+
+    def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
+        return Instructions(
+            generation=self._generation,
+            epoch=epoch,
+            trigger=trigger,
+            confirmed=self._coordinator.confirmed,
+            pending=self._coordinator.pending,
+        )
+
+    def _heed(self, acks: dict[Slot, Ack]) -> None:
+        self.progress.acks.update(acks)
+        for ack in acks.values():
+            for report in ack.reports:
+                checkpoint, partition = CheckpointId(report.checkpoint), Partition(ack.partition)
+                if report.info is not None:
+                    self._coordinator.report(ack.uid, partition, checkpoint, report.info)
+                else:
+                    self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
+
+    def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
+        # The first operator's rows are the job's; a job with several sees each row again further on.
+        first = self._plan.operators[0].uid if self._plan.operators else ""
+        rows = sum(ack.rows_in for (uid, _), ack in acks.items() if uid == first)
+        progress = self.progress
+        progress.epoch = epoch
+        progress.epochs += 1
+        progress.rows_in += rows
+        progress.last_rows = rows
+        progress.last_epoch_ms = took_ms
+
+
+def find_error(error: BaseException) -> BaseException:
+    """Return the error that Spark wrapped, if it is one of ours; else the error itself."""
+    if isinstance(error, StrandlineError):
+        return error
+    return unmark(str(error)) or error
+
+
+def _named(slots: set[Slot]) -> str:
+    return ", ".join(f"operator '{uid}' partition {partition}" for uid, partition in sorted(slots))

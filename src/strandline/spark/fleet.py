@@ -1,0 +1,120 @@
+"""The keepers of one run, as the driver sees them: their programs, their acks, polling and stopping them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark import Accumulator, AccumulatorParam, Broadcast
+from pyspark.sql import DataFrame, SparkSession
+
+from strandline.core.ids import Generation, Partition
+from strandline.runtime import protocol as p
+from strandline.runtime.places import Places
+from strandline.runtime.program import Program
+from strandline.runtime.protocol import Ack, Instructions
+from strandline.spark.exchange import KEY_GROUP, PARTITION, Exchange
+from strandline.spark.worker import ControlWorker, EpochWorker, KeeperRef
+
+Slot = tuple[str, int]
+"""An operator's uid and a partition."""
+
+
+class AckList(AccumulatorParam[list[bytes]]):
+    """Collects acks; a stage that is retried may bring one twice."""
+
+    def zero(self, value: list[bytes]) -> list[bytes]:
+        return []
+
+    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802
+        value1.extend(value2)
+        return value1
+
+
+class Fleet:
+    """All keepers of one generation."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        places: Places,
+        generation: Generation,
+        programs: Sequence[Program],
+        exchange: Exchange,
+    ) -> None:
+        sc = spark.sparkContext
+        self._places = places
+        self._exchange = exchange
+        self._generation = generation
+        self._refs = {program.uid: KeeperRef(places, program.uid, self._generation) for program in programs}
+        self._broadcasts: dict[str, Broadcast[bytes]] = {
+            program.uid: sc.broadcast(msgspec.msgpack.encode(program)) for program in programs
+        }
+        self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())
+        self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
+        self.last: dict[Slot, Ack] = {}
+
+    def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
+        """Return what an operator's keepers give for the routed rows of an epoch."""
+        worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema)
+        columns = [PARTITION, KEY_GROUP, *(c for c in routed.columns if c not in (PARTITION, KEY_GROUP))]
+        quoted = ["`" + c.replace("`", "``") + "`" for c in columns]
+        return routed.select(*quoted).mapInArrow(worker, output_schema)
+
+    def take_acks(self, epoch: int) -> dict[Slot, Ack]:
+        """Return this epoch's acks, one a slot, and forget all others."""
+        found: dict[Slot, Ack] = {}
+        taken, self._acks.value = self._acks.value, []
+        for data in taken:
+            ack = msgspec.msgpack.decode(data, type=Ack)
+            if ack.epoch == epoch:
+                found[ack.uid, ack.partition] = ack
+        self.last.update(found)
+        return found
+
+    def poll(self, instructions: Instructions) -> dict[Slot, Ack]:
+        """Ask every keeper without an epoch; those that are not there do not answer."""
+        found = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL) if ack.uid}
+        self.last.update(found)
+        return found
+
+    def stop(self, *, forget: bool) -> None:
+        """End every keeper at once. With `forget`, their local copies go too."""
+        instructions = Instructions(generation=self._generation, epoch=0, forget=forget)
+        try:
+            self._control(instructions, p.STOP)
+        except Exception:
+            # The session may be gone already. Keepers of this machine can be ended without it; others end by
+            # themselves, with their executor or their lease.
+            pass
+        for ack in self.last.values():
+            if ack.host == socket.gethostname():
+                _end_process(ack.pid)
+
+    def close(self) -> None:
+        """Let go of what the driver holds for the keepers."""
+        for broadcast in self._broadcasts.values():
+            broadcast.unpersist()
+
+    def partition_of(self, ack: Ack) -> Partition:
+        """Return an ack's partition."""
+        return Partition(ack.partition)
+
+    def _control(self, instructions: Instructions, kind: int) -> list[Ack]:
+        worker = ControlWorker(list(self._refs.values()), instructions, kind)
+        rows: list[Any] = self._exchange.partitions.mapInArrow(worker, "ack binary").collect()
+        return [msgspec.msgpack.decode(bytes(row.ack), type=Ack) for row in rows]
+
+
+def _end_process(pid: int) -> None:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"strandline.runtime.keeper" in command:
+            os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass

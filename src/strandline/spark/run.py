@@ -1,0 +1,270 @@
+"""A job that runs: supervised, restarted after failures, asked for its status, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from pyspark.sql.streaming import StreamingQuery
+
+from strandline.api.config import Restart
+from strandline.core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorruptionError,
+    FencedError,
+    StateLimitError,
+    StrandlineError,
+    UnavailableError,
+    UserCodeError,
+)
+from strandline.core.ids import CheckpointId
+from strandline.runtime.places import sweep
+from strandline.spark.attempt import Attempt, Blueprint
+from strandline.spark.epochs import find_error
+
+log = logging.getLogger(__name__)
+
+State = Literal["starting", "running", "restarting", "finished", "stopped", "failed"]
+
+_FINAL = (FencedError, ConfigurationError, StateLimitError)
+
+
+@dataclass(frozen=True)
+class KeeperStatus:
+    """One keeper, as it last answered."""
+
+    uid: str
+    partition: int
+    pid: int
+    host: str
+    epoch: int
+    rows_in: int
+    rows_out: int
+    process_ms: float
+    pause_ms: float
+    restore_ms: float
+    metrics: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a job is doing."""
+
+    job: str
+    state: State
+    generation: int
+    epoch: int
+    restored_from: int | None
+    restarts: int
+    rows_in: int
+    """Events since the run, or its last restart, began."""
+    last_epoch_ms: float
+    last_epoch_rows: int
+    checkpoints: dict[str, int]
+    """Counts: triggered, in_progress, completed, failed, restored."""
+    last_checkpoint: Any
+    """The newest completed checkpoint's figures, or None."""
+    last_failure: str
+    keepers: list[KeeperStatus] = field(default_factory=list)
+
+
+class Run:
+    """A started job. Also a context manager that stops it."""
+
+    def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
+        self._b = blueprint
+        self._restart = restart
+        self._attempt: Attempt | None = None
+        self._state: State = "starting"
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._last_failure = ""
+        self._restarts = 0
+        self._in_a_row = 0
+        self._excluded: frozenset[CheckpointId] = frozenset()
+        self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
+
+    def start(self) -> None:
+        """Start for the first time; what is wrong with the program is raised here."""
+        sweep(self._b.places.local_dir)
+        try:
+            self._begin()
+        except BaseException:
+            self._end_attempt(keepers=True, forget=False)
+            raise
+        self._thread.start()
+
+    @property
+    def query(self) -> StreamingQuery | None:
+        """Spark's own query of the current attempt, for its progress reports."""
+        return self._attempt.query if self._attempt else None
+
+    def status(self) -> Status:
+        """Return what the job is doing now."""
+        attempt = self._attempt
+        driver = getattr(attempt, "driver", None)
+        coordinator = getattr(attempt, "coordinator", None)
+        progress = driver.progress if driver else None
+        history = coordinator.history if coordinator else []
+        return Status(
+            job=self._b.name,
+            state=self._state,
+            generation=attempt.generation if attempt else 0,
+            epoch=progress.epoch if progress else 0,
+            restored_from=attempt.restored.checkpoint if attempt and attempt.restored else None,
+            restarts=self._restarts,
+            rows_in=progress.rows_in if progress else 0,
+            last_epoch_ms=progress.last_epoch_ms if progress else 0.0,
+            last_epoch_rows=progress.last_rows if progress else 0,
+            checkpoints=dict(coordinator.counts) if coordinator else {},
+            last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
+            last_failure=self._last_failure,
+            keepers=[
+                KeeperStatus(
+                    uid=a.uid, partition=a.partition, pid=a.pid, host=a.host, epoch=a.epoch, rows_in=a.rows_in,
+                    rows_out=a.rows_out, process_ms=a.process_ms, pause_ms=a.pause_ms, restore_ms=a.restore_ms,
+                    metrics=a.metrics,
+                )
+                for _, a in sorted(list(progress.acks.items()) if progress else [])
+            ],
+        )  # fmt: skip
+
+    def checkpoints(self) -> list[Any]:
+        """Return figures of this attempt's checkpoints, oldest first."""
+        coordinator = getattr(self._attempt, "coordinator", None)
+        return list(coordinator.history) if coordinator else []
+
+    def checkpoint(self, timeout: float | None = None) -> Any:
+        """Take a checkpoint now and wait for it; return its figures.
+
+        It covers at least every epoch that was complete when this was called. Raises CheckpointError if it fails.
+        """
+        if self._state != "running" or self._attempt is None:
+            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no checkpoint can be taken")
+        return self._attempt.coordinator.request().result(timeout)
+
+    def process_all_available(self, timeout: float | None = None) -> None:
+        """Wait until everything the source has now is processed. Rows are visible after the next checkpoint."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._raise_if_failed()
+            if self._ended.is_set():
+                return
+            if deadline is not None and time.monotonic() > deadline:
+                raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout} seconds")
+            attempt = self._attempt
+            if self._state == "running" and attempt is not None and attempt.query is not None:
+                with contextlib.suppress(Exception):
+                    attempt.query.processAllAvailable()
+                    if self._attempt is attempt and not attempt.driver.failed.is_set():
+                        return
+            time.sleep(0.02)
+
+    def await_termination(self, timeout: float | None = None) -> bool:
+        """Wait until the job ends, and raise what made it fail. Return False if the time was up before."""
+        ended = self._ended.wait(timeout)
+        self._raise_if_failed()
+        return ended
+
+    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
+        """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
+
+        Without it, rows after the last checkpoint stay invisible, and are processed again by the next start.
+        """
+        if checkpoint and self._state == "running":
+            self.checkpoint(timeout)
+        self._stopping.set()
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.stop_query()
+        self._ended.wait(timeout)
+        self._thread.join(timeout)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # -- supervision, in a thread of its own
+
+    def _supervise(self) -> None:
+        try:
+            while True:
+                try:
+                    if self._attempt is None:
+                        self._begin()
+                    assert self._attempt is not None
+                    finished = self._attempt.watch(self._stopping)
+                except BaseException as error:
+                    if self._stopping.is_set():
+                        finished = False
+                    else:
+                        self._recover(find_error(error))
+                        continue
+                self._end_attempt(keepers=True, forget=True)
+                self._b.places.remove()
+                self._state = "finished" if finished else "stopped"
+                return
+        except BaseException as error:
+            self._error = error
+            self._last_failure = str(error)
+            self._end_attempt(keepers=True, forget=False)
+            self._state = "failed"
+        finally:
+            self._ended.set()
+
+    def _begin(self) -> None:
+        self._attempt = Attempt(self._b, self._excluded)
+        self._attempt.start()
+        self._state = "running"
+
+    def _recover(self, error: BaseException) -> None:
+        """End the failed attempt and wait for the next; raise the error if there is none."""
+        self._last_failure = str(error)
+        completed = self._attempt.coordinator.counts["completed"] if hasattr(self._attempt, "coordinator") else 0
+        self._in_a_row = 1 if completed else self._in_a_row + 1
+        if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
+            raise error
+        self._state = "restarting"
+        delay_ms = self._restart.delay_ms(self._in_a_row)
+        log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
+        self._end_attempt(keepers=False, forget=False)
+        self._restarts += 1
+        self._stopping.wait(delay_ms / 1000)
+
+    def _may_restart(self, error: BaseException) -> bool:
+        if isinstance(error, CorruptionError):
+            damaged = error.fields.get("checkpoint")
+            if damaged is None or CheckpointId(damaged) in self._excluded:
+                return False
+            log.warning("checkpoint %s is damaged and is passed over: %s", damaged, error)
+            self._excluded |= {CheckpointId(damaged)}
+            return True
+        if isinstance(error, UserCodeError):
+            return self._restart.on_user_error
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        return not isinstance(error, _FINAL)
+
+    def _end_attempt(self, *, keepers: bool, forget: bool) -> None:
+        if self._attempt is not None:
+            attempt, self._attempt = self._attempt, (self._attempt if keepers else None)
+            attempt.close(keepers=keepers, forget=forget)
+
+    def _raise_if_failed(self) -> None:
+        if self._ended.is_set() and self._error is not None:
+            if isinstance(self._error, StrandlineError):
+                raise self._error
+            raise StrandlineError(
+                f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
+            ) from self._error
