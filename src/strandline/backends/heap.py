@@ -77,14 +77,14 @@ class HeapBackend:
         target = into / HEAP_FILE
         try:
             into.mkdir(parents=True)
-            with target.open("wb") as file:
-                write_heap(file, self._snapshot(changes))
+            try:
+                with target.open("wb") as file:
+                    write_heap(file, self._snapshot(changes))
+            except BaseException:
+                shutil.rmtree(into, ignore_errors=True)
+                raise
         except OSError as error:
-            shutil.rmtree(into, ignore_errors=True)
             raise UnavailableError(f"cannot write the snapshot {target}: {error}") from error
-        except BaseException:
-            shutil.rmtree(into, ignore_errors=True)
-            raise
         return [LocalFile(HEAP_FILE, target, target.stat().st_size, shared=False)]
 
     def _snapshot(self, changes: Changes) -> Iterator[tuple[str, Iterable[tuple[bytes, bytes]]]]:

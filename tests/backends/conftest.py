@@ -1,0 +1,74 @@
+"""The backends under test, and a restore as the checkpoint layer does it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strandline.backends.base import Backend, LocalFile
+from strandline.backends.heap import HeapBackend
+from strandline.backends.options import MIB, MemoryBudget
+from strandline.backends.rocksdb import RocksDBBackend
+
+STATES = ("a", "b")
+BUDGET = MemoryBudget(block_cache_bytes=4 * MIB, write_buffer_bytes=4 * MIB)
+KINDS = ("memory", "filesystem", "rocksdb")
+
+
+def open_backend(kind: str, directory: Path, states: tuple[str, ...] = STATES) -> Backend:
+    if kind == "rocksdb":
+        return RocksDBBackend(directory, states, memory=BUDGET)
+    inline = kind == "memory"
+    return HeapBackend(directory, states, inline=inline, limit_bytes=64 * MIB if inline else None)
+
+
+def restore_files(files: list[LocalFile], directory: Path) -> Path:
+    """Fill a directory with the files of a snapshot: shared ones linked, the rest copied."""
+    directory.mkdir(parents=True)
+    for file in files:
+        (os.link if file.shared else shutil.copyfile)(file.path, directory / file.name)
+    return directory
+
+
+class Lab:
+    """Opens backends of one kind below one directory and closes them at the end."""
+
+    def __init__(self, kind: str, root: Path) -> None:
+        self.kind = kind
+        self.root = root
+        self._opened: list[Backend] = []
+        self._count = 0
+
+    def place(self) -> Path:
+        self._count += 1
+        return self.root / f"{self._count}"
+
+    def open(self, directory: Path | None = None, states: tuple[str, ...] = STATES) -> Backend:
+        backend = open_backend(self.kind, directory or self.place(), states)
+        self._opened.append(backend)
+        return backend
+
+    def restore(self, files: list[LocalFile], states: tuple[str, ...] = STATES) -> Backend:
+        return self.open(restore_files(files, self.place()), states)
+
+    def close(self) -> None:
+        for backend in self._opened:
+            backend.close()
+
+
+@pytest.fixture(params=KINDS)
+def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(request.param, tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rocks(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab("rocksdb", tmp_path)
+    yield made
+    made.close()

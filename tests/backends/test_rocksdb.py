@@ -1,0 +1,182 @@
+"""The RocksDB backend's own promises: names, files, damage, memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from strandline.backends.base import LocalFile
+from strandline.backends.options import DEFAULT_TUNING, MIB, MemoryBudget, Tuning
+from strandline.backends.rocksdb import RocksDBBackend, _batches
+from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
+
+from .conftest import BUDGET, Lab, restore_files
+from .test_conformance import contents, numbered
+
+
+def shared(files: list[LocalFile]) -> dict[str, bytes]:
+    return {file.name: file.path.read_bytes() for file in files if file.shared}
+
+
+def test_two_futures_of_one_snapshot_never_share_a_new_name(rocks: Lab) -> None:
+    origin = rocks.open()
+    base = origin.persist({"a": numbered(1000, b"base")}, rocks.place())
+    seen = shared(base)
+    futures = [origin, rocks.restore(base), rocks.restore(base)]
+    for step in range(12):  # enough to merge files, too
+        for number, backend in enumerate(futures):
+            files = backend.persist({"a": numbered(1000, b"%d of %d" % (step, number))}, rocks.place())
+            for name, data in shared(files).items():
+                assert seen.setdefault(name, data) == data
+    for number, backend in enumerate(futures):
+        assert contents(backend, "a") == dict(numbered(1000, b"11 of %d" % number))
+
+
+def test_names_survive_chains_of_restores(rocks: Lab) -> None:
+    backend = rocks.open()
+    seen: dict[str, bytes] = {}
+    for step in range(5):
+        files = backend.persist({"a": [(b"%d" % step, b"v")]}, rocks.place())
+        assert len(shared(files)) == step + 1
+        for name, data in shared(files).items():
+            assert seen.setdefault(name, data) == data
+        backend = rocks.restore(files)
+    assert len(seen) == 5
+    assert len(contents(backend, "a")) == 5
+
+
+def test_an_unchanged_state_adds_no_shared_file(rocks: Lab) -> None:
+    backend = rocks.open()
+    first = backend.persist({"a": numbered(1000)}, rocks.place())
+    second = backend.persist({}, rocks.place())
+    assert shared(first) == shared(second)
+
+
+def test_shared_files_are_hard_links_and_the_rest_is_small(rocks: Lab) -> None:
+    backend = rocks.open()
+    for step in range(30):
+        files = backend.persist({"a": numbered(100, b"%d" % step), "b": numbered(10)}, rocks.place())
+    for file in files:
+        assert file.shared == (file.path.suffix in (".sst", ".blob"))
+        if file.shared:
+            assert file.path.stat().st_nlink > 1
+    own = [file for file in files if not file.shared]
+    assert sorted(file.name.split("-")[0] for file in own) == ["CURRENT", "MANIFEST"]
+    assert sum(file.size_bytes for file in own) < 64 << 10
+
+
+def test_only_the_listed_files_are_needed(rocks: Lab) -> None:
+    backend = rocks.open()
+    files = backend.persist({"a": numbered(10), "b": numbered(20)}, rocks.place())
+    for missing in files:
+        directory = restore_files([file for file in files if file is not missing], rocks.place())
+        if missing.name == "CURRENT":  # without it, RocksDB takes a directory for an empty one
+            continue
+        with pytest.raises(CorruptionError):
+            rocks.open(directory)
+    assert contents(rocks.restore(files), "b") == dict(numbered(20))
+
+
+def test_files_of_two_snapshots_are_not_mixed(rocks: Lab) -> None:
+    base = rocks.open().persist({"a": numbered(10)}, rocks.place())
+    futures = [rocks.restore(base).persist({"a": numbered(10, b"%d" % n)}, rocks.place()) for n in range(2)]
+    both = {file.name: file for files in futures for file in files}
+    directory = restore_files(list(both.values()), rocks.place())
+    with pytest.raises(CorruptionError, match="two snapshots"):
+        rocks.open(directory)
+
+
+def damaged(files: list[LocalFile], directory: Path) -> Path:
+    """Restore with copies, the middle of each SST file's first data block flipped."""
+    directory.mkdir()
+    for file in files:
+        data = bytearray(file.path.read_bytes())
+        if file.shared:
+            data[200] ^= 0xFF
+        (directory / file.name).write_bytes(data)
+    return directory
+
+
+def test_a_damaged_block_is_an_error_not_an_end(rocks: Lab) -> None:
+    entries = [(key, os.urandom(100)) for key, _ in numbered(5000)]
+    files = rocks.open().persist({"a": entries}, rocks.place())
+    backend = rocks.open(damaged(files, rocks.place()))
+    with pytest.raises(CorruptionError, match="state directory"):
+        backend.get_many("a", [b"\0\1000000"])
+    with pytest.raises(CorruptionError, match="state directory"):
+        list(backend.scan("a"))
+
+
+def test_errors_name_the_directory_and_the_next_step(rocks: Lab) -> None:
+    directory = rocks.place()
+    rocks.open(directory)
+    with pytest.raises(UnavailableError, match="lock") as caught:
+        rocks.open(directory)
+    assert str(directory) in caught.value.message
+    assert caught.value.hint
+
+
+def test_batches_are_bounded_and_sorted_within_runs() -> None:
+    entries: list[tuple[bytes, bytes | None]] = [(b"%d" % (n * 7919 % 50_000), b"v") for n in range(50_000)]
+    batches = list(_batches(iter(entries)))
+    assert max(map(len, batches)) <= 2000
+    assert sorted(entry for batch in batches for entry in batch) == sorted(entries)
+    run = [entry[0] for batch in batches[:10] for entry in batch]
+    assert run == sorted(run)
+    large = list(_batches([(b"%d" % n, b"x" * (1 << 19)) for n in range(9)]))
+    assert [len(batch) for batch in large] == [2, 2, 2, 2, 1]
+
+
+def test_writes_faster_than_flushes_wait_and_lose_nothing(tmp_path: Path) -> None:
+    small = MemoryBudget(block_cache_bytes=1 * MIB, write_buffer_bytes=1 * MIB)
+    backend = RocksDBBackend(tmp_path / "db", ["a"], memory=small)
+    value = os.urandom(1 << 18)
+    backend.write({"a": [(b"%04d" % number, value) for number in range(300)]})
+    assert [key for key, _ in backend.scan("a")] == [b"%04d" % number for number in range(300)]
+    assert backend.metrics()["write_buffer_bytes"] < 8 * MIB
+    backend.close()
+
+
+def test_the_memory_budget_holds(tmp_path: Path) -> None:
+    budget = MemoryBudget(block_cache_bytes=2 * MIB, write_buffer_bytes=4 * MIB)
+    states = [f"s{number}" for number in range(8)]
+    backend = RocksDBBackend(tmp_path / "db", states, memory=budget)
+    for state in states:
+        backend.write({state: numbered(20_000, os.urandom(100))})
+    backend.persist({}, tmp_path / "s")
+    for state in states:
+        backend.get_many(state, [key for key, _ in numbered(20_000)])
+    figures = backend.metrics()
+    assert figures["block_cache_bytes"] <= budget.block_cache_bytes * 1.1
+    assert figures["write_buffer_bytes"] <= budget.write_buffer_bytes * 1.25
+    assert figures["flush_written_bytes"] > 8 * 20_000 * 10
+    backend.close()
+
+
+def test_a_budget_too_small_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="block_cache_bytes is 7"):
+        MemoryBudget(block_cache_bytes=7, write_buffer_bytes=MIB)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [Tuning(style="level"), Tuning(blob_min_bytes=64), Tuning(compression="none", max_merge_width=4)],
+    ids=["level", "blob", "narrow"],
+)
+def test_every_tuning_restores_what_another_wrote(tmp_path: Path, tuning: Tuning) -> None:
+    backend = RocksDBBackend(tmp_path / "1", ["a"], memory=BUDGET, tuning=tuning)
+    entries = [(key, os.urandom(100)) for key, _ in numbered(3000)]
+    for step in range(10):
+        files = backend.persist({"a": entries[step::10]}, tmp_path / f"s{step}")
+    backend.close()
+    restored = RocksDBBackend(restore_files(files, tmp_path / "2"), ["a"], memory=BUDGET, tuning=DEFAULT_TUNING)
+    assert contents(restored, "a") == dict(entries)
+    files = restored.persist({"a": [(entries[0][0], None)]}, tmp_path / "again")
+    restored.close()
+    shutil.rmtree(tmp_path / "2")
+    back = RocksDBBackend(restore_files(files, tmp_path / "3"), ["a"], memory=BUDGET, tuning=tuning)
+    assert contents(back, "a") == dict(entries[1:])
+    back.close()
