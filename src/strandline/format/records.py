@@ -1,0 +1,93 @@
+"""Rows and struct values: tuples whose parts have names."""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from strandline.core.errors import ConfigurationError
+
+
+class Record(tuple[Any, ...]):
+    """An event, a row or a struct value: immutable, `record.name` and `record["any name"]`, equal to a plain tuple.
+
+    Names that are no Python identifiers, keywords, or begin with an underscore are reached by [] alone.
+    """
+
+    __slots__ = ()
+
+    _fields: ClassVar[tuple[str, ...]] = ()
+    _positions: ClassVar[dict[str, int]] = {}
+
+    if TYPE_CHECKING:
+        # At run time each name is a descriptor in C; a __getattr__ would make every access slow.
+        def __getattr__(self, name: str) -> Any: ...
+
+        @classmethod
+        def _make(cls, values: Any) -> Self:
+            """Make a record of an iterable with one value for each name; the number is not checked: this is hot."""
+            ...
+
+    def __getitem__(self, at: Any) -> Any:
+        if type(at) is str:
+            position = self._positions.get(at)
+            if position is None:
+                raise KeyError(f"there is no {at!r} here: the names are {', '.join(self._fields)}")
+            at = position
+        return tuple.__getitem__(self, at)
+
+    def _asdict(self) -> dict[str, Any]:
+        """Return a dict of names and values, in order."""
+        return dict(zip(self._fields, self, strict=True))
+
+    def _replace(self, changes: Mapping[str, Any] | None = None, /, **named: Any) -> Self:
+        """Return a record with some values changed; names that are no identifiers go into a dict."""
+        changed = {**(changes or {}), **named}
+        made = self._make([changed.pop(name, value) for name, value in zip(self._fields, self, strict=True)])
+        if changed:
+            raise ValueError(f"there is no {', '.join(changed)} here: the names are {', '.join(self._fields)}")
+        return made
+
+    def __repr__(self) -> str:
+        parts = (
+            f"{name if name.isidentifier() else '`' + name + '`'}={value!r}"
+            for name, value in zip(self._fields, self, strict=True)
+        )
+        return f"Record({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self._fields, tuple(self))
+
+
+def record_type(names: Sequence[str]) -> type[Record]:
+    """Return the record class of these names; the same class for the same names."""
+    return _record_type(tuple(names))
+
+
+@lru_cache(maxsize=4096)
+def _record_type(names: tuple[str, ...]) -> type[Record]:
+    if len(set(names)) != len(names):
+        raise ConfigurationError(
+            f"two columns have one name, among {', '.join(names)}", hint="rename one of them with withColumnRenamed"
+        )
+    members: dict[str, Any] = {
+        "__slots__": (),
+        "_fields": names,
+        "_positions": {name: position for position, name in enumerate(names)},
+    }
+    # namedtuple's getters are the fastest there are, and do not care about the class they came from.
+    getters = vars(namedtuple("Getters", [f"f{position}" for position in range(len(names))]))  # noqa: PYI024
+    for position, name in enumerate(names):
+        if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
+            members[name] = getters[f"f{position}"]
+    made = type("Record", (Record,), members)
+    # A partial of the C constructor: half the cost of a class method written in Python.
+    made._make = partial(tuple.__new__, made)  # type: ignore[method-assign]
+    return made
+
+
+def _rebuild(names: tuple[str, ...], values: tuple[Any, ...]) -> Record:
+    return _record_type(names)._make(values)

@@ -1,0 +1,436 @@
+"""Spark's types as a tree of our own, and the parser of the DDL that users write. Needs no JVM."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import ClassVar, NoReturn, TypeVar
+
+from strandline.core.errors import ConfigurationError
+
+MAX_DECIMAL_PRECISION = 38
+T = TypeVar("T", bound="DataType")
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class DataType:
+    """Root of all types. Types are values: equal when they mean the same, hashable, immutable."""
+
+    @property
+    def ddl(self) -> str:
+        """The type in canonical Spark DDL; `parse_type` and Spark read it back."""
+        raise NotImplementedError
+
+    def contains_map(self) -> bool:
+        """Return whether a map is anywhere inside."""
+        return False
+
+    def __str__(self) -> str:
+        return self.ddl
+
+
+class ScalarType(DataType):
+    """A type without parts."""
+
+    name: ClassVar[str]
+
+    @property
+    def ddl(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class BooleanType(ScalarType):
+    """True or False."""
+
+    name = "boolean"
+
+
+class IntegralType(ScalarType):
+    """A signed integer of fixed width; in Python an int."""
+
+    width: ClassVar[int]
+
+
+@dataclass(frozen=True)
+class ByteType(IntegralType):
+    """8-bit signed integer."""
+
+    name = "tinyint"
+    width = 1
+
+
+@dataclass(frozen=True)
+class ShortType(IntegralType):
+    """16-bit signed integer."""
+
+    name = "smallint"
+    width = 2
+
+
+@dataclass(frozen=True)
+class IntegerType(IntegralType):
+    """32-bit signed integer."""
+
+    name = "int"
+    width = 4
+
+
+@dataclass(frozen=True)
+class LongType(IntegralType):
+    """64-bit signed integer."""
+
+    name = "bigint"
+    width = 8
+
+
+@dataclass(frozen=True)
+class FloatType(ScalarType):
+    """32-bit IEEE number; in Python a float that such a number can hold."""
+
+    name = "float"
+
+
+@dataclass(frozen=True)
+class DoubleType(ScalarType):
+    """64-bit IEEE number; in Python a float."""
+
+    name = "double"
+
+
+@dataclass(frozen=True)
+class StringType(ScalarType):
+    """Unicode text."""
+
+    name = "string"
+
+
+@dataclass(frozen=True)
+class BinaryType(ScalarType):
+    """Bytes."""
+
+    name = "binary"
+
+
+@dataclass(frozen=True)
+class DateType(ScalarType):
+    """A day of the proleptic Gregorian calendar."""
+
+    name = "date"
+
+
+@dataclass(frozen=True)
+class TimestampType(ScalarType):
+    """A moment, to the microsecond; in Python an aware datetime in UTC."""
+
+    name = "timestamp"
+
+
+@dataclass(frozen=True)
+class TimestampNTZType(ScalarType):
+    """A reading of calendar and clock without a zone, to the microsecond; in Python a naive datetime."""
+
+    name = "timestamp_ntz"
+
+
+@dataclass(frozen=True)
+class DecimalType(ScalarType):
+    """A decimal number of at most `precision` digits, `scale` of them after the point."""
+
+    precision: int = 10
+    scale: int = 0
+    name = "decimal"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.precision <= MAX_DECIMAL_PRECISION or not 0 <= self.scale <= self.precision:
+            raise ConfigurationError(
+                f"decimal({self.precision},{self.scale}) is no decimal type: expected a precision of 1 to "
+                f"{MAX_DECIMAL_PRECISION} and a scale of 0 to the precision"
+            )
+
+    @property
+    def ddl(self) -> str:
+        return f"decimal({self.precision},{self.scale})"
+
+
+@dataclass(frozen=True)
+class ArrayType(DataType):
+    """A list of elements of one type, nulls among them."""
+
+    element: DataType
+
+    @property
+    def ddl(self) -> str:
+        return f"array<{self.element.ddl}>"
+
+    def contains_map(self) -> bool:
+        return self.element.contains_map()
+
+
+@dataclass(frozen=True)
+class MapType(DataType):
+    """A dict; keys are never null and hold no maps."""
+
+    key: DataType
+    value: DataType
+
+    def __post_init__(self) -> None:
+        if self.key.contains_map():
+            raise ConfigurationError(f"the key of a map is {self.key.ddl}: the key of a map may not hold a map")
+
+    @property
+    def ddl(self) -> str:
+        return f"map<{self.key.ddl},{self.value.ddl}>"
+
+    def contains_map(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Field:
+    """A named part of a struct; it may always be null."""
+
+    name: str
+    type: DataType
+
+    @property
+    def ddl(self) -> str:
+        """The field as it stands inside struct<…>."""
+        return f"{quoted(self.name)}:{self.type.ddl}"
+
+
+@dataclass(frozen=True)
+class StructType(DataType):
+    """Named fields in order; also the schema of rows."""
+
+    fields: tuple[Field, ...]
+
+    def __post_init__(self) -> None:
+        if not self.fields:
+            raise ConfigurationError("a struct has no fields: expected at least one")
+        twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        if twice:
+            raise ConfigurationError(f"a struct has more than one field named {', '.join(map(repr, twice))}")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The fields' names, in order."""
+        return tuple(field.name for field in self.fields)
+
+    @property
+    def ddl(self) -> str:
+        return f"struct<{','.join(field.ddl for field in self.fields)}>"
+
+    def contains_map(self) -> bool:
+        return any(field.type.contains_map() for field in self.fields)
+
+
+def quoted(name: str) -> str:
+    """Return a column or field name as DDL needs it."""
+    return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
+
+
+@lru_cache(maxsize=1024)
+def parse_type(text: str) -> DataType:
+    """Read a type from Spark DDL, like 'bigint' or 'struct<ts: timestamp, v: int>'.
+
+    Raises ConfigurationError showing the text and the place in it.
+    """
+    parser = _Parser(text, "type")
+    found = parser.type()
+    parser.end()
+    return found
+
+
+@lru_cache(maxsize=1024)
+def parse_schema(text: str) -> StructType:
+    """Read the schema of rows from Spark DDL, like 'id bigint, name string'; 'id: bigint' and struct<…> do as well.
+
+    Raises ConfigurationError showing the text and the place in it.
+    """
+    parser = _Parser(text, "schema")
+    found = parser.schema()
+    parser.end()
+    return found
+
+
+_SCALARS: dict[str, DataType] = {
+    "boolean": BooleanType(),
+    "tinyint": ByteType(),
+    "byte": ByteType(),
+    "smallint": ShortType(),
+    "short": ShortType(),
+    "int": IntegerType(),
+    "integer": IntegerType(),
+    "bigint": LongType(),
+    "long": LongType(),
+    "float": FloatType(),
+    "real": FloatType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "timestamp_ltz": TimestampType(),
+    "timestamp_ntz": TimestampNTZType(),
+}
+
+_TOKEN = re.compile(
+    r"""\s*(?: (?P<quoted>`(?:[^`]|``)*`) | (?P<word>\w+) | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
+    | (?P<sign>[<>(),:]) | (?P<end>$) )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class _Parser:
+    """One pass over the text, one token ahead."""
+
+    def __init__(self, text: str, what: str) -> None:
+        if not isinstance(text, str):
+            raise ConfigurationError(
+                f"the {what} is {text!r}, a {type(text).__name__}; expected text in Spark DDL",
+                hint="write a type like 'bigint', and a schema like 'id bigint, name string'",
+            )
+        self._text = text
+        self._what = what
+        self._next = 0
+        self._advance()
+
+    def schema(self) -> StructType:
+        if self._word() == "struct":
+            start, self_next = self._at, self._next
+            self._advance()
+            if self._token == "<":
+                return self._struct(start)
+            self._next = self_next
+            self._at, self._kind, self._token = start, "word", self._text[start : start + len("struct")]
+        return self._fields(self._at)
+
+    def type(self) -> DataType:
+        start, word = self._at, self._word()
+        if self._kind != "word":
+            self._fail("expected a type")
+        self._advance()
+        if word == "array":
+            return self._within(lambda: self._build(start, ArrayType, self.type()))
+        if word == "map":
+            return self._within(self._map)
+        if word == "struct":
+            return self._struct(start)
+        if word in ("decimal", "dec", "numeric"):
+            return self._build(start, DecimalType, *self._numbers(0, 2))
+        if word in ("varchar", "char"):
+            self._numbers(1, 1)
+            return _SCALARS["string"]
+        if word not in _SCALARS:
+            self._fail(f"'{word}' is no type that Strandline knows", start)
+        return _SCALARS[word]
+
+    def end(self) -> None:
+        if self._kind != "end":
+            self._fail("expected nothing more")
+
+    def _struct(self, start: int) -> StructType:
+        return self._within(lambda: self._fields(start))
+
+    def _fields(self, start: int) -> StructType:
+        fields = [self._field()]
+        while self._token == "," and self._kind == "sign":
+            self._advance()
+            at = self._at
+            field = self._field()
+            if any(field.name == other.name for other in fields):
+                self._fail(f"there is a field named {field.name!r} already", at)
+            fields.append(field)
+        return self._build(start, StructType, tuple(fields))
+
+    def _field(self) -> Field:
+        if self._kind == "quoted":
+            name = self._token[1:-1].replace("``", "`")
+        elif self._kind == "word":
+            name = self._token
+        else:
+            self._fail("expected a name")
+        self._advance()
+        if self._token == ":":
+            self._advance()
+        found = self.type()
+        if self._word() == "not":
+            self._advance()
+            if self._word() != "null":
+                self._fail("expected NULL")
+            self._advance()
+        if self._word() == "comment":
+            self._advance()
+            if self._kind != "text":
+                self._fail("expected the comment in quotes")
+            self._advance()
+        return Field(name, found)
+
+    def _map(self) -> MapType:
+        start = self._at
+        key = self.type()
+        self._expect(",")
+        return self._build(start, MapType, key, self.type())
+
+    def _within(self, parse: Callable[[], T]) -> T:
+        self._expect("<")
+        found = parse()
+        self._expect(">")
+        return found
+
+    def _numbers(self, least: int, most: int) -> list[int]:
+        found: list[int] = []
+        if self._token != "(" and not least:
+            return found
+        self._expect("(")
+        while True:
+            if not (self._kind == "word" and self._token.isdecimal()):
+                self._fail("expected a number")
+            found.append(int(self._token))
+            self._advance()
+            if self._token != "," or len(found) == most:
+                break
+            self._advance()
+        self._expect(")")
+        return found
+
+    def _build(self, start: int, kind: Callable[..., T], *parts: object) -> T:
+        try:
+            return kind(*parts)
+        except ConfigurationError as error:
+            self._fail(error.message, start)
+
+    def _word(self) -> str:
+        return self._token.lower() if self._kind == "word" else ""
+
+    def _expect(self, sign: str) -> None:
+        if self._token != sign or self._kind != "sign":
+            self._fail(f"expected '{sign}'")
+        self._advance()
+
+    def _advance(self) -> None:
+        match = _TOKEN.match(self._text, self._next)
+        if match is None:
+            space = len(self._text) - len(self._text[self._next :].lstrip())
+            self._kind = self._token = ""
+            self._fail("this begins nothing that belongs here", space)
+        self._kind = match.lastgroup or ""
+        self._token = match[self._kind]
+        self._at = match.start(self._kind)
+        self._next = match.end()
+
+    def _fail(self, message: str, at: int | None = None) -> NoReturn:
+        at = self._at if at is None else at
+        found = f", found {self._token!r}" if message.startswith("expected") and self._token else ""
+        # One line and one column for each character, so that the caret stands below its place.
+        shown = re.sub(r"[\s\x00-\x1f]", " ", self._text)
+        raise ConfigurationError(
+            f"cannot read the {self._what}: {message}{found}, at position {at + 1}:\n  {shown}\n  {' ' * at}^",
+            hint="types are those of Spark DDL: boolean, tinyint, smallint, int, bigint, float, double, decimal(p,s), "
+            "string, binary, date, timestamp, timestamp_ntz, array<…>, map<…,…>, struct<name: type, …>",
+            text=self._text,
+            position=at,
+        )
