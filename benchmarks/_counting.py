@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 MULTIPLIER = 2654435761
 KEYS = 1_000_000
 PARTITIONS = 2
+MASTER = f"local[{PARTITIONS}]"
+SPARK_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "4g",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    "spark.sql.streaming.numRecentProgressUpdates": "1000",
+}
+"""What the sessions of all subjects have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +35,6 @@ class Load:
     rows_per_epoch: int
     epochs: int
     warm_up: int
-
-
-def make_session(*, rocksdb_state: bool = False, extra: dict[str, str] | None = None) -> SparkSession:
-    """Return a session with what all subjects have in common; `rocksdb_state` is for those whose state Spark keeps."""
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master(f"local[{PARTITIONS}]").appName("strandline-benchmark")
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "4g",
-        "spark.sql.shuffle.partitions": str(PARTITIONS),
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-        "spark.sql.streaming.numRecentProgressUpdates": "1000",
-    }
-    if rocksdb_state:
-        prefix = "spark.sql.streaming.stateStore"
-        settings[f"{prefix}.providerClass"] = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        settings[f"{prefix}.rocksdb.changelogCheckpointing.enabled"] = "true"
-    for name, value in (settings | (extra or {})).items():
-        builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 def keyed_rows(spark: SparkSession, load: Load) -> DataFrame:

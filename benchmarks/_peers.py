@@ -10,20 +10,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._counting import Load, check_state, keyed_rows, make_session, state_digest
+from benchmarks._counting import MASTER, SPARK_SETTINGS, Load, check_state, keyed_rows, state_digest
 from benchmarks._harness import Result, run_epochs, steady_rows_per_second
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OUTPUT = "key bigint, cnt bigint, sm bigint"
+ROCKSDB_STATE = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
 
 
 def run_aggregation(directory: Path, load: Load) -> Result:
     """Run `groupBy(key).agg(count, sum)`, which stays in the JVM."""
     from pyspark.sql import functions as F
 
-    spark = make_session(rocksdb_state=True)
+    spark = _make_session()
     counted = keyed_rows(spark, load).groupBy("key").agg(F.count("*").alias("cnt"), F.sum("value").alias("sm"))
     return _run(spark, counted, directory, load, "spark-aggregation", ("value.count", "value.sum"), {})
 
@@ -49,10 +55,21 @@ def run_transform_with_state(directory: Path, load: Load) -> Result:
         def close(self) -> None:
             pass
 
-    spark = make_session(rocksdb_state=True)
+    spark = _make_session()
     counted = keyed_rows(spark, load).groupBy("key").transformWithState(Counter(), OUTPUT, "Update", "none")
     name, option = "spark-transform-with-state", {"stateVarName": "stats"}
     return _run(spark, counted, directory, load, name, ("value.cnt", "value.sm"), option)
+
+
+def _make_session() -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(MASTER).appName("strandline-benchmark-peer")
+    for name, value in (SPARK_SETTINGS | ROCKSDB_STATE).items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
 
 
 def _run(

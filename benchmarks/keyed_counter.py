@@ -8,7 +8,7 @@ its state stays smaller. Every subject's final state is compared with the right 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import strandline as sl
-from benchmarks._counting import KEYS, Load, check_state, keyed_rows, make_session, state_digest
+from benchmarks._counting import KEYS, MASTER, SPARK_SETTINGS, Load, check_state, keyed_rows, state_digest
 from benchmarks._harness import (
     Result,
     emit,
@@ -40,10 +40,10 @@ TRANSFORM = "spark-transform-with-state"
 AGGREGATION = "spark-aggregation"
 
 LOADS = {
-    PER_EVENT: Load(rows_per_epoch=500_000, epochs=16, warm_up=4),
-    VECTORISED: Load(rows_per_epoch=500_000, epochs=16, warm_up=4),
-    TRANSFORM: Load(rows_per_epoch=25_000, epochs=9, warm_up=3),
-    AGGREGATION: Load(rows_per_epoch=500_000, epochs=8, warm_up=4),
+    PER_EVENT: Load(rows_per_epoch=500_000, epochs=14, warm_up=4),
+    VECTORISED: Load(rows_per_epoch=500_000, epochs=14, warm_up=4),
+    TRANSFORM: Load(rows_per_epoch=20_000, epochs=7, warm_up=2),
+    AGGREGATION: Load(rows_per_epoch=500_000, epochs=6, warm_up=3),
 }
 RATIOS = ((PER_EVENT, TRANSFORM), (PER_EVENT, AGGREGATION), (VECTORISED, AGGREGATION))
 
@@ -80,31 +80,38 @@ class BatchCounter(sl.KeyedBatchProcess):
 
 def run_strandline(name: str, process: sl.KeyedProcess | sl.KeyedBatchProcess, directory: Path, load: Load) -> Result:
     """Measure, stop with a checkpoint, and go on from it for as many epochs as it takes to see every key's state."""
-    spark = make_session()
+    spark = sl.session("strandline-benchmark", MASTER, **SPARK_SETTINGS)
 
-    def start(sink_of: Callable[[Any], Any]) -> Any:
+    def start(sink: Any) -> Any:
         counted = sl.stream(keyed_rows(spark, load)).key_by("key").process(process, output=OUTPUT, uid="counter")
         checkpoints = sl.Checkpoints(
             (directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL, mode="incremental"
         )
         settings = sl.Settings(backend="rocksdb", local_dir=directory / "local")
-        return sl.Job(BENCHMARK, sinks=[sink_of(counted)], checkpoints=checkpoints, settings=settings).start(spark)
+        return sl.Job(BENCHMARK, sinks=[counted.to(sink)], checkpoints=checkpoints, settings=settings).start(spark)
 
-    run = start(lambda counted: counted.to(sl.sinks.noop()))
+    run = start(sl.sinks.noop(name="counted"))
     epochs = run_epochs(run.query, load.epochs)
     run.stop()
 
     # Any KEYS consecutive rows hold each key once, so the next epochs' output is the whole state.
-    seen: list[Any] = []
-    run = start(lambda counted: counted.to(sl.sinks.memory(seen)))
+    tables: list[pa.Table] = []
+    run = start(sl.sinks.foreach_batch(lambda df, epoch: tables.append(df.toArrow()), name="counted"))
     run_epochs(run.query, -(-KEYS // load.rows_per_epoch))
     run.stop()
-    final = {row[0]: (row[1], row[2]) for row in seen}
-    columns = np.array([(key, *stats) for key, stats in final.items()], dtype=np.int64).T
-    digest, rows = state_digest(*columns), int(columns[1].sum())
+    keys, counts, sums = _last_of_each_key(pa.concat_tables(tables))
+    digest, rows = state_digest(keys, counts, sums), int(counts.sum())
     check_state(name, digest, rows)
     spark.stop()
     return {"rows_per_second": steady_rows_per_second(epochs, load.warm_up), "rows": rows, "state": digest}
+
+
+def _last_of_each_key(output: pa.Table) -> tuple[Any, Any, Any]:
+    """Return the columns of the newest output row of every key: counts only grow, so it has the highest."""
+    keys, counts, sums = (output.column(name).to_numpy() for name in ("key", "cnt", "sm"))
+    newest = np.lexsort((counts, keys))
+    last = newest[np.append(np.diff(keys[newest]) != 0, True)]
+    return keys[last], counts[last], sums[last]
 
 
 def run_subject(name: str, directory: Path, load: Load) -> Result:

@@ -25,7 +25,10 @@ from examples.payments.model import (
 
 
 class FraudDetector(sl.KeyedProcess):
-    """Raise alerts for payments that do not look like the card holder's. The stream is keyed by `card`."""
+    """Raise alerts for payments that do not look like the card holder's.
+
+    The stream is keyed by `card`, and each card's payments arrive in order: `key_by("card", order_by="payment_id")`.
+    """
 
     spent = sl.Value("struct<count: bigint, total: bigint, squares: bigint>", default=(0, 0, 0))
     last_place = sl.Value("struct<country: string, ts: timestamp>")

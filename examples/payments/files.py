@@ -2,7 +2,7 @@
 
 A file appears under its name in one step, complete, and with a modification time later than the one before it: a source
 that reads files in order of time reads them in order of number. The payments of one card are in order within a file
-and from file to file; who needs that order reads one file an epoch (`maxFilesPerTrigger=1`).
+and from file to file; where several files meet in one epoch, `key_by("card", order_by="payment_id")` keeps that order.
 """
 
 from __future__ import annotations
