@@ -37,7 +37,7 @@ def run_aggregation(directory: Path, load: Load) -> Result:
 def run_transform_with_state(directory: Path, load: Load) -> Result:
     """Run `transformWithState` in row mode: a Python function called for each key of each batch."""
     from pyspark.sql import Row
-    from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
     class Counter(StatefulProcessor):
         def init(self, handle: StatefulProcessorHandle) -> None:

@@ -32,7 +32,7 @@ from benchmarks._peers import OUTPUT, run_aggregation, run_transform_with_state
 
 BENCHMARK = "keyed_counter"
 STATE = "struct<cnt: bigint, sm: bigint>"
-CHECKPOINT_INTERVAL = "10s"
+CHECKPOINT_INTERVAL = "5s"
 
 PER_EVENT = "per-event"
 VECTORISED = "vectorised"
@@ -63,7 +63,7 @@ class Counter(sl.KeyedProcess):
 class BatchCounter(sl.KeyedBatchProcess):
     """Arrow batches in, one output row for each key of the batch."""
 
-    stats = sl.Value(STATE)
+    stats: Any = sl.Value(STATE)
 
     def on_batch(self, batch: pa.RecordBatch, ctx: sl.BatchContext) -> pa.RecordBatch:
         keys, row_of = ctx.keys.unique()
@@ -92,7 +92,8 @@ def run_strandline(name: str, process: sl.KeyedProcess | sl.KeyedBatchProcess, d
 
     run = start(sl.sinks.noop(name="counted"))
     epochs = run_epochs(run.query, load.epochs)
-    run.stop()
+    completed = run.status().checkpoints["completed"]
+    run.stop(checkpoint=True)
 
     # Any KEYS consecutive rows hold each key once, so the next epochs' output is the whole state.
     tables: list[pa.Table] = []
@@ -101,9 +102,16 @@ def run_strandline(name: str, process: sl.KeyedProcess | sl.KeyedBatchProcess, d
     run.stop()
     keys, counts, sums = _last_of_each_key(pa.concat_tables(tables))
     digest, rows = state_digest(keys, counts, sums), int(counts.sum())
+    if rows < load.epochs * load.rows_per_epoch + KEYS:
+        raise SystemExit(f"{name}: did not go on from its last checkpoint: only {rows:,} rows are in its state")
     check_state(name, digest, rows)
     spark.stop()
-    return {"rows_per_second": steady_rows_per_second(epochs, load.warm_up), "rows": rows, "state": digest}
+    return {
+        "rows_per_second": steady_rows_per_second(epochs, load.warm_up),
+        "rows": rows,
+        "state": digest,
+        "checkpoints_completed": completed,
+    }
 
 
 def _last_of_each_key(output: pa.Table) -> tuple[Any, Any, Any]:
@@ -128,7 +136,7 @@ def report(results: dict[str, list[Result]]) -> None:
     rates = {subject: median_of(rounds, "rows_per_second") for subject, rounds in results.items()}
     for subject, rate in rates.items():
         load = LOADS[subject]
-        extra = {
+        extra: dict[str, Any] = {
             "unit": "rows/s",
             "rounds": [round(result["rows_per_second"]) for result in results[subject]],
             "rows_per_epoch": load.rows_per_epoch,
