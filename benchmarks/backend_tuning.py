@@ -50,8 +50,8 @@ TUNINGS = {
     "level40-l0x10": replace(
         DEFAULT_TUNING, style="level", merge_trigger=10, level_multiplier=40, target_file_bytes=16 * MIB
     ),
-    "blob": replace(_universal(8, 10, 60), blob_min_bytes=64),
-    "blob-gc-half": replace(_universal(8, 10, 60), blob_min_bytes=64, blob_gc_age=0.5, blob_gc_force=0.3),
+    "blob": replace(DEFAULT_TUNING, blob_min_bytes=64),
+    "blob-gc-half": replace(DEFAULT_TUNING, blob_min_bytes=64, blob_gc_age=0.5, blob_gc_force=0.3),
 }
 for _trigger in (4, 6, 8, 10, 12, 16):
     for _ratio in (1, 10, 50, 100):
@@ -146,6 +146,7 @@ def measure(tuning: Tuning, load: Load, directory: Path) -> dict[str, float]:
         "space_amplification_max": max(disk),
         "pause_median_ms": statistics.median(pauses),
         "pause_max_ms": max(pauses),
+        "table_readers_percent": after["table_readers_bytes"] / state_bytes * 100,
         "files": len(shared),
         "read_us": _read_us(backend, load),
     }

@@ -41,7 +41,7 @@ class Tuning:
     """How files are laid out and merged. A figure here is a trade of uploads, reads and disk space."""
 
     style: Literal["universal", "level"] = "universal"
-    merge_trigger: int = 8
+    merge_trigger: int = 12
     """Sorted runs (files of level 0, then levels) before merging is considered."""
     size_ratio: int = 10
     """Universal: a run joins a merge while it is at most this many percent larger than the newer runs together."""

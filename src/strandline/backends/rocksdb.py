@@ -1,13 +1,10 @@
 """State larger than memory, in RocksDB: one database a partition, one column family a state.
 
-There is no write-ahead log: what survives a crash is the last snapshot. RocksDB numbers its files in one sequence that
-a restore sets back, so that after a restore the same number names other bytes. Hence snapshots call each SST and blob
-file `number-tag.sst`, the tag drawn once each time a backend is opened: no name ever stands for two contents.
+There is no write-ahead log: what survives a crash is the last snapshot.
 """
 
 from __future__ import annotations
 
-import re
 import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,9 +31,9 @@ from rocksdict import (
 )
 
 from strandline.backends.base import Changes, Entry, LocalFile
-from strandline.backends.options import DEFAULT_TUNING, MIB, MemoryBudget, Tuning
+from strandline.backends.options import DEFAULT_TUNING, MIB, MIN_BLOCK_CACHE_BYTES, MemoryBudget, Tuning
+from strandline.backends.sstfiles import SstFiles
 from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.core.ids import unique_name
 
 # Sorting, and each `Rdict.write`, hold the GIL from start to end: small pieces let the uploads and heartbeats of other
 # threads run. Sorted runs of this size make writing random keys twice as fast and reading them a sixth faster.
@@ -45,9 +42,6 @@ _SORTED_READ_KEYS = 1000
 _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
-_TAG_DIGITS = 16
-_OWN_NAME = re.compile(r"\d+\.(?:sst|blob)")
-_SNAPSHOT_NAME = re.compile(rf"(\d+)-([0-9a-f]{{{_TAG_DIGITS}}})(\.(?:sst|blob))")
 _DEFAULT_FAMILY = "default"
 _STATISTICS = {
     "flush_written_bytes": "rocksdb.flush.write.bytes",
@@ -59,7 +53,6 @@ _STATISTICS = {
     "stall_us": "rocksdb.stall.micros",
 }
 _FAMILY_PROPERTIES = {
-    "memtable_bytes": "rocksdb.size-all-mem-tables",
     "table_readers_bytes": "rocksdb.estimate-table-readers-mem",
     "live_sst_bytes": "rocksdb.live-sst-files-size",
     "live_blob_bytes": "rocksdb.live-blob-file-size",
@@ -84,14 +77,15 @@ class RocksDBBackend:
         snapshot that `states` does not name stay in it and are carried along.
         """
         self._directory = directory
-        self._tag = unique_name()[:_TAG_DIGITS]
+        self._memory = memory
         self._cache = Cache(memory.block_cache_bytes)
         self._buffers = WriteBufferManager(memory.write_buffer_bytes, False)
         self._writing = _write_options()
         directory.mkdir(parents=True, exist_ok=True)
-        self._restored_names = _adopt(directory)
+        self._files = SstFiles(directory)
         with _translated(directory):
             self._open(states, memory, tuning)
+            self._fit_cache()
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning) -> None:
         self._options = _options(self._cache, self._buffers, memory, tuning)
@@ -173,12 +167,20 @@ class RocksDBBackend:
                 family.flush(True)
             into.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(into))
+            self._fit_cache()
         return sorted(filter(None, map(self._snapshot_file, list(into.iterdir()))), key=lambda file: file.name)
+
+    def _fit_cache(self) -> None:
+        """Give the block cache what the indexes and filters of the open files, held outside it, leave of its budget."""
+        readers_bytes = self._total(_FAMILY_PROPERTIES["table_readers_bytes"])
+        self._cache.set_capacity(max(self._memory.block_cache_bytes - readers_bytes, MIN_BLOCK_CACHE_BYTES))
+
+    def _total(self, prop: str) -> int:
+        return sum(family.property_int_value(prop) or 0 for family in self._families.values())
 
     def _snapshot_file(self, path: Path) -> LocalFile | None:
         """Give a file of RocksDB's checkpoint its lasting name, or remove it where a restore can do without."""
-        if _OWN_NAME.fullmatch(path.name):
-            name = self._restored_names.get(path.name, f"{path.stem}-{self._tag}{path.suffix}")
+        if name := self._files.lasting_name(path.name):
             path = path.rename(path.with_name(name))
             return LocalFile(name, path, path.stat().st_size, shared=True)
         if path.name == "CURRENT" or path.name.startswith("MANIFEST-"):
@@ -191,11 +193,10 @@ class RocksDBBackend:
         with _translated(self._directory):
             figures = {
                 "block_cache_bytes": self._cache.get_usage(),
-                "write_buffer_bytes": self._buffers.get_usage(),
+                "memtable_bytes": self._buffers.get_usage(),
                 "files_count": len(self._db.live_files()),
             }
-            for name, prop in _FAMILY_PROPERTIES.items():
-                figures[name] = sum(family.property_int_value(prop) or 0 for family in self._families.values())
+            figures |= {name: self._total(prop) for name, prop in _FAMILY_PROPERTIES.items()}
             figures["running_merges_count"] = self._db.property_int_value("rocksdb.num-running-compactions") or 0
             return figures | _statistics(self._options.get_statistics() or "")
 
@@ -216,22 +217,6 @@ class RocksDBBackend:
         except KeyError:
             known = ", ".join(sorted(self._families)) or "closed"
             raise KeyError(f"state '{state}' is not one of this backend's: {known}") from None
-
-
-def _adopt(directory: Path) -> dict[str, str]:
-    """Rename the shared files of a snapshot to what RocksDB calls them; return own name → lasting name."""
-    names: dict[str, str] = {}
-    for path in list(directory.iterdir()):
-        if match := _SNAPSHOT_NAME.fullmatch(path.name):
-            own = match[1] + match[3]
-            if own in names:
-                raise CorruptionError(
-                    f"{directory}: holds {path.name} and {names[own]}, files of two snapshots",
-                    hint="restore one snapshot into an empty directory",
-                )
-            names[own] = path.name
-            path.rename(path.with_name(own))
-    return names
 
 
 def _get_run(family: Rdict, keys: list[Any]) -> Iterable[bytes | None]:
