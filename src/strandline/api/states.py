@@ -7,15 +7,28 @@ state of the current key; the Protocols here say what the handles can do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from strandline.core.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from strandline.api.process import Keys
+
 
 class ValueState(Protocol):
-    """One value a key. Assigning None clears it."""
+    """One value a key. Assigning None clears it. In a KeyedBatchProcess: `get_many` and `put_many` instead."""
 
     value: Any
+
+    def get_many(self, keys: Keys) -> pa.Array:
+        """Return the values of many keys, in order; the default, or null, where there is none."""
+        ...
+
+    def put_many(self, keys: Keys, values: Any) -> None:
+        """Set the values of many keys; null clears. Of equal keys the last one counts."""
+        ...
 
     def exists(self) -> bool:
         """Return whether the key has a value."""

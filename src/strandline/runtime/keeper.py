@@ -41,6 +41,7 @@ log = logging.getLogger("strandline.keeper")
 _KEPT_IN_MEMORY_BYTES = 64 << 20
 _FIRST_LEASE_MS = 60_000
 _FULL_COLLECTION_S = 60.0
+_METRICS_S = 2.0
 
 
 class KeptOutput:
@@ -85,6 +86,8 @@ class Keeper:
         self._lock_file: IO[str] | None = None
         self._last_full_collection = time.monotonic()
         self._collect_due = False
+        self._figures: dict[str, int] = {}
+        self._measured = -_METRICS_S
 
     def run(self) -> None:
         """Serve until the process ends."""
@@ -278,9 +281,16 @@ class Keeper:
             host=socket.gethostname(),
             restore_ms=round(self._restore_ms, 3),
             reports=opened.snapshots.reports() if opened else [],
-            metrics=opened.task.metrics() if opened else {},
+            metrics=self._metrics(),
             **figures,  # type: ignore[arg-type]
         )
+
+    def _metrics(self) -> dict[str, int]:
+        """Asking RocksDB for its figures costs more than a small epoch: they may be a moment old."""
+        if self._opened is not None and time.monotonic() - self._measured > _METRICS_S:
+            self._figures = self._opened.task.metrics()
+            self._measured = time.monotonic()
+        return self._figures
 
     # -- life and death
 

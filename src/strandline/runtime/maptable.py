@@ -132,10 +132,9 @@ class MapTable:
         if not self._backend.keeps_all:
             self.inflight.pop(0)
 
-    def adopt(self, entries: Iterable[tuple[Any, Any, bytes]]) -> None:
-        """Take over the entries of a backend that keeps nothing itself; keys are already decoded."""
-        for key, sub, value in entries:
-            self.cells.setdefault(key, {})[sub] = self._values.decode(value)
+    def adopt(self, key: Any, entry: bytes, end: int, value: bytes) -> None:
+        """Take over an entry of a backend that keeps nothing itself; its sub key begins at `end`."""
+        self.cells.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
 
     def evict(self) -> None:
         """Let go of all cells when they are beyond the budget; what is not yet written stays in dirty."""

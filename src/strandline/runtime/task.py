@@ -166,24 +166,19 @@ class Task:
         return value_handle(self.scope, values, codec, name, state)
 
     def _adopt(self) -> None:
+        """Take over what a backend that keeps nothing itself has read from its snapshot."""
         for name, table in self._tables.items():
             stored = self._watched(name)
             if self._vectorised:
                 table.adopt(stored)
             else:
                 table.adopt((self._remember(entry)[0], value) for entry, value in stored)
+            self._backend.release(name)
         for name, cells in self._maps.items():
-            sub = KeyCodec([LongType()]) if self._kind(name) is List else KeyCodec([self._sub_type(name)])
             for entry, value in self._watched(name):
                 key, end = self._remember(entry)
-                cells.adopt([(key, sub.decode_sub(entry, end), value)])
-        self._backend.forget()
-
-    def _kind(self, name: str) -> type[State]:
-        return type(declared_states(type(self._process))[name])
-
-    def _sub_type(self, name: str) -> DataType:
-        return parse_type(declared_states(type(self._process))[name].key_type)
+                cells.adopt(key, entry, end, value)
+            self._backend.release(name)
 
     def _watched(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         for entry, value in self._backend.scan(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from pyspark.sql import SparkSession
 
@@ -28,6 +29,8 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     Further settings are given with `_` for `.`: `spark_driver_memory="4g"`; or as a dict: `**{"spark.driver.memory": "4g"}`.
     """
     check_java()
+    # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     master = master or os.environ.get("MASTER") or f"local[{os.cpu_count() or 2},4]"
     builder = SparkSession.builder.appName(app_name).master(master)
     settings = {
@@ -35,13 +38,15 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
+        # Spark cuts up long error texts with a recursive pattern; an ordinary thread stack overflows on that.
+        "spark.driver.extraJavaOptions": "-Xss16m",
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("ERROR")
+    made.sparkContext.setLogLevel("OFF")
     return made
 
 
