@@ -120,13 +120,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         """Return every file the checkpoint needs, shared ones and its own; inline ones have no path."""
         found = [f for operator in self.operators for p in operator.partitions for f in p.files]
         if self.source is not None:
-            found.append(self.source.blob)
-            found += [
-                FileRef(name=large.name, size=s.size, sha256=s.sha256, path=s.path, shared=True)
-                for large in self.source.large
-                for s in large.segments
-            ]
+            found += source_files(self.source)
         return found
+
+
+def source_files(source: SourceInfo) -> list[FileRef]:
+    """Return every file that the source progress needs."""
+    return [source.blob] + [
+        FileRef(name=large.name, size=s.size, sha256=s.sha256, path=s.path, shared=True)
+        for large in source.large
+        for s in large.segments
+    ]
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

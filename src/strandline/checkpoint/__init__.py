@@ -1,0 +1,1 @@
+"""Checkpoints: coordinate, upload, restore, collect garbage, verify."""

@@ -1,0 +1,118 @@
+"""Looking at checkpoints from outside: which there are, and whether every byte of one is as it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import FileRef, Manifest, decode_manifest
+
+State = Literal["complete", "void", "damaged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong with one object."""
+
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """The result of reading every byte of a checkpoint."""
+
+    files: int
+    bytes: int
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the checkpoint can be restored in full."""
+        return not self.problems
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """One line of a list of checkpoints; of a manifest that cannot be read, only id, state and reason are known."""
+
+    checkpoint: CheckpointId
+    state: State
+    reason: str = ""
+    epoch: int = 0
+    mode: str = ""
+    created_ms: int = 0
+    total_bytes: int = 0
+    uploaded_bytes: int = 0
+    duration_ms: int = 0
+    generation: int = 0
+
+
+def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
+    """Read every file of a checkpoint and name each that is missing or damaged.
+
+    Raises NotFoundError if there is no such checkpoint.
+    """
+    path = manifest_path(checkpoint)
+    try:
+        manifest = decode_manifest(jobdir.get(path), f"{jobdir.url}/{path}")
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{jobdir.url}: there is no checkpoint {checkpoint}", hint="`strandline checkpoints list` shows which are"
+        ) from error
+    except CorruptionError as error:
+        return VerifyReport(0, 0, [Problem(path, error.message)])
+    files = list({(f.path, f.name if f.inline is not None else ""): f for f in manifest.files()}.values())
+    with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
+        found = in_parallel(lambda file: _verify_one(jobdir, file, Path(scratch)), files)
+    return VerifyReport(len(files), sum(f.size for f in files), [problem for problem in found if problem is not None])
+
+
+def _verify_one(jobdir: JobDirectory, file: FileRef, scratch: Path) -> Problem | None:
+    if file.inline is not None:
+        size, sha256 = len(file.inline), hashlib.sha256(file.inline).hexdigest()
+    else:
+        target = scratch / file.path.replace("/", "_")
+        try:
+            jobdir.get_file(file.path, target)
+        except NotFoundError:
+            return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
+        size, sha256 = target.stat().st_size, sha256_of(target)
+        target.unlink()
+    if size != file.size:
+        return Problem(file.path or file.name, f"{size} bytes, expected {file.size}")
+    if sha256 != file.sha256:
+        return Problem(file.path or file.name, f"damaged: sha256 {sha256[:12]}…, expected {file.sha256[:12]}…")
+    return None
+
+
+def summaries(jobdir: JobDirectory) -> list[CheckpointSummary]:
+    """List the checkpoints that have a manifest, newest first. Sizes are checked, contents are not."""
+    catalog = read_catalog(jobdir)
+    found = [CheckpointSummary(i, "damaged", reason) for i, reason in catalog.damaged.items()]
+    found += [_summary(catalog, i, manifest) for i, manifest in catalog.manifests.items()]
+    return sorted(found, key=lambda summary: summary.checkpoint, reverse=True)
+
+
+def _summary(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> CheckpointSummary:
+    state: State = "complete"
+    reason = ""
+    missing = catalog.missing(manifest)
+    if checkpoint in catalog.void:
+        state, reason = "void", catalog.void[checkpoint]
+    elif missing:
+        state = "damaged"
+        reason = "; ".join(f"{file.path}: {problem}" for file, problem in missing[:3])
+        reason += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return CheckpointSummary(
+        checkpoint, state, reason, manifest.epoch, manifest.mode, manifest.created_ms, manifest.total_bytes,
+        manifest.uploaded_bytes, manifest.duration_ms, manifest.generation,
+    )  # fmt: skip

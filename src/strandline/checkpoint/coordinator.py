@@ -1,0 +1,420 @@
+"""Which checkpoint is due, what it still waits for, and what happens when it has everything."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from strandline.checkpoint.generation import Claim
+from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.pending import Pending
+from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, Publisher
+from strandline.core.clock import Clock
+from strandline.core.errors import CheckpointError, ConfigurationError, FencedError, StrandlineError
+from strandline.core.failpoints import hit
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import (
+    FileRef,
+    Manifest,
+    Mode,
+    OperatorInfo,
+    PartitionInfo,
+    SinkInfo,
+    SourceInfo,
+    StateInfo,
+    source_files,
+)
+
+_CLEAN_AGAIN_MS = 5_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are taken, how many stay, and how many may fail.
+
+    `interval_ms` None: only on demand. `tolerable_failures` is how many may fail in a row before the job does;
+    None: any number.
+    """
+
+    mode: Mode = "incremental"
+    interval_ms: int | None = 10_000
+    timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    retain: int = 1
+    tolerable_failures: int | None = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("full", "incremental"):
+            raise ConfigurationError(f"checkpoint mode is {self.mode!r}, expected 'full' or 'incremental'")
+        if self.retain < 1:
+            raise ConfigurationError(f"retain is {self.retain}, expected 1 or more: the newest checkpoint must stay")
+        if self.timeout_ms <= 0 or self.min_pause_ms < 0 or (self.interval_ms is not None and self.interval_ms < 0):
+            raise ConfigurationError("checkpoint interval, time-out and pause must not be negative, nor the time-out 0")
+        if self.tolerable_failures is not None and self.tolerable_failures < 0:
+            raise ConfigurationError(f"tolerable_failures is {self.tolerable_failures}, expected 0 or more, or None")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """What the coordinator must know of a keyed operator."""
+
+    uid: str
+    backend: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: str
+    states: Sequence[StateInfo] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """What an epoch's instructions carry: take this checkpoint once the epoch is applied."""
+
+    checkpoint: CheckpointId
+    mode: Mode
+
+
+class Coordinator:
+    """Drives a job's checkpoints. A state machine without a thread: whoever calls `advance` does the work.
+
+    Thread-safe; the lock is never held during I/O, and all I/O happens in `advance`. `restored` must be what the
+    claim's base names. A checkpoint completes when every partition of every operator has reported and both
+    `add_source` and `add_sinks` were called for it.
+    """
+
+    def __init__(
+        self,
+        jobdir: JobDirectory,
+        claim: Claim,
+        config: CheckpointConfig,
+        clock: Clock,
+        next_id: CheckpointId,
+        restored: Manifest | None,
+        job: str,
+        operators: Sequence[OperatorPlan],
+        commit_sinks: Callable[[Manifest], None],
+        engine_version: str = "0.1.0",
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._next_id = next_id
+        self._jobdir = jobdir
+        self._claim = claim
+        self._job = job
+        self._operators = {plan.uid: plan for plan in operators}
+        self._commit_sinks = commit_sinks
+        self._engine_version = engine_version
+        self._publisher = Publisher(jobdir, claim, config.retain, restored)
+        self._lock = threading.Lock()
+        self._advancing = threading.Lock()
+        self._pending: Pending | None = None
+        self._completing = False
+        self._requests: list[Future[CheckpointId]] = []
+        self._garbage: list[FileRef] = []
+        self._changed = restored is None
+        self._failures_in_row = 0
+        self._last_trigger_ms = clock.monotonic_ms()
+        self._last_end_ms = -float("inf")
+        self._clean_from_ms = -float("inf")
+        self._history = History(Counts(restored=0 if restored is None else 1))
+
+    @property
+    def confirmed(self) -> CheckpointId | None:
+        """The newest published checkpoint of this run, else the restored one."""
+        manifest = self._publisher.confirmed
+        return None if manifest is None else CheckpointId(manifest.checkpoint)
+
+    @property
+    def confirmed_manifest(self) -> Manifest | None:
+        """The manifest of `confirmed`: what `upload` and `upload_source` take as their base."""
+        return self._publisher.confirmed
+
+    @property
+    def pending(self) -> CheckpointId | None:
+        """The checkpoint that was triggered and has not ended."""
+        with self._lock:
+            return self._pending.checkpoint if self._pending else None
+
+    @property
+    def next_id(self) -> CheckpointId:
+        """The next checkpoint's number.
+
+        A restart in the same process goes on from the larger of this and `Choice.next_id`: so a late report is never
+        taken for one of the new run.
+        """
+        with self._lock:
+            return self._next_id
+
+    @property
+    def history(self) -> list[CheckpointStats]:
+        """The last checkpoints of this run, oldest first."""
+        with self._lock:
+            return self._history.entries()
+
+    @property
+    def counts(self) -> Counts:
+        """How many checkpoints of this run were triggered, completed, …"""
+        with self._lock:
+            return self._history.counts
+
+    def request(self) -> Future[CheckpointId]:
+        """Ask for a checkpoint with the next epoch, whatever the interval; the result is its number.
+
+        The future raises CheckpointError if it fails, or what the sinks raised when they committed.
+        """
+        future: Future[CheckpointId] = Future()
+        with self._lock:
+            self._requests.append(future)
+        return future
+
+    def trigger(self, epoch: Epoch, changed: bool = True) -> Trigger | None:
+        """Say whether the epoch that begins now shall end with a checkpoint.
+
+        `changed`: whether the epoch may change anything. Without any change since the last checkpoint, only a
+        request triggers one.
+        """
+        with self._lock:
+            self._changed |= changed
+            if self._pending is not None or not self._is_due():
+                return None
+            checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
+            self._last_trigger_ms = self._clock.monotonic_ms()
+            self._pending = Pending(
+                checkpoint, epoch, self._clock.now_ms(), self._last_trigger_ms + self._config.timeout_ms, self._requests
+            )
+            self._requests = []
+            self._changed = False
+            self._history.start(
+                CheckpointStats(
+                    checkpoint, self._config.mode, epoch, "triggered", self._pending.triggered_ms,
+                    sum(plan.parallelism for plan in self._operators.values()),
+                )
+            )  # fmt: skip
+            return Trigger(checkpoint, self._config.mode)
+
+    def _is_due(self) -> bool:
+        if self._requests:
+            return True
+        interval_ms, now_ms = self._config.interval_ms, self._clock.monotonic_ms()
+        if interval_ms is None or not self._changed:
+            return False
+        return now_ms - self._last_trigger_ms >= interval_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
+
+    def report(self, uid: str, partition: int, checkpoint: CheckpointId, info: PartitionInfo) -> None:
+        """Take a partition's snapshot. One that nobody waits for is ignored, and its uploads are deleted later."""
+        with self._lock:
+            pending = self._waiting_for(checkpoint)
+            plan = self._operators.get(uid)
+            known = plan is not None and 0 <= partition < plan.parallelism
+            if pending is None or not known or (uid, partition) in pending.partitions:
+                self._discard(info.files)
+            else:
+                pending.partitions[uid, partition] = info
+                self._history.acknowledge(
+                    PartitionStats(uid, partition, info.sync_ms, info.async_ms, info.uploaded_bytes)
+                )
+
+    def report_failure(self, uid: str, partition: int, checkpoint: CheckpointId, message: str) -> None:
+        """Take a partition's failure: the checkpoint fails with the next `advance`."""
+        with self._lock:
+            pending = self._waiting_for(checkpoint)
+            if pending is not None and pending.failure is None:
+                pending.failure = CheckpointError(
+                    f"checkpoint {checkpoint} failed in operator '{uid}', partition {partition}: {message}"
+                )
+
+    def add_source(
+        self, checkpoint: CheckpointId, source: SourceInfo | None, watermarks: Mapping[str, int] | None = None
+    ) -> None:
+        """Take the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
+        with self._lock:
+            pending = self._waiting_for(checkpoint)
+            if pending is not None and not pending.source_added:
+                pending.source, pending.source_added = source, True
+                pending.watermarks = dict(watermarks or {})
+            elif source is not None:
+                self._discard(source_files(source))
+
+    def add_sinks(self, checkpoint: CheckpointId, sinks: Iterable[SinkInfo]) -> None:
+        """Take what the sinks have staged up to the checkpoint's epoch; empty if there are none."""
+        with self._lock:
+            pending = self._waiting_for(checkpoint)
+            if pending is not None and pending.sinks is None:
+                pending.sinks = list(sinks)
+
+    def _discard(self, files: Iterable[FileRef]) -> None:
+        """Leave files for deletion, except what the pending checkpoint holds: a report may come twice."""
+        held = {f.path for f in self._pending.files()} if self._pending else set()
+        self._garbage += [f for f in files if f.path and f.path not in held]
+
+    def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
+        pending = self._pending
+        if pending is None or pending.checkpoint != checkpoint or self._completing:
+            return None
+        return pending
+
+    def abort(self, reason: str) -> None:
+        """Give up the pending checkpoint, if any. It does not count as a failure in a row."""
+        with self._lock:
+            if self._pending is not None and not self._completing:
+                self._pending.failure = CheckpointError(f"checkpoint {self._pending.checkpoint} was aborted: {reason}")
+                self._pending.tolerated = True
+
+    def advance(self) -> CheckpointId | None:
+        """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.
+
+        Returns the checkpoint that was completed. Raises FencedError when a newer driver owns the job, what the
+        sinks raised when they committed (the checkpoint is published and stays), and CheckpointError when more than
+        `tolerable_failures` failed in a row: after each of them the job must stop or restart.
+        """
+        with self._advancing:
+            self._clean()
+            with self._lock:
+                pending = self._pending
+                if pending is None:
+                    return None
+                failure = pending.failure or self._timed_out(pending)
+                if failure is None and not self._is_ready(pending):
+                    return None
+                self._completing = True
+            try:
+                if failure is not None:
+                    self._fail(pending, failure)
+                    return None
+                return self._complete(pending)
+            finally:
+                with self._lock:
+                    self._completing = False
+
+    def _clean(self) -> None:
+        with self._lock:
+            garbage, self._garbage = self._garbage, []
+        self._publisher.discard(garbage)
+        # Storage that does not answer must not hold up the epochs at every call.
+        if self._clock.monotonic_ms() >= self._clean_from_ms and not self._publisher.clean():
+            self._clean_from_ms = self._clock.monotonic_ms() + _CLEAN_AGAIN_MS
+
+    def _is_ready(self, pending: Pending) -> bool:
+        wanted = sum(plan.parallelism for plan in self._operators.values())
+        return len(pending.partitions) == wanted and pending.source_added and pending.sinks is not None
+
+    def _timed_out(self, pending: Pending) -> CheckpointError | None:
+        if self._clock.monotonic_ms() < pending.deadline_ms or self._is_ready(pending):
+            return None
+        waits_for = [
+            f"operator '{uid}' partition {i}"
+            for uid, plan in self._operators.items()
+            for i in range(plan.parallelism)
+            if (uid, i) not in pending.partitions
+        ]
+        waits_for += [] if pending.source_added else ["the source"]
+        waits_for += [] if pending.sinks is not None else ["the sinks"]
+        more = f" and {len(waits_for) - 3} more" if len(waits_for) > 3 else ""
+        return CheckpointError(
+            f"checkpoint {pending.checkpoint} timed out after {self._config.timeout_ms} ms: "
+            f"still waiting for {', '.join(waits_for[:3])}{more}"
+        )
+
+    def _complete(self, pending: Pending) -> CheckpointId | None:
+        """Publish, commit the sinks, subsume. Each step may be the last before a crash."""
+        manifest = pending.manifest = pending.manifest or self._manifest(pending)
+        try:
+            # 1.–3. Publish; from then on the checkpoint is what a restore finds.
+            self._publisher.publish(manifest)
+        except NumberTakenError as error:
+            self._retry_under_another_number(pending, error)
+            return None
+        except StrandlineError as error:
+            self._fail(pending, error, keep_files=isinstance(error, OutcomeUnknownError))
+            return None
+        # 4. Register: the next snapshots may reference this one's files.
+        self._publisher.confirm(manifest)
+        self._end_completed(pending, manifest)
+        try:
+            # 5. Only the owner makes results visible. What fails here is done again by the restore.
+            self._claim.check()
+            hit("checkpoint.commit_sinks.before")
+            self._commit_sinks(manifest)
+            hit("checkpoint.commit_sinks.after")
+        except Exception as error:
+            _resolve(pending.waiting, error)
+            raise
+        _resolve(pending.waiting, None, pending.checkpoint)
+        # 6. Older checkpoints beyond `retain`: manifest first, then the files nobody references any more.
+        self._publisher.subsume()
+        return pending.checkpoint
+
+    def _manifest(self, pending: Pending) -> Manifest:
+        operators = [
+            OperatorInfo(
+                uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
+                key_schema=plan.key_schema, states=list(plan.states),
+                partitions=[pending.partitions[plan.uid, i] for i in range(plan.parallelism)],
+            )
+            for plan in self._operators.values()
+        ]  # fmt: skip
+        files = pending.files()
+        now_ms = self._clock.now_ms()
+        return Manifest(
+            job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
+            mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, operators=operators,
+            source=pending.source, sinks=pending.sinks or [], watermarks=dict(pending.watermarks),
+            triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
+            uploaded_bytes=self._publisher.new_bytes(files), total_bytes=sum(f.size for f in files),
+        )  # fmt: skip
+
+    def _end_completed(self, pending: Pending, manifest: Manifest) -> None:
+        with self._lock:
+            self._pending = None
+            self._failures_in_row = 0
+            self._last_end_ms = self._clock.monotonic_ms()
+            self._history.end(
+                "completed", self._clock.now_ms(), uploaded_bytes=manifest.uploaded_bytes,
+                total_bytes=manifest.total_bytes, path=f"{self._jobdir.url}/{manifest_path(pending.checkpoint)}",
+            )  # fmt: skip
+
+    def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:
+        """A driver that was replaced published under this number meanwhile; snapshots carry theirs, so start over."""
+        with self._lock:
+            self._next_id = max(self._next_id, error.next_id)
+            self._requests = pending.waiting + self._requests
+        pending.waiting = []
+        pending.tolerated = True
+        self._fail(pending, error)
+
+    def _fail(self, pending: Pending, error: StrandlineError, keep_files: bool = False) -> None:
+        """End a checkpoint that is not published; raise if the job must end with it."""
+        with self._lock:
+            self._pending = None
+            self._changed = True
+            self._last_end_ms = self._clock.monotonic_ms()
+            self._failures_in_row += 0 if pending.tolerated else 1
+            in_row, tolerable = self._failures_in_row, self._config.tolerable_failures
+            self._history.end("failed", self._clock.now_ms(), failure=error.message)
+        failure = error if isinstance(error, CheckpointError | FencedError) else CheckpointError(
+            f"checkpoint {pending.checkpoint} failed: {error.message}", hint=error.hint
+        )  # fmt: skip
+        _resolve(pending.waiting, failure)
+        self._publisher.abandon(pending.checkpoint, pending.files(), keep_files)
+        if isinstance(error, FencedError):
+            raise error
+        if not pending.tolerated and tolerable is not None and in_row > tolerable:
+            raise CheckpointError(
+                f"{in_row} checkpoints failed in a row, {tolerable} are tolerated; the last: {failure.message}",
+                hint=failure.hint or "see what failed, or raise tolerable_failures",
+            ) from error
+
+
+def _resolve(
+    waiting: list[Future[CheckpointId]], error: BaseException | None, checkpoint: CheckpointId | None = None
+) -> None:
+    for future in waiting:
+        if not future.set_running_or_notify_cancel():
+            continue
+        if error is not None:
+            future.set_exception(error)
+        elif checkpoint is not None:
+            future.set_result(checkpoint)

@@ -1,0 +1,112 @@
+"""Collecting garbage: what no live checkpoint reaches and no upload can still need. First plan, then execute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, manifest_id, manifest_path
+from strandline.core.clock import Clock
+from strandline.core.errors import CorruptionError
+from strandline.core.ids import CheckpointId
+from strandline.storage.base import ObjectInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """An object to delete, and why."""
+
+    path: str
+    size_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class GcPlan:
+    """What a collection would delete. Print it to see."""
+
+    jobdir: JobDirectory = field(repr=False)
+    garbage: list[Garbage]
+    """Manifests first."""
+    live: list[CheckpointId]
+    too_young: int
+    """Objects that nothing references but that may belong to a checkpoint in progress."""
+
+    @property
+    def total_bytes(self) -> int:
+        """How much would be freed."""
+        return sum(item.size_bytes for item in self.garbage)
+
+    def __str__(self) -> str:
+        lines = [f"{item.path}  {item.size_bytes} bytes  {item.reason}" for item in self.garbage]
+        lines.append(
+            f"{len(self.garbage)} objects, {self.total_bytes} bytes to delete; {self.too_young} too young; "
+            f"live checkpoints: {', '.join(map(str, self.live)) or 'none'}"
+        )
+        return "\n".join(lines)
+
+
+def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPlan:
+    """Say what is garbage: void manifests, and objects that no live manifest references.
+
+    Deletes nothing. `grace_ms` must be longer than a checkpoint may take: younger objects stay. Raises
+    CorruptionError if a live checkpoint misses a file or a manifest cannot be read: then nobody can say what is needed.
+    """
+    catalog = read_catalog(jobdir)
+    needed = _needed(jobdir, catalog)
+    oldest_kept_ms = clock.now_ms() - grace_ms
+    garbage: list[Garbage] = []
+    too_young = 0
+    for info in sorted(catalog.objects.values(), key=lambda info: (manifest_id(info.path) is None, info.path)):
+        reason = _why(catalog, needed, info)
+        if reason is not None and info.modified_ms > oldest_kept_ms:
+            too_young += 1
+        elif reason is not None:
+            garbage.append(Garbage(info.path, info.size_bytes, reason))
+    return GcPlan(jobdir, garbage, list(catalog.live), too_young)
+
+
+def execute(plan: GcPlan) -> int:
+    """Delete what was planned, manifests before files, except what a manifest came to need since; return the count."""
+    catalog = read_catalog(plan.jobdir)
+    needed = _needed(plan.jobdir, catalog)
+    doomed = [
+        item.path
+        for item in plan.garbage
+        if item.path in catalog.objects and _why(catalog, needed, catalog.objects[item.path]) is not None
+    ]
+    manifests = [path for path in doomed if manifest_id(path) is not None]
+    plan.jobdir.delete(manifests)
+    plan.jobdir.delete([path for path in doomed if manifest_id(path) is None])
+    return len(doomed)
+
+
+def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
+    """Return every path that live checkpoints need; refuse if that cannot be known."""
+    for checkpoint, why in catalog.damaged.items():
+        if not catalog.passed_over(checkpoint):
+            raise CorruptionError(
+                f"{why}: what checkpoint {checkpoint} references is unknown, so nothing may be deleted",
+                hint=f"if the checkpoint is lost for good, delete {jobdir.url}/{manifest_path(checkpoint)} by hand",
+            )
+    for checkpoint, manifest in catalog.live.items():
+        for file, problem in catalog.missing(manifest)[:1]:
+            raise CorruptionError(
+                f"{jobdir.url}/{file.path}: {problem}, but live checkpoint {checkpoint} needs it: nothing is deleted",
+                hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {checkpoint}",
+                path=file.path,
+            )
+    return {f.path for manifest in catalog.live.values() for f in manifest.files() if f.path}
+
+
+def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
+    """Return why an object is garbage, None if it is not."""
+    # Claims and bases stay for ever: fencing relies on them, and they are tiny.
+    if info.path in needed or info.path.startswith(f"{GENERATIONS}/"):
+        return None
+    checkpoint = manifest_id(info.path)
+    if checkpoint is None:
+        return "no live checkpoint references it"
+    if checkpoint in catalog.damaged:
+        return "damaged manifest that the job did not go on from"
+    return f"void manifest: {catalog.void[checkpoint]}" if checkpoint in catalog.void else None

@@ -1,0 +1,97 @@
+"""What became of a job's checkpoints in this run, for people to look at."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import Mode
+
+Status = Literal["triggered", "in_progress", "completed", "failed"]
+
+_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStats:
+    """One partition's part in a checkpoint."""
+
+    uid: str
+    partition: int
+    sync_ms: float
+    async_ms: float
+    uploaded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStats:
+    """One checkpoint as it went. `uploaded_bytes` is the increment, `total_bytes` all it needs to be restored."""
+
+    checkpoint: CheckpointId
+    mode: Mode
+    epoch: Epoch
+    status: Status
+    triggered_ms: int
+    total_partitions: int
+    completed_ms: int | None = None
+    end_to_end_ms: int | None = None
+    partitions: tuple[PartitionStats, ...] = ()
+    """One for each that has acknowledged."""
+    uploaded_bytes: int = 0
+    total_bytes: int = 0
+    path: str = ""
+    failure: str = ""
+
+    @property
+    def acknowledged(self) -> int:
+        """How many partitions have delivered their snapshot."""
+        return len(self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many checkpoints of this run took which way."""
+
+    triggered: int = 0
+    in_progress: int = 0
+    completed: int = 0
+    failed: int = 0
+    restored: int = 0
+
+
+@dataclass
+class History:
+    """The last checkpoints, oldest first, and counts over all. Not thread-safe."""
+
+    counts: Counts = field(default_factory=Counts)
+    _entries: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def entries(self) -> list[CheckpointStats]:
+        """Return the kept entries, oldest first."""
+        return list(self._entries)
+
+    def start(self, stats: CheckpointStats) -> None:
+        """Add a triggered checkpoint; there is at most one that has not ended."""
+        self._entries.append(stats)
+        self.counts = replace(self.counts, triggered=self.counts.triggered + 1, in_progress=1)
+
+    def update(self, **changes: Any) -> None:
+        """Change the newest entry."""
+        self._entries[-1] = replace(self._entries[-1], **changes)
+
+    def acknowledge(self, stats: PartitionStats) -> None:
+        """Add a partition's part to the newest entry."""
+        last = self._entries[-1]
+        self.update(
+            status="in_progress",
+            partitions=(*last.partitions, stats),
+            uploaded_bytes=last.uploaded_bytes + stats.uploaded_bytes,
+        )
+
+    def end(self, status: Literal["completed", "failed"], at_ms: int, **changes: Any) -> None:
+        """Close the newest entry."""
+        last = self._entries[-1]
+        self.update(status=status, completed_ms=at_ms, end_to_end_ms=at_ms - last.triggered_ms, **changes)
+        self.counts = replace(self.counts, in_progress=0, **{status: getattr(self.counts, status) + 1})

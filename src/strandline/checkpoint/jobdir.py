@@ -1,0 +1,114 @@
+"""The layout of a job's directory, in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import CheckpointId, Generation, unique_name
+from strandline.storage.base import ObjectInfo, ObjectStore
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MANIFEST = re.compile(r"chk-(\d+)/_metadata")
+_CHECKPOINT = re.compile(r"chk-(\d+)/.+")
+_GENERATION = re.compile(r"generations/(\d+)")
+_BASE = re.compile(r"generations/(\d+)\.base")
+
+GENERATIONS = "generations"
+
+
+def manifest_path(checkpoint: CheckpointId) -> str:
+    """Return where a checkpoint's manifest is; its existence is what makes the checkpoint complete."""
+    return f"chk-{checkpoint}/_metadata"
+
+
+def exclusive_path(checkpoint: CheckpointId) -> str:
+    """Return a new name for a file that one checkpoint owns."""
+    return f"chk-{checkpoint}/{unique_name()}"
+
+
+def shared_path() -> str:
+    """Return a new name for a file that checkpoints share, spread by a random prefix."""
+    name = unique_name()
+    return f"shared/{name[:2]}/{name}"
+
+
+def generation_path(generation: Generation) -> str:
+    """Return where a driver's claim is."""
+    return f"{GENERATIONS}/{generation}"
+
+
+def base_path(generation: Generation) -> str:
+    """Return where a generation says which checkpoint it goes on from."""
+    return f"{GENERATIONS}/{generation}.base"
+
+
+def manifest_id(path: str) -> CheckpointId | None:
+    """Return the checkpoint whose manifest this path is."""
+    match = _MANIFEST.fullmatch(path)
+    return CheckpointId(int(match[1])) if match else None
+
+
+def checkpoint_id(path: str) -> CheckpointId | None:
+    """Return the checkpoint in whose folder this path is."""
+    match = _CHECKPOINT.fullmatch(path)
+    return CheckpointId(int(match[1])) if match else None
+
+
+def claimed_generation(path: str) -> Generation | None:
+    """Return the generation whose claim this path is."""
+    match = _GENERATION.fullmatch(path)
+    return Generation(int(match[1])) if match else None
+
+
+def based_generation(path: str) -> Generation | None:
+    """Return the generation whose base record this path is."""
+    match = _BASE.fullmatch(path)
+    return Generation(int(match[1])) if match else None
+
+
+class JobDirectory:
+    """A job's directory, itself an ObjectStore: every path, as every FileRef's, is relative to the job."""
+
+    def __init__(self, store: ObjectStore, job: str) -> None:
+        if not _JOB_NAME.fullmatch(job):
+            raise ConfigurationError(
+                f"job name {job!r}: expected letters, digits, '.', '_' and '-', up to 100, a letter or digit first",
+                hint="the name is a folder in the checkpoint storage: keep it short and plain",
+            )
+        self.store = store
+        self.job = job
+
+    @property
+    def url(self) -> str:
+        return f"{self.store.url}/{self.job}"
+
+    def put(self, path: str, data: bytes) -> None:
+        self.store.put(f"{self.job}/{path}", data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.store.create(f"{self.job}/{path}", data)
+
+    def put_file(self, path: str, source: Path) -> None:
+        self.store.put_file(f"{self.job}/{path}", source)
+
+    def get(self, path: str) -> bytes:
+        return self.store.get(f"{self.job}/{path}")
+
+    def get_file(self, path: str, target: Path) -> None:
+        self.store.get_file(f"{self.job}/{path}", target)
+
+    def head(self, path: str) -> ObjectInfo:
+        return self._relative(self.store.head(f"{self.job}/{path}"))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return map(self._relative, self.store.list(f"{self.job}/{prefix}".rstrip("/")))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self.store.delete([f"{self.job}/{path}" for path in paths])
+
+    def _relative(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, path=info.path[len(self.job) + 1 :])

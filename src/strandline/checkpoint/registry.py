@@ -1,0 +1,48 @@
+"""Which files the live checkpoints reference. Derived from manifests: it can always be rebuilt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import Manifest
+
+
+class SharedFiles:
+    """The live checkpoints and their files, by path. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._files: dict[CheckpointId, frozenset[str]] = {}
+        self._live: Counter[str] = Counter()
+
+    @property
+    def checkpoints(self) -> list[CheckpointId]:
+        """Live checkpoints, oldest first."""
+        return sorted(self._files)
+
+    @property
+    def live(self) -> Mapping[str, int]:
+        """By path, how many live checkpoints reference a file; every count is at least one."""
+        return self._live
+
+    def files_of(self, checkpoint: CheckpointId) -> frozenset[str]:
+        """Return the paths that a live checkpoint references."""
+        return self._files[checkpoint]
+
+    def complete(self, manifest: Manifest) -> None:
+        """Add a published checkpoint; adding it twice changes nothing."""
+        checkpoint = CheckpointId(manifest.checkpoint)
+        if checkpoint not in self._files:
+            self._files[checkpoint] = frozenset(f.path for f in manifest.files() if f.inline is None)
+            self._live.update(self._files[checkpoint])
+
+    def drop(self, checkpoint: CheckpointId) -> list[str]:
+        """Remove a checkpoint whose manifest is deleted; return the paths no live checkpoint references any more."""
+        unreferenced = []
+        for path in self._files.pop(checkpoint, frozenset()):
+            self._live[path] -= 1
+            if not self._live[path]:
+                del self._live[path]
+                unreferenced.append(path)
+        return sorted(unreferenced)

@@ -1,0 +1,150 @@
+"""Choosing what to restore, and bringing its files to this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.generation import Claim
+from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
+from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import FileRef, Manifest
+
+_LINK_FROM_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint newer than the chosen one, and why it was not chosen."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to restore. `manifest` is None when the job starts empty."""
+
+    manifest: Manifest | None
+    skipped: list[Skipped]
+    """Newest first."""
+    next_id: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStats:
+    """Where the bytes of a restore came from."""
+
+    local_bytes: int
+    remote_bytes: int
+    ms: float
+
+
+def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
+    """Return the newest checkpoint that is complete, valid and there with every file.
+
+    Lists the directory once and reads no file but manifests: content is verified by `fetch`. With `claim`, the
+    choice is prepared for `claim.set_base`, which must follow. `exclude` are checkpoints that `fetch` found damaged.
+    """
+    if claim is not None:
+        claim.check()
+    catalog = read_catalog(jobdir)
+    if claim is not None:
+        claim.highest_seen = catalog.next_id - 1
+    skipped: list[Skipped] = []
+    seen = {i for path in catalog.objects if (i := checkpoint_id(path)) is not None}
+    for checkpoint in sorted(seen, reverse=True):
+        reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(catalog, checkpoint)
+        if reason is None:
+            return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id)
+        skipped.append(Skipped(checkpoint, reason))
+    return Choice(None, skipped, catalog.next_id)
+
+
+def _why_not(catalog: Catalog, checkpoint: CheckpointId) -> str | None:
+    """Return why a checkpoint cannot be restored, None if it can."""
+    if checkpoint in catalog.damaged:
+        return catalog.damaged[checkpoint]
+    if checkpoint in catalog.void:
+        return f"void: {catalog.void[checkpoint]}"
+    if checkpoint not in catalog.manifests:
+        return "never completed: it has no manifest"
+    missing = catalog.missing(catalog.manifests[checkpoint])
+    if missing:
+        file, problem = missing[0]
+        more = f", and {len(missing) - 1} more files" if len(missing) > 1 else ""
+        return f"{file.path} ({file.name}): {problem}{more}"
+    return None
+
+
+def fetch(jobdir: JobDirectory, files: Sequence[FileRef], into: Path, local_copy: Path | None = None) -> FetchStats:
+    """Bring the files of one partition's snapshot into the directory `into`, each verified by its checksum.
+
+    A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
+    since a backend may write to them. Raises CorruptionError naming the file that is missing or damaged in storage.
+    """
+    started = time.monotonic()
+    into.mkdir(parents=True, exist_ok=True)
+    from_local = sum(in_parallel(lambda file: _fetch_one(jobdir, file, into, local_copy), files))
+    remote = sum(f.size for f in files if f.inline is None) - from_local
+    return FetchStats(from_local, remote, (time.monotonic() - started) * 1000)
+
+
+def _fetch_one(jobdir: JobDirectory, file: FileRef, into: Path, local_copy: Path | None) -> int:
+    """Bring one file; return how many bytes came from the local copy."""
+    target = into / _checked_name(jobdir, file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if file.inline is not None:
+        if len(file.inline) != file.size or hashlib.sha256(file.inline).hexdigest() != file.sha256:
+            raise CorruptionError(f"{jobdir.url}: file '{file.name}' inside the manifest does not match its checksum")
+        target.write_bytes(file.inline)
+        return 0
+    if local_copy is not None and _matches(local_copy / file.name, file):
+        _link_or_copy(local_copy / file.name, target, file.size)
+        return file.size
+    where = f"{jobdir.url}/{file.path} ('{file.name}')"
+    try:
+        jobdir.get_file(file.path, target)
+    except NotFoundError as error:
+        raise CorruptionError(f"{where}: missing, but a checkpoint needs it", path=file.path) from error
+    size, sha256 = target.stat().st_size, sha256_of(target)
+    if (size, sha256) != (file.size, file.sha256):
+        target.unlink()
+        raise CorruptionError(
+            f"{where}: {size} bytes with sha256 {sha256[:12]}…, expected {file.size} with {file.sha256[:12]}…",
+            hint="`strandline checkpoints verify` names every damaged file",
+            path=file.path,
+        )
+    return 0
+
+
+def _checked_name(jobdir: JobDirectory, file: FileRef) -> str:
+    name = PurePosixPath(file.name)
+    if not file.name or name.is_absolute() or ".." in name.parts:
+        raise CorruptionError(f"{jobdir.url}/{file.path}: the file name '{file.name}' leaves the restore directory")
+    return file.name
+
+
+def _matches(path: Path, file: FileRef) -> bool:
+    try:
+        return path.stat().st_size == file.size and sha256_of(path) == file.sha256
+    except OSError:
+        return False
+
+
+def _link_or_copy(source: Path, target: Path, size: int) -> None:
+    if size >= _LINK_FROM_BYTES:
+        try:
+            os.link(source, target)
+            return
+        except OSError:
+            pass  # Another file system, or one without links.
+    shutil.copyfile(source, target)

@@ -1,0 +1,173 @@
+"""The progress of the sources: Spark's own streaming checkpoint directory, carried as opaque files.
+
+What a checkpoint newly stores must not grow with the job's age, though some of those files do: a file source repeats
+its whole history in every tenth file of its log. So each file is cut into segments named by their content, the sizes
+of which are the binary decomposition of the file's length. A file that grew at its end shares all but its last few
+segments with the one before. The rest of every file, less than one block, goes into one compressed archive.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
+from strandline.checkpoint.transfer import in_parallel
+from strandline.checkpoint.upload import delete_quietly
+from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
+from strandline.core.failpoints import hit
+from strandline.core.ids import CheckpointId
+from strandline.format.frame import frame, unframe
+from strandline.format.manifest import FileRef, Segment, SourceFile, SourceInfo
+
+SOURCE_MAGIC = b"SLSOURC1"
+SOURCE_VERSION = 1
+BLOCK_BYTES = 64 << 10
+INLINE_UP_TO_BYTES = 16 << 10
+
+_LARGEST_SEGMENT_BLOCKS = 1024
+"""64 MiB: bounds what one checkpoint uploads anew when a file's length passes a power of two."""
+_TRIES = 10
+_NAME = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+def capture(directory: Path, batch: int) -> dict[str, bytes]:
+    """Read what a query needs to go on after `batch`: metadata, the last two offsets and commits, the sources' logs.
+
+    Spark may delete old files meanwhile: then all is read again. Raises UnavailableError if the batch is not
+    committed yet, or if the directory does not stand still.
+    """
+    wanted = ["metadata"] + [f"{kind}/{b}" for kind in ("offsets", "commits") for b in (batch - 1, batch) if b >= 0]
+    for name in wanted:
+        if not (directory / name).is_file():
+            raise UnavailableError(f"{directory / name}: not there yet, so batch {batch} cannot be captured")
+    for _ in range(_TRIES):
+        try:
+            names = wanted + [p.relative_to(directory).as_posix() for p in _durable(directory / "sources")]
+            return {name: (directory / name).read_bytes() for name in names}
+        except FileNotFoundError:
+            continue
+    raise UnavailableError(f"{directory}: files disappeared during each of {_TRIES} tries to read it")
+
+
+def _durable(directory: Path) -> list[Path]:
+    """Return the files below, without checksums and what is still being written."""
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if not path.name.startswith(".") and path.suffix not in (".crc", ".tmp") and path.is_file()
+    )
+
+
+def upload_source(
+    jobdir: JobDirectory, files: Mapping[str, bytes], checkpoint: CheckpointId, batch: int, base: SourceInfo | None
+) -> SourceInfo:
+    """Store captured files; segments that `base`, of the last CONFIRMED checkpoint, holds are referenced.
+
+    On failure, what was uploaded is deleted as well as can be.
+    """
+    known = {(s.size, s.sha256): s for large in (base.large if base else []) for s in large.segments}
+    new: dict[tuple[int, str], tuple[Segment, memoryview]] = {}
+    large = []
+    tails = {}
+    for name, data in sorted(files.items()):
+        segments = []
+        for piece in _pieces(data):
+            key = (len(piece), hashlib.sha256(piece).hexdigest())
+            if key not in known:
+                known[key] = Segment(size=key[0], sha256=key[1], path=shared_path())
+                new[key] = (known[key], piece)
+            segments.append(known[key])
+        if segments:
+            large.append(SourceFile(name=name, segments=segments))
+        tails[name] = data[sum(s.size for s in segments) :]
+    archive = pack(tails)
+    sha256 = hashlib.sha256(archive).hexdigest()
+    inline = archive if len(archive) <= INLINE_UP_TO_BYTES else None
+    blob = FileRef(
+        name="source", size=len(archive), sha256=sha256, inline=inline,
+        path="" if inline is not None else exclusive_path(checkpoint),
+    )  # fmt: skip
+    todo = [(segment.path, piece) for segment, piece in new.values()]
+    todo += [(blob.path, memoryview(archive))] if blob.path else []
+    hit("upload.source")
+    try:
+        in_parallel(lambda item: jobdir.put(item[0], bytes(item[1])), todo)
+    except BaseException:
+        delete_quietly(jobdir, [path for path, _ in todo])
+        raise
+    return SourceInfo(batch=batch, blob=blob, large=large)
+
+
+def restore_source(jobdir: JobDirectory, info: SourceInfo, directory: Path) -> None:
+    """Write the captured files into `directory`. Raises CorruptionError naming what is missing or damaged."""
+    blob = info.blob.inline if info.blob.inline is not None else _get(jobdir, info.blob)
+    tails = unpack(blob, f"{jobdir.url}/{info.blob.path or '(inline source progress)'}")
+    segments = {
+        s.path: FileRef(name="", size=s.size, sha256=s.sha256, path=s.path) for f in info.large for s in f.segments
+    }
+    pieces = dict(zip(segments, in_parallel(lambda file: _get(jobdir, file), segments.values()), strict=True))
+    heads = {large.name: b"".join(pieces[s.path] for s in large.segments) for large in info.large}
+    for name, tail in tails.items():
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise CorruptionError(f"{jobdir.url}: the source progress names '{name}', outside of its directory")
+        target = directory / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(heads.get(name, b"") + tail)
+
+
+def _get(jobdir: JobDirectory, file: FileRef) -> bytes:
+    where = f"{jobdir.url}/{file.path}"
+    try:
+        data = jobdir.get(file.path)
+    except NotFoundError as error:
+        raise CorruptionError(f"{where}: missing, but the source progress needs it", path=file.path) from error
+    if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
+        raise CorruptionError(f"{where}: its checksum does not match: it was damaged", path=file.path)
+    return data
+
+
+def _pieces(data: bytes) -> Iterator[memoryview]:
+    """Cut the whole blocks of a file into segments of descending powers of two."""
+    view, at, blocks = memoryview(data), 0, len(data) // BLOCK_BYTES
+    while blocks:
+        take = min(1 << (blocks.bit_length() - 1), _LARGEST_SEGMENT_BLOCKS)
+        yield view[at : at + take * BLOCK_BYTES]
+        at += take * BLOCK_BYTES
+        blocks -= take
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """Return an archive: names and bytes, each with its length before, compressed and framed."""
+    parts = []
+    for name, data in sorted(files.items()):
+        encoded = name.encode()
+        parts += [_NAME.pack(len(encoded)), encoded, _LENGTH.pack(len(data)), data]
+    return frame(SOURCE_MAGIC, SOURCE_VERSION, zlib.compress(b"".join(parts)))
+
+
+def unpack(data: bytes, where: str) -> dict[str, bytes]:
+    """Read an archive; raise CorruptionError naming `where`."""
+    _, payload = unframe(data, SOURCE_MAGIC, (SOURCE_VERSION,), where)
+    files = {}
+    try:
+        plain = zlib.decompress(payload)
+        at = 0
+        while at < len(plain):
+            (length,) = _NAME.unpack_from(plain, at)
+            name = plain[at + _NAME.size : at + _NAME.size + length].decode()
+            at += _NAME.size + length
+            (length,) = _LENGTH.unpack_from(plain, at)
+            at += _LENGTH.size
+            files[name] = plain[at : at + length]
+            if len(files[name]) != length:
+                raise CorruptionError(f"{where}: '{name}' is cut off")
+            at += length
+    except (zlib.error, struct.error, UnicodeDecodeError) as error:
+        raise CorruptionError(f"{where}: the archive cannot be read: {error}") from error
+    return files

@@ -1,0 +1,113 @@
+"""Uploading the files of a local snapshot, only those that the last confirmed checkpoint does not hold."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from strandline.backends.base import LocalFile
+from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
+from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.core.errors import CheckpointError, StrandlineError
+from strandline.core.failpoints import hit
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import FileRef, Mode
+
+INLINE_UP_TO_BYTES = 4 << 10
+_READ_WHOLE_UP_TO_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A snapshot as the manifest lists it."""
+
+    refs: list[FileRef]
+    """In the order of the local files."""
+    uploaded_bytes: int
+    """What this snapshot newly wrote, inline bytes included."""
+
+
+def never_cancelled() -> bool:
+    """Say that nobody wants the upload to stop."""
+    return False
+
+
+def upload(
+    jobdir: JobDirectory,
+    files: Sequence[LocalFile],
+    checkpoint: CheckpointId,
+    base: Mapping[str, FileRef],
+    mode: Mode,
+    inline: bool = False,
+    cancelled: Callable[[], bool] = never_cancelled,
+) -> Uploaded:
+    """Upload a snapshot's files; the ones that go on from `base` are referenced.
+
+    `base` is by name the same partition's files in the last CONFIRMED checkpoint, never in a later one. A full
+    checkpoint ignores it and owns all its files. With `inline`, all bytes travel in the manifest. On failure or when
+    `cancelled` says so (CheckpointError), what was uploaded is deleted as well as can be, and nothing is referenced.
+    """
+    attempted: list[str] = []
+    lock = threading.Lock()
+
+    def one(file: LocalFile) -> tuple[FileRef, int]:
+        if cancelled():
+            raise CheckpointError(f"checkpoint {checkpoint}: the upload was cancelled")
+        known = base.get(file.name) if mode == "incremental" and file.shared and not inline else None
+        if known is not None and known.shared and known.path and known.size == file.size_bytes:
+            return known, 0
+        if inline or (not file.shared and file.size_bytes <= INLINE_UP_TO_BYTES):
+            return _inline(file, checkpoint), file.size_bytes
+        shared = mode == "incremental" and file.shared
+        path = shared_path() if shared else exclusive_path(checkpoint)
+        with lock:
+            attempted.append(path)
+        hit("upload.file")
+        return _upload_one(jobdir, file, path, shared, checkpoint), file.size_bytes
+
+    try:
+        done = in_parallel(one, files)
+        if cancelled():
+            raise CheckpointError(f"checkpoint {checkpoint}: the upload was cancelled")
+    except BaseException:
+        delete_quietly(jobdir, attempted)
+        raise
+    return Uploaded([ref for ref, _ in done], sum(size for _, size in done))
+
+
+def delete_quietly(jobdir: JobDirectory, paths: Sequence[str]) -> None:
+    """Delete what an upload left; what cannot be deleted is the garbage collector's."""
+    try:
+        jobdir.delete(paths)
+    except StrandlineError:
+        pass
+
+
+def _inline(file: LocalFile, checkpoint: CheckpointId) -> FileRef:
+    data = file.path.read_bytes()
+    _check_size(file, len(data), checkpoint)
+    return FileRef(name=file.name, size=len(data), sha256=hashlib.sha256(data).hexdigest(), inline=data)
+
+
+def _upload_one(jobdir: JobDirectory, file: LocalFile, path: str, shared: bool, checkpoint: CheckpointId) -> FileRef:
+    if file.size_bytes <= _READ_WHOLE_UP_TO_BYTES:
+        data = file.path.read_bytes()
+        _check_size(file, len(data), checkpoint)
+        sha256 = hashlib.sha256(data).hexdigest()
+        jobdir.put(path, data)
+    else:
+        # Read twice: the second time comes from the page cache, and the store can stream the file on its own.
+        _check_size(file, file.path.stat().st_size, checkpoint)
+        sha256 = sha256_of(file.path)
+        jobdir.put_file(path, file.path)
+    return FileRef(name=file.name, size=file.size_bytes, sha256=sha256, path=path, shared=shared)
+
+
+def _check_size(file: LocalFile, size: int, checkpoint: CheckpointId) -> None:
+    if size != file.size_bytes:
+        raise CheckpointError(
+            f"checkpoint {checkpoint}: snapshot file {file.path} has {size} bytes, expected {file.size_bytes}: "
+            "it changed after the snapshot was taken"
+        )

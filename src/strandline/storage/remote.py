@@ -1,0 +1,216 @@
+"""Local directories, S3, GCS, Azure and memory behind our ObjectStore. The only module that knows obstore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore import exceptions
+from obstore.store import LocalStore, MemoryStore, from_url
+
+from strandline.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    NotFoundError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.core.ids import unique_name
+from strandline.storage.base import ObjectInfo, ObjectStore
+
+_PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+_REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+_CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent")
+_WRONG_SETUP = (
+    exceptions.PermissionDeniedError,
+    exceptions.UnauthenticatedError,
+    exceptions.UnknownConfigurationKeyError,
+    exceptions.InvalidPathError,
+    exceptions.NotSupportedError,
+    NotImplementedError,
+    ValueError,
+)
+
+
+def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+    """Open the storage at a plain path, or a file://, s3://, gs://, az:// or memory:// url.
+
+    `options` are the storage's own settings (`access_key_id`, `endpoint`, …); what is missing comes from the
+    environment. A local directory is made if it is not there. Raises ConfigurationError for a url or options that
+    cannot work, and UnavailableError for a directory that cannot be made. No secret shows in `url` or in errors.
+    """
+    config: Any = dict(options or {})
+    parts = urlsplit(url)
+    if "://" not in url or parts.scheme == "file":
+        return _open_local(url, parts.netloc, Path(unquote(parts.path) if parts.scheme == "file" else url))
+    if parts.scheme == "memory":
+        return _ObstoreStore(MemoryStore(), "memory://", local=False, hide=str)
+    if parts.scheme not in _REMOTE_SCHEMES:
+        raise ConfigurationError(
+            f"storage '{parts.scheme}://…': unknown scheme '{parts.scheme}'",
+            hint=f"use a path, file://, memory:// or one of {', '.join(s + '://' for s in _REMOTE_SCHEMES)}",
+        )
+    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    hide = _hider([parts.password or "", *config.values()])
+    client: Any = {key: config.pop(key) for key in _CLIENT_OPTIONS if key in config}
+    try:
+        store = from_url(url, config=config or None, client_options=client or None)
+    except Exception as error:
+        raise ConfigurationError(
+            f"storage {shown} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
+        ) from None
+    return _ObstoreStore(store, shown, local=False, hide=hide)
+
+
+def _open_local(url: str, host: str, path: Path) -> ObjectStore:
+    if not url or host not in ("", "localhost") or not str(path):
+        raise ConfigurationError(f"storage {url!r} names no local directory", hint="write file:///absolute/path")
+    path = path.expanduser().absolute()
+    shown = f"file://{path}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        store = LocalStore(path, mkdir=True, automatic_cleanup=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"storage {shown}: the directory cannot be made: {error.strerror or error}",
+            hint="check that the path is a directory you may write to",
+        ) from None
+    return _ObstoreStore(store, shown, local=True, hide=str)
+
+
+def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
+    """Return what removes secrets and query strings (they may be signed) from a text."""
+    words = sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+    def hide(text: str) -> str:
+        for word in words:
+            text = text.replace(word, "***")
+        text = re.sub(r"://[^/@\s]+@", "://***@", text)
+        return re.sub(r"(https?://[^\s?\"]+)\?[^\s\"]*", r"\1?***", text)
+
+    return hide
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0].strip()
+
+
+class _ObstoreStore:
+    """One obstore store as an ObjectStore."""
+
+    def __init__(self, store: Any, url: str, *, local: bool, hide: Callable[[str], str]) -> None:
+        self._store = store
+        self._url = url
+        self._local = local
+        self._hide = hide
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def put(self, path: str, data: bytes) -> None:
+        with self._errors(path, writing=True):
+            obstore.put(self._store, path, data, max_concurrency=_PARTS_AT_ONCE)
+
+    def create(self, path: str, data: bytes) -> None:
+        with self._errors(path, writing=True):
+            obstore.put(self._store, path, data, mode="create", use_multipart=False)
+
+    def put_file(self, path: str, source: Path) -> None:
+        if not source.is_file():
+            raise NotFoundError(f"{source}: no such local file to upload to {self._url}/{path}")
+        with self._errors(path, writing=True):
+            obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
+
+    def get(self, path: str) -> bytes:
+        with self._errors(path):
+            return bytes(obstore.get(self._store, path).bytes())
+
+    def get_file(self, path: str, target: Path) -> None:
+        part = target.with_name(f".{target.name}.{unique_name()}.part")
+        try:
+            with self._errors(path):
+                stream = obstore.get(self._store, path).stream(_PART_BYTES)
+                with _local_errors(target), open(part, "wb") as file:
+                    for chunk in stream:
+                        file.write(chunk)
+            with _local_errors(target):
+                part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def head(self, path: str) -> ObjectInfo:
+        with self._errors(path):
+            return _info(obstore.head(self._store, path))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        with self._errors(prefix):
+            for batch in obstore.list(self._store, prefix.strip("/") or None):
+                yield from map(_info, batch)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        wanted = list(paths)
+        if not wanted:
+            return
+        try:
+            obstore.delete(self._store, wanted)
+        except FileNotFoundError:
+            # Where deletions go one by one, the first absent object ends the bulk call: the others may remain.
+            for path in wanted:
+                self._delete_one(path)
+        except Exception as error:
+            self._raise(wanted[0], error, writing=True)
+
+    def _delete_one(self, path: str) -> None:
+        with self._errors(path, writing=True):
+            try:
+                obstore.delete(self._store, path)
+            except FileNotFoundError:
+                pass
+
+    @contextmanager
+    def _errors(self, path: str, *, writing: bool = False) -> Iterator[None]:
+        try:
+            yield
+        except (StrandlineError, GeneratorExit):
+            raise
+        except Exception as error:
+            self._raise(path, error, writing=writing)
+
+    def _raise(self, path: str, error: Exception, *, writing: bool) -> NoReturn:
+        """Raise our error for one of obstore's, or let a foreign one through."""
+        where = f"{self._url}/{path}"
+        what = self._hide(_first_line(error))
+        if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+            raise ConflictError(f"{where}: an object is already there") from None
+        if isinstance(error, FileNotFoundError) and not writing:
+            raise NotFoundError(f"{where}: no such object") from None
+        if isinstance(error, FileNotFoundError) and not self._local:
+            raise ConfigurationError(f"{where}: cannot be written: {what}", hint="does the bucket exist?") from None
+        if isinstance(error, _WRONG_SETUP) and not (self._local and isinstance(error, PermissionError)):
+            raise ConfigurationError(f"{where}: {what}", hint="check path, credentials and options") from None
+        if isinstance(error, exceptions.BaseError | OSError):
+            hint = "check that the directory is writable and its disk not full" if self._local and writing else ""
+            raise UnavailableError(f"{where}: {what}", hint=hint) from None
+        raise error
+
+
+@contextmanager
+def _local_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(
+            f"{target}: cannot be written: {error.strerror or error}",
+            hint="check that the local directory is writable and its disk not full",
+        ) from error
+
+
+def _info(meta: Any) -> ObjectInfo:
+    return ObjectInfo(meta["path"], meta["size"], int(meta["last_modified"].timestamp() * 1000))

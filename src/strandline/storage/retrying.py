@@ -1,0 +1,97 @@
+"""A store that tries again when the one below is unavailable."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from strandline.core.errors import ConflictError, NotFoundError, UnavailableError
+from strandline.storage.base import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+_LONGEST_DELAY_S = 5.0
+
+
+class RetryingStore:
+    """Retries every operation that raises UnavailableError, with growing, jittered delays, a bounded number of times.
+
+    `create` is not idempotent: a try whose answer was lost may have succeeded, so that the next one conflicts with
+    itself. After a lost answer, a conflict with our own bytes is therefore a success.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        attempts: int = 5,
+        first_delay_s: float = 0.1,
+        sleep: Callable[[float], None] = time.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._store = store
+        self._attempts = attempts
+        self._first_delay_s = first_delay_s
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def put(self, path: str, data: bytes) -> None:
+        self._retry(lambda: self._store.put(path, data))
+
+    def create(self, path: str, data: bytes) -> None:
+        lost_answer = False
+
+        def attempt() -> None:
+            nonlocal lost_answer
+            try:
+                self._store.create(path, data)
+            except UnavailableError:
+                lost_answer = True
+                raise
+            except ConflictError:
+                if not lost_answer or not self._holds(path, data):
+                    raise
+
+        self._retry(attempt)
+
+    def put_file(self, path: str, source: Path) -> None:
+        self._retry(lambda: self._store.put_file(path, source))
+
+    def get(self, path: str) -> bytes:
+        return self._retry(lambda: self._store.get(path))
+
+    def get_file(self, path: str, target: Path) -> None:
+        self._retry(lambda: self._store.get_file(path, target))
+
+    def head(self, path: str) -> ObjectInfo:
+        return self._retry(lambda: self._store.head(path))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return iter(self._retry(lambda: list(self._store.list(prefix))))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        wanted = [*paths]
+        self._retry(lambda: self._store.delete(wanted))
+
+    def _holds(self, path: str, data: bytes) -> bool:
+        try:
+            return self._store.get(path) == data
+        except NotFoundError:
+            return False
+
+    def _retry(self, operation: Callable[[], T]) -> T:
+        delay_s = self._first_delay_s
+        for _ in range(self._attempts - 1):
+            try:
+                return operation()
+            except UnavailableError:
+                self._sleep(delay_s * self._rng.uniform(0.5, 1.0))
+                delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
+        return operation()
