@@ -79,13 +79,13 @@ def _record_type(names: tuple[str, ...]) -> type[Record]:
         "_positions": {name: position for position, name in enumerate(names)},
     }
     # namedtuple's getters are the fastest there are, and do not care about the class they came from.
-    getters = vars(namedtuple("Getters", [f"f{position}" for position in range(len(names))]))  # noqa: PYI024
+    getters = vars(namedtuple("Getters", [f"f{position}" for position in range(len(names))]))
     for position, name in enumerate(names):
         if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
             members[name] = getters[f"f{position}"]
-    made = type("Record", (Record,), members)
     # A partial of the C constructor: half the cost of a class method written in Python.
-    made._make = partial(tuple.__new__, made)  # type: ignore[method-assign]
+    made: type[Record] = type("Record", (Record,), members)
+    setattr(made, "_make", partial(tuple.__new__, made))  # noqa: B010
     return made
 
 

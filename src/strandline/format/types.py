@@ -295,7 +295,8 @@ class _Parser:
             )
         self._text = text
         self._what = what
-        self._next = 0
+        self._token = self._kind = ""
+        self._at = self._next = 0
         self._advance()
 
     def schema(self) -> StructType:

@@ -1,0 +1,216 @@
+"""Stored values: a header of flags and schema id, then the fixed or the packed layout. See docs/format-values.md."""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
+from strandline.format.coercion import MisfitError, coercion, shown
+from strandline.format.columns import build, conform, to_python
+from strandline.format.fixed import FixedLayout, is_fixed
+from strandline.format.plain import copier, from_plain, to_plain
+from strandline.format.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    IntegralType,
+    StringType,
+)
+
+MAX_SCHEMA_ID = 254
+_HAS_TTL = 1
+_HEADER_BYTES = 2
+_TTL_BYTES = 8
+# A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
+_MAX_FIXINT = 127
+
+_DOES_NOT_FIT = (TypeError, ValueError, OverflowError, AttributeError, struct.error, msgspec.MsgspecError)
+_IS_DAMAGED = (TypeError, ValueError, OverflowError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
+
+
+class ValueCodec:
+    """Encodes and decodes the values of one type, never None: that means "no value" and is the callers'.
+
+    `encode`, `encode_many` and `encode_arrow` raise StateTypeError for a value that does not fit; the decoding ones
+    raise CorruptionError for bytes that are no value of this type and schema id.
+    """
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes], Any]
+    copy: Callable[[Any], Any]
+    """Deep copy of what is mutable in a value, so that nobody can change what a cache holds."""
+
+    def __init__(self, kind: DataType, schema_id: int = 0) -> None:
+        if not 0 <= schema_id <= MAX_SCHEMA_ID:
+            raise ConfigurationError(f"the schema id is {schema_id}, expected 0 to {MAX_SCHEMA_ID}")
+        self.type = kind
+        self.schema_id = schema_id
+        self.exact: type[Any] | None = _exact(kind)
+        """If a value's type is this, it needs no coercion: what is out of range, encoding reports."""
+        copy = copier(kind)
+        self.mutable = copy is not None
+        self.copy = copy or _same
+        self._coerce = coercion(kind)
+        self._head = bytes([0, schema_id])
+        self._layout = FixedLayout(kind, schema_id << 8) if is_fixed(kind) else None
+        self.fixed: np.dtype[Any] | None = self._layout.dtype if self._layout else None
+        """The encoded value as a numpy type, header included, if the type has the fixed layout."""
+        self._to_plain = to_plain(kind)
+        self._from_plain = from_plain(kind)
+        self._pack = msgspec.msgpack.Encoder().encode
+        self._unpack = msgspec.msgpack.Decoder().decode
+        self.encode = self._guard_encode(self._layout.encoder() if self._layout else self._packed_encoder())
+        self.decode = self._guard_decode(self._layout.decoder(self._usual) if self._layout else self._packed_decode)
+
+    def coerce(self, value: Any) -> Any:
+        """Return a user's value checked and in its one form, sharing nothing mutable with it; raise StateTypeError."""
+        try:
+            return self._coerce(value)
+        except MisfitError as misfit:
+            raise self._misfit(misfit.path, value, str(misfit)) from None
+
+    def encode_many(self, values: Sequence[Any]) -> list[bytes]:
+        """Encode values, in order."""
+        try:
+            if self._layout is not None:
+                return self._layout.encode_many(values)
+            head, pack, convert = self._head, self._pack, self._to_plain
+            if convert is None:
+                return [head + pack(value) for value in values]
+            return [head + pack(convert(value)) for value in values]
+        except _DOES_NOT_FIT as error:
+            for value in values:
+                self.encode(value)
+            raise self._misfit("", values, f"the values cannot be encoded: {error}") from error
+
+    def decode_many(self, data: Sequence[bytes | None]) -> list[Any]:
+        """Decode values, in order; None stays None."""
+        present: Any = [item for item in data if item is not None] if None in data else data
+        try:
+            found = self._decode_present(present)
+        except _IS_DAMAGED:
+            found = list(map(self.decode, present))
+        if present is data:
+            return found
+        each = iter(found)
+        return [None if item is None else next(each) for item in data]
+
+    def encode_arrow(self, array: pa.Array) -> list[bytes]:
+        """Encode an Arrow column without nulls."""
+        if array.null_count:
+            raise self._misfit("", None, "the column has nulls, and a stored value is never null")
+        if self._layout is not None:
+            return self._layout.encode_arrow(array)
+        return self.encode_many(to_python(conform(array, self.type), self.type))
+
+    def decode_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
+        """Decode values into an Arrow column, null where None."""
+        if self._layout is not None:
+            found = self._layout.decode_arrow(data)
+            if found is not None:
+                return found
+        return build(self.decode_many(data), self.type)
+
+    # -- decoding
+
+    def _decode_present(self, data: Sequence[bytes]) -> list[Any]:
+        if self._layout is not None:
+            found = self._layout.decode_many(data)
+            return list(map(self.decode, data)) if found is None else found
+        if self.schema_id > _MAX_FIXINT:
+            return list(map(self.decode, data))
+        # All values are read as one msgpack array of flags, schema id, value, flags, …: one call instead of many.
+        parts = self._unpack(b"\xdd" + (3 * len(data)).to_bytes(4, "big") + b"".join(data))
+        if parts[::3].count(0) != len(data) or parts[1::3].count(self.schema_id) != len(data):
+            return list(map(self.decode, data))
+        plain: list[Any] = parts[2::3]
+        return plain if self._from_plain is None else list(map(self._from_plain, plain))
+
+    def _packed_decode(self, data: bytes) -> Any:
+        if data[:_HEADER_BYTES] != self._head:
+            data = self._usual(data)
+        plain = self._unpack(data[_HEADER_BYTES:])
+        return plain if self._from_plain is None else self._from_plain(plain)
+
+    def _usual(self, data: bytes) -> bytes:
+        """Return a value whose header is not the usual one as if it were, without what the header announced."""
+        if len(data) < _HEADER_BYTES:
+            raise CorruptionError(f"a stored {self.type.ddl} has {len(data)} bytes, which is less than its header")
+        flags, schema_id = data[0], data[1]
+        if flags & ~_HAS_TTL:
+            raise CorruptionError(
+                f"a stored {self.type.ddl} has the flags {flags:#04x}, of which only {_HAS_TTL:#04x} is known",
+                hint="it was written by a newer release, or damaged",
+            )
+        if schema_id != self.schema_id:
+            raise CorruptionError(
+                f"a stored {self.type.ddl} has the schema id {schema_id}, expected {self.schema_id}",
+                hint="it was written by a program with another schema for this state, or damaged",
+            )
+        return self._head + data[_HEADER_BYTES + (_TTL_BYTES if flags & _HAS_TTL else 0) :]
+
+    def _guard_decode(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        def guarded(data: bytes) -> Any:
+            try:
+                return decode(data)
+            except _IS_DAMAGED as error:
+                raw = data[:64].hex() + ("…" if len(data) > 64 else "")
+                raise CorruptionError(
+                    f"the stored bytes {raw} are no {self.type.ddl}: {error}",
+                    hint="the state was damaged, or the type of this state was changed",
+                ) from error
+
+        return guarded
+
+    # -- encoding
+
+    def _packed_encoder(self) -> Callable[[Any], bytes]:
+        head, pack, convert = self._head, self._pack, self._to_plain
+        if convert is None:
+            return lambda value: head + pack(value)
+        return lambda value: head + pack(convert(value))
+
+    def _guard_encode(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        def guarded(value: Any) -> bytes:
+            try:
+                return encode(value)
+            except _DOES_NOT_FIT as error:
+                self.coerce(value)
+                raise self._misfit("", value, f"it cannot be encoded: {error}") from error
+
+        return guarded
+
+    def _misfit(self, path: str, value: Any, why: str) -> StateTypeError:
+        return StateTypeError(
+            f"the value does not fit the declared type {self.type.ddl}: {why}",
+            hint="make the value fit, or declare another type",
+            expected=self.type.ddl,
+            path=path,
+            actual=f"{shown(value)}, a {type(value).__name__}",
+        )
+
+
+def _exact(kind: DataType) -> type | None:
+    if isinstance(kind, IntegralType):
+        return int
+    exact: dict[type[DataType], type] = {
+        BooleanType: bool,
+        DoubleType: float,
+        StringType: str,
+        BinaryType: bytes,
+        DateType: dt.date,
+    }
+    return exact.get(type(kind))
+
+
+def _same(value: Any) -> Any:
+    return value
