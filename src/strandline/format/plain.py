@@ -20,8 +20,9 @@ Convert = Callable[[Any], Any]
 
 
 def unscaled(scale: int) -> Callable[[Decimal], int]:
-    """Return the function from a decimal of this scale to the integer without its point."""
-    return lambda value: int(value.scaleb(scale, EXACT_DECIMALS))
+    """Return the function from a decimal to the integer without its point; more digits than `scale` raise Inexact."""
+    exact = EXACT_DECIMALS
+    return lambda value: int(value.scaleb(scale, exact).to_integral_exact(context=exact))
 
 
 def scaled(scale: int) -> Callable[[int | str], Decimal]:

@@ -33,8 +33,8 @@ _TTL_BYTES = 8
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
 _MAX_FIXINT = 127
 
-_DOES_NOT_FIT = (TypeError, ValueError, OverflowError, AttributeError, struct.error, msgspec.MsgspecError)
-_IS_DAMAGED = (TypeError, ValueError, OverflowError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
+_DOES_NOT_FIT = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, msgspec.MsgspecError)
+_IS_DAMAGED = (TypeError, ValueError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
 
 
 class ValueCodec:

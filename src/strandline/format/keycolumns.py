@@ -1,0 +1,242 @@
+"""Key columns: encodings whose byte order is the order of the values, and none of which is another's prefix."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.format.columns import arrow_numbers, conform, to_python
+from strandline.format.plain import scaled, unscaled
+from strandline.format.records import record_type
+from strandline.format.scalars import FIXED_SCALARS, FixedScalar, Numbers
+from strandline.format.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    LongType,
+    StringType,
+    StructType,
+)
+
+_LONG_DECIMAL_PRECISION = 18
+_END = b"\0\0"
+_NULL, _PRESENT = b"\x01", b"\x02"
+_WIDE_BIAS = 1 << 127
+
+
+class KeyColumn(Protocol):
+    """Encodes and decodes one column of a key."""
+
+    def encode(self, value: Any) -> bytes:
+        """Encode one value; raises TypeError, ValueError and the like if it does not fit."""
+        ...
+
+    def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
+        """Encode values into iterables, whose items joined side by side are the encodings."""
+        ...
+
+    def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
+        """Encode a column without nulls, as `pieces` does."""
+        ...
+
+    def decode(self, data: bytes, at: int) -> tuple[Any, int]:
+        """Decode the value that begins at `at`; return it and where it ends."""
+        ...
+
+
+def key_column(kind: DataType) -> KeyColumn:
+    """Return the encoding of a key column; raise ConfigurationError for a type that cannot be a key."""
+    if isinstance(kind, DecimalType):
+        return FixedColumn(kind) if kind.precision <= _LONG_DECIMAL_PRECISION else WideDecimalColumn(kind)
+    if kind in FIXED_SCALARS:
+        return FixedColumn(kind)
+    if isinstance(kind, StringType | BinaryType):
+        return TextColumn(kind)
+    if isinstance(kind, StructType):
+        return StructColumn(kind)
+    raise ConfigurationError(
+        f"a key is {kind.ddl}: arrays and maps cannot be keys",
+        hint="make a string, a number or a struct of them with select() before key_by",
+    )
+
+
+class FixedColumn:
+    """Numbers of fixed width: as unsigned integers that keep their order, big-endian."""
+
+    def __init__(self, kind: DataType) -> None:
+        self._kind = kind
+        is_decimal = isinstance(kind, DecimalType)
+        self._scalar: FixedScalar = FIXED_SCALARS[LongType() if is_decimal else kind]
+        self._width = self._scalar.dtype.itemsize
+        self._to_number: Callable[[Any], Any] | None = self._scalar.to_number
+        self._from_number: Callable[[Any], Any] | None = self._scalar.from_number
+        if isinstance(kind, DecimalType):
+            self._to_number, self._from_number = unscaled(kind.scale), scaled(kind.scale)
+        self._is_float = isinstance(kind, FloatType | DoubleType)
+        self._bias = 0 if isinstance(kind, BooleanType) else 1 << (8 * self._width - 1)
+        self._native = np.dtype(f"u{self._width}")
+        self.dtype = self._native.newbyteorder(">")
+
+    def encode(self, value: Any) -> bytes:
+        if self._is_float:
+            return self.order([value]).astype(self.dtype).tobytes()
+        number = self._to_number(value) if self._to_number else value
+        return int.to_bytes(number + self._bias, self._width, "big")
+
+    def order(self, values: Iterable[Any]) -> Numbers:
+        """Return values as unsigned integers in the same order."""
+        if isinstance(self._kind, DecimalType) and self._to_number:
+            values = map(self._to_number, values)
+        return self._order(self._scalar.to_numbers(values))
+
+    def arrow_order(self, array: pa.Array) -> Numbers:
+        """Return a column without nulls as unsigned integers in the same order."""
+        array = conform(array, self._kind)
+        if isinstance(self._kind, DecimalType):
+            return self.order(array.to_pylist())
+        return self._order(arrow_numbers(array, self._kind))
+
+    def _order(self, numbers: Numbers) -> Numbers:
+        bias = self._native.type(self._bias)
+        if not self._is_float:
+            return np.bitwise_xor(numbers.view(self._native), bias)
+        # As group-by in Spark: all NaNs are one, above everything, and -0.0 is 0.0.
+        canonical = np.where(np.isnan(numbers), numbers.dtype.type(math.nan), numbers + numbers.dtype.type(0.0))
+        bits = canonical.view(self._native)
+        return np.where(bits & bias, ~bits, bits ^ bias)
+
+    def restore(self, ordered: Numbers) -> list[Any]:
+        """Return the values of what `order` made."""
+        bias = self._native.type(self._bias)
+        bits = ordered.astype(self._native)
+        if self._is_float:
+            numbers = np.where(bits & bias, bits ^ bias, ~bits).view(self._scalar.dtype)
+            return one_nan(numbers.tolist())
+        found = self._scalar.from_numbers((bits ^ bias).view(self._scalar.dtype))
+        if isinstance(self._kind, DecimalType) and self._from_number:
+            return list(map(self._from_number, found))
+        return found
+
+    def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
+        return [self._cut(self.order(values))]
+
+    def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
+        return [self._cut(self.arrow_order(array))]
+
+    def decode(self, data: bytes, at: int) -> tuple[Any, int]:
+        end = at + self._width
+        if end > len(data):
+            raise CorruptionError(f"a key of {len(data)} bytes ends within its {self._kind.ddl}")
+        if self._is_float or isinstance(self._kind, BooleanType):
+            return self.restore(np.frombuffer(data[at:end], self.dtype))[0], end
+        number = int.from_bytes(data[at:end], "big") - self._bias
+        return self._from_number(number) if self._from_number else number, end
+
+    def _cut(self, ordered: Numbers) -> list[bytes]:
+        found: list[bytes] = ordered.astype(self.dtype).view(f"V{self._width}").tolist()
+        return found
+
+
+class _Each:
+    """What columns that are encoded one by one have in common."""
+
+    _kind: DataType
+
+    def encode(self, value: Any) -> bytes:
+        raise NotImplementedError
+
+    def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
+        return [map(self.encode, values)]
+
+    def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
+        return self.pieces(to_python(array, self._kind))
+
+
+class TextColumn(_Each):
+    """Strings in UTF-8 and binaries: 00 becomes 00 FF, and 00 00 ends it."""
+
+    def __init__(self, kind: DataType) -> None:
+        self._kind = kind
+        self._is_text = isinstance(kind, StringType)
+
+    def encode(self, value: Any) -> bytes:
+        raw: bytes = value.encode() if self._is_text else bytes(value) if type(value) is not int else _no_bytes(value)
+        return raw.replace(b"\0", b"\0\xff") + _END
+
+    def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
+        if self._is_text and "\0" not in "".join(values):
+            return [map(str.encode, values), repeat(_END)]
+        return [map(self.encode, values)]
+
+    def decode(self, data: bytes, at: int) -> tuple[Any, int]:
+        zero = data.find(b"\0", at)
+        while zero >= 0 and data[zero + 1 : zero + 2] == b"\xff":
+            zero = data.find(b"\0", zero + 2)
+        if zero < 0 or data[zero + 1 : zero + 2] != b"\0":
+            raise CorruptionError(f"a key of {len(data)} bytes ends within its {self._kind.ddl}")
+        raw = data[at:zero].replace(b"\0\xff", b"\0")
+        return raw.decode() if self._is_text else raw, zero + 2
+
+
+class WideDecimalColumn(_Each):
+    """Decimals beyond 18 digits: 16 bytes, big-endian, the sign bit flipped."""
+
+    def __init__(self, kind: DecimalType) -> None:
+        self._kind = kind
+        self._unscaled, self._scaled = unscaled(kind.scale), scaled(kind.scale)
+
+    def encode(self, value: Any) -> bytes:
+        return int.to_bytes(self._unscaled(value) + _WIDE_BIAS, 16, "big")
+
+    def decode(self, data: bytes, at: int) -> tuple[Any, int]:
+        if at + 16 > len(data):
+            raise CorruptionError(f"a key of {len(data)} bytes ends within its {self._kind.ddl}")
+        return self._scaled(int.from_bytes(data[at : at + 16], "big") - _WIDE_BIAS), at + 16
+
+
+class StructColumn(_Each):
+    """Structs: before each field 01 if it is null, 02 if its encoding follows. Nulls come first."""
+
+    def __init__(self, kind: StructType) -> None:
+        self._kind = kind
+        self._make = record_type(kind.names)._make
+        self._fields = [key_column(field.type) for field in kind.fields]
+
+    def encode(self, value: Any) -> bytes:
+        return b"".join(
+            _NULL if part is None else _PRESENT + column.encode(part)
+            for column, part in zip(self._fields, value, strict=True)
+        )
+
+    def decode(self, data: bytes, at: int) -> tuple[Any, int]:
+        parts = []
+        for column in self._fields:
+            mark, part = data[at : at + 1], None
+            at += 1
+            if mark == _PRESENT:
+                part, at = column.decode(data, at)
+            elif mark != _NULL:
+                raise CorruptionError(
+                    f"a key has the byte {mark.hex() or 'nothing'} where a field of its struct begins"
+                )
+            parts.append(part)
+        return self._make(parts), at
+
+
+def one_nan(values: list[Any]) -> list[Any]:
+    """Return floats with every NaN replaced by one object, so that a dict finds it again, and -0.0 by 0.0."""
+    return [math.nan if v != v else v + 0.0 for v in values]
+
+
+def _no_bytes(value: Any) -> bytes:
+    # bytes(3) would be three zeros.
+    raise TypeError(f"{value!r} is no binary")

@@ -1,0 +1,208 @@
+"""Stored keys: `key group (2 bytes, big-endian) ‖ columns`, ordered as bytes as their values are, prefix-free.
+
+See docs/format-values.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
+from strandline.core.keygroups import MAX_MAX_PARALLELISM
+from strandline.format.coercion import Coercion, MisfitError, coercion, shown
+from strandline.format.keycolumns import FixedColumn, key_column, one_nan
+from strandline.format.scalars import Numbers
+from strandline.format.types import DataType, DoubleType, FloatType, StructType
+
+_GROUP_BYTES = 2
+_DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, struct.error)
+
+
+class KeyCodec:
+    """Encodes and decodes keys. Of one column the key is the scalar, of several a tuple. Keys are never null.
+
+    Encoding raises StateTypeError for a key that does not fit; decoding raises CorruptionError for bytes that are none.
+    """
+
+    def __init__(self, types: Sequence[DataType]) -> None:
+        if not types:
+            raise ConfigurationError("a key has no columns", hint="name at least one column in key_by")
+        self.types = tuple(types)
+        self._single = len(self.types) == 1
+        self._columns = [key_column(kind) for kind in self.types]
+        self._coercions = [coercion(kind, hashable=True) for kind in self.types]
+        fixed = [column for column in self._columns if isinstance(column, FixedColumn)]
+        # All columns of fixed width: many keys are one numpy array.
+        self._fixed = fixed if len(fixed) == len(self._columns) else []
+        parts: list[Any] = [("group", ">u2"), *((f"f{i}", column.dtype) for i, column in enumerate(self._fixed))]
+        self._dtype = np.dtype(parts)
+        self._slices = np.dtype(f"V{self._dtype.itemsize}")
+        normalisers = [_normaliser(kind) for kind in self.types]
+        self._normalisers = [each or _same for each in normalisers] if any(normalisers) else None
+
+    # -- encoding
+
+    def encode(self, key_group: int, key: Any) -> bytes:
+        """Encode one key."""
+        try:
+            if self._single:
+                return _groups()[key_group] + self._columns[0].encode(key)
+            parts = [column.encode(part) for column, part in zip(self._columns, key, strict=True)]
+        except _DOES_NOT_FIT as error:
+            raise self._misfit([key], error) from None
+        return _groups()[key_group] + b"".join(parts)
+
+    def encode_many(self, key_groups: Sequence[int], keys: Sequence[Any]) -> list[bytes]:
+        """Encode keys, in order, each with its key group."""
+        if not len(keys):
+            return []
+        try:
+            columns: Iterable[Sequence[Any]] = [keys] if self._single else zip(*keys, strict=True)
+            if self._fixed:
+                ordered = [c.order(values) for c, values in zip(self._fixed, columns, strict=True)]
+                return self._cut(key_groups, ordered)
+            pieces = [p for c, values in zip(self._columns, columns, strict=True) for p in c.pieces(values)]
+            return list(map(b"".join, zip(map(_groups().__getitem__, key_groups), *pieces)))  # noqa: B905
+        except _DOES_NOT_FIT as error:
+            raise self._misfit(keys, error) from None
+
+    def encode_arrow(self, key_groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
+        """Encode keys given as Arrow columns without nulls."""
+        if self._fixed:
+            ordered = [c.arrow_order(column) for c, column in zip(self._fixed, columns, strict=True)]
+            return self._cut(key_groups.to_numpy(), ordered)
+        pieces = [p for c, column in zip(self._columns, columns, strict=True) for p in c.arrow_pieces(column)]
+        groups = map(_groups().__getitem__, key_groups.to_pylist())
+        return list(map(b"".join, zip(groups, *pieces)))  # noqa: B905
+
+    def encode_sub(self, value: Any) -> bytes:
+        """Encode a value of the one column without a key group: what stands after a key, like the key of a map."""
+        try:
+            return self._columns[0].encode(value)
+        except _DOES_NOT_FIT as error:
+            raise self._misfit([value], error) from None
+
+    def _cut(self, key_groups: Any, ordered: Sequence[Numbers]) -> list[bytes]:
+        packed = np.empty(len(ordered[0]), self._dtype)
+        packed["group"] = key_groups
+        for i, numbers in enumerate(ordered):
+            packed[f"f{i}"] = numbers
+        found: list[bytes] = packed.view(self._slices).tolist()
+        return found
+
+    # -- decoding
+
+    def decode(self, data: bytes) -> tuple[int, Any, int]:
+        """Return the key group, the key, and where in the bytes the key ends."""
+        if len(data) < _GROUP_BYTES:
+            raise CorruptionError(f"a stored key has {len(data)} bytes, which is less than its key group")
+        at = _GROUP_BYTES
+        parts = []
+        try:
+            for column in self._columns:
+                part, at = column.decode(data, at)
+                parts.append(part)
+        except _DOES_NOT_FIT as error:
+            raise self._damaged(data, str(error)) from error
+        return int.from_bytes(data[:_GROUP_BYTES], "big"), parts[0] if self._single else tuple(parts), at
+
+    def decode_many(self, data: Sequence[bytes]) -> list[Any]:
+        """Return the keys of encoded keys, in order."""
+        if not self._fixed or set(map(len, data)) - {self._dtype.itemsize}:
+            return [self._whole(item) for item in data]
+        packed = np.frombuffer(b"".join(data), self._dtype)
+        columns = [column.restore(packed[f"f{i}"]) for i, column in enumerate(self._fixed)]
+        return columns[0] if self._single else list(zip(*columns, strict=True))
+
+    def decode_sub(self, data: bytes, offset: int) -> Any:
+        """Return the value that `encode_sub` encoded and that begins at `offset`; it must end the bytes."""
+        try:
+            value, end = self._columns[0].decode(data, offset)
+        except _DOES_NOT_FIT as error:
+            raise self._damaged(data, str(error)) from error
+        if end != len(data):
+            raise self._damaged(data, f"{len(data) - end} bytes follow it")
+        return value
+
+    def _whole(self, data: bytes) -> Any:
+        _, key, end = self.decode(data)
+        if end != len(data):
+            raise self._damaged(data, f"{len(data) - end} bytes follow it")
+        return key
+
+    # -- checks
+
+    def coerce(self, key: Any) -> Any:
+        """Return a user's key checked and in its one form; raise StateTypeError if it does not fit."""
+        try:
+            if self._single:
+                return self.normalise([self._not_null(self._coercions[0], self.types[0], key)])[0]
+            if not isinstance(key, tuple | list) or len(key) != len(self.types):
+                raise MisfitError(f"a tuple of {len(self.types)} values", key)
+            parts = zip(self._coercions, self.types, key, strict=True)
+            return self.normalise([tuple(self._not_null(one, kind, part) for one, kind, part in parts)])[0]
+        except MisfitError as misfit:
+            raise self._error(key, str(misfit)) from None
+
+    def normalise(self, keys: list[Any]) -> list[Any]:
+        """Return keys such that equal keys are found in a dict: all NaNs are one object, -0.0 is 0.0."""
+        if self._normalisers is None:
+            return keys
+        if self._single:
+            return [self._normalisers[0](key) for key in keys]
+        return [tuple(one(part) for one, part in zip(self._normalisers, key, strict=True)) for key in keys]
+
+    @staticmethod
+    def _not_null(one: Coercion, kind: DataType, part: Any) -> Any:
+        if part is None:
+            raise MisfitError(kind.ddl, None, "keys are never null")
+        return one(part)
+
+    def _misfit(self, keys: Sequence[Any], error: Exception) -> StateTypeError:
+        for key in keys:
+            self.coerce(key)
+        return self._error(keys[0] if len(keys) == 1 else keys, str(error))
+
+    def _error(self, key: Any, why: str) -> StateTypeError:
+        ddl = ", ".join(kind.ddl for kind in self.types)
+        return StateTypeError(
+            f"the key does not fit the declared type {ddl}: {why}",
+            hint="make the key fit, or declare another key type",
+            expected=ddl,
+            actual=f"{shown(key)}, a {type(key).__name__}",
+        )
+
+    def _damaged(self, data: bytes, why: str) -> CorruptionError:
+        ddl = ", ".join(kind.ddl for kind in self.types)
+        return CorruptionError(
+            f"the stored bytes {data[:64].hex()} hold no key of {ddl}: {why}",
+            hint="the state was damaged, or the type of the key was changed",
+        )
+
+
+@lru_cache(maxsize=1)
+def _groups() -> list[bytes]:
+    return [group.to_bytes(_GROUP_BYTES, "big") for group in range(MAX_MAX_PARALLELISM)]
+
+
+def _normaliser(kind: DataType) -> Callable[[Any], Any] | None:
+    if isinstance(kind, FloatType | DoubleType):
+        return lambda value: one_nan([value])[0]
+    if isinstance(kind, StructType):
+        parts = [_normaliser(field.type) for field in kind.fields]
+        if any(parts):
+            each = [part or _same for part in parts]
+            return lambda record: record._make(
+                [None if v is None else one(v) for one, v in zip(each, record, strict=True)]
+            )
+    return None
+
+
+def _same(value: Any) -> Any:
+    return value
