@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.storage.remote import open_store
+
+SECRET = "sEcReT-0123456789"
+
+
+def test_urls_of_one_directory_are_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_store(f"file://{tmp_path}/a%20b").put("k", b"1")
+    assert open_store(str(tmp_path / "a b")).get("k") == b"1"
+    assert open_store("a b").get("k") == b"1"
+    assert open_store("a b").url == f"file://{tmp_path}/a b"
+
+
+@pytest.mark.parametrize("url", ["", "file://host/path", "hdfs://x/y", "s4://b", "://"])
+def test_urls_that_cannot_work(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        open_store(url)
+    assert caught.value.hint
+
+
+def test_unknown_option_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="bogus"):
+        open_store("s3://bucket/x", {"bogus": "1"})
+
+
+def test_no_secret_in_urls_and_errors() -> None:
+    options = {
+        "access_key_id": "AKIA-IS-ALSO-SECRET",
+        "secret_access_key": SECRET,
+        "session_token": SECRET + "token",
+        "region": "nowhere",
+        "endpoint": f"http://user:{SECRET}@127.0.0.1:9",
+        "allow_http": "true",
+        "timeout": "1s",
+        "connect_timeout": "1s",
+    }
+    with pytest.raises(StrandlineError) as caught:
+        open_store("s3://bucket/dir", {**options, "nonsense": SECRET})
+    assert SECRET not in f"{caught.value!s}{caught.value!r}{caught.value.__cause__}"
+    store = open_store(f"s3://me:{SECRET}@bucket/dir?sig={SECRET}", options)
+    assert store.url == "s3://bucket/dir"
+
+
+def test_a_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from strandline.storage import remote
+
+    store = remote._ObstoreStore(
+        remote.from_url(
+            "s3://bucket/dir",
+            config={"access_key_id": "a", "secret_access_key": SECRET, "endpoint": "http://127.0.0.1:9", "region": "x"},
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        ),
+        "s3://bucket/dir",
+        local=False,
+        hide=remote._hider([SECRET]),
+    )
+    for operation in (
+        lambda: store.get("k"),
+        lambda: store.create("k", b""),
+        lambda: list(store.list("")),
+        lambda: store.delete(["k"]),
+    ):
+        with pytest.raises(UnavailableError, match="s3://bucket/dir/") as caught:
+            operation()
+        assert caught.value.__cause__ is None, "the original may print what we hide"
+
+
+def test_hiding() -> None:
+    from strandline.storage.remote import _hider
+
+    text = _hider([SECRET, "abc"])(f"PUT https://u:p@h/x?sig=1&t=2 {SECRET} abc")
+    assert text == "PUT https://***@h/x?*** *** abc"
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnavailableError, match="file/below"):
+        open_store(str(tmp_path / "file" / "below"))
+
+
+def test_a_directory_that_is_in_the_way(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "root"))
+    (tmp_path / "root" / "chk-1").write_text("a file where a folder must be")
+    with pytest.raises(UnavailableError, match="root/chk-1/x"):
+        store.put("chk-1/x", b"1")
+
+
+def test_download_to_an_absent_directory(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "root"))
+    store.put("k", b"1")
+    with pytest.raises(UnavailableError, match="absent/target"):
+        store.get_file("k", tmp_path / "absent" / "target")
+
+
+FULL = """
+import resource, signal, sys
+from strandline.core.errors import UnavailableError
+from strandline.storage.remote import open_store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+store = open_store(sys.argv[1])
+store.put("small", b"x")
+try:
+    store.put("chk-1/large", b"x" * 1_000_000)
+except UnavailableError as error:
+    assert "chk-1/large" in str(error) and "disk" in str(error), error
+    assert [i.path for i in store.list("")] == ["small"]
+    print("refused")
+"""
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit on file sizes")
+def test_a_full_disk_is_unavailable_and_leaves_nothing_visible(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
+    assert done.stdout.strip() == "refused", done
