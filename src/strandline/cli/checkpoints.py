@@ -1,0 +1,198 @@
+"""`strandline checkpoints`: list, show, verify and collect garbage, without a running job and without Spark."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from strandline.checkpoint import check, gc
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.cli import describe
+from strandline.cli.output import add_row, console, duration_text, print_json, say, size_text, table, time_text
+from strandline.cli.progress import verify_all
+from strandline.cli.stores import (
+    AsJson,
+    Directory,
+    JobName,
+    StorageOptions,
+    job_directories,
+    job_directory,
+)
+from strandline.core.clock import SystemClock
+from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.ids import CheckpointId
+from strandline.core.settings import parse_duration_ms
+from strandline.format.manifest import decode_manifest
+
+app = typer.Typer(
+    help="Look at checkpoints, check every byte of them, remove what none needs.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_STYLES = {"complete": "green", "void": "dim", "damaged": "red"}
+
+
+@app.command("list")
+def list_(directory: Directory, job: JobName = None, option: StorageOptions = None, json: AsJson = False) -> None:
+    """List the checkpoints of a job, or of every job in the directory; newest first.
+
+    A checkpoint is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong
+    size) or void (written by a driver that was replaced, and ignored).
+    """
+    found = [(jobdir.job, one) for jobdir in job_directories(directory, job, option) for one in check.summaries(jobdir)]
+    if json:
+        for name, summary in found:
+            print_json({"job": name, **asdict(summary)})
+        return
+    from rich.text import Text
+
+    numbers = ("epoch", "size", "increment", "duration")
+    made = table("job", "checkpoint", "state", "taken", "mode", *numbers, "reason", right=("checkpoint", *numbers))
+    for name, summary in found:
+        figures: tuple[object, ...] = ("-", "-", "-", "-", "-", "-")
+        if summary.mode:
+            figures = (
+                time_text(summary.created_ms), summary.mode, summary.epoch, size_text(summary.total_bytes),
+                size_text(summary.uploaded_bytes), duration_text(summary.duration_ms),
+            )  # fmt: skip
+        state = Text(summary.state, style=_STYLES[summary.state])
+        add_row(made, name, summary.checkpoint, state, *figures, summary.reason)
+    console().print(made)
+    if not found:
+        say("no checkpoint is complete yet")
+
+
+Which = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Its number, or 'latest'.")]
+
+
+@app.command("show")
+def show(
+    directory: Directory, checkpoint: Which, job: JobName = None, option: StorageOptions = None, json: AsJson = False
+) -> None:
+    """Show one checkpoint: operators, states with their types, partitions, source progress, pending sinks."""
+    jobdir = job_directory(directory, job, option)
+    number = _newest(jobdir) if checkpoint == "latest" else _number(checkpoint)
+    path = manifest_path(number)
+    try:
+        data = jobdir.get(path)
+    except NotFoundError as error:
+        there = [str(summary.checkpoint) for summary in check.summaries(jobdir)]
+        raise NotFoundError(
+            f"{jobdir.url}: there is no checkpoint {number}",
+            hint=f"the checkpoints there are: {', '.join(there)}" if there else "none is complete yet",
+        ) from error
+    manifest = decode_manifest(data, f"{jobdir.url}/{path}")
+    if json:
+        print_json(describe.as_data(manifest))
+    else:
+        describe.print_tables(manifest)
+
+
+@app.command("verify")
+def verify(
+    directory: Directory,
+    checkpoint: Annotated[
+        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Its number; without it, the newest of each job.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every checkpoint that is not void.")] = False,
+    job: JobName = None,
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Read every byte of checkpoints again; name what is missing or damaged. Exit code 1 if anything is."""
+    if every and checkpoint not in (None, "latest"):
+        raise typer.BadParameter("give a checkpoint or --all, not both")
+    if checkpoint in (None, "latest"):
+        jobdirs = job_directories(directory, job, option)
+        wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else [_newest(jobdir)])]
+    else:
+        assert checkpoint is not None
+        wanted = [(job_directory(directory, job, option), _number(checkpoint))]
+    reports = verify_all(wanted)
+    problems = table("job", "checkpoint", "path", "problem", right=("checkpoint",))
+    made = table("job", "checkpoint", "files", "size", "result", right=("checkpoint", "files", "size"))
+    for name, number, report in reports:
+        if json:
+            print_json({"job": name, "checkpoint": number, "ok": report.ok, **asdict(report)})
+        result = "intact" if report.ok else f"{len(report.problems)} problems"
+        add_row(made, name, number, report.files, size_text(report.bytes), result)
+        for problem in report.problems:
+            add_row(problems, name, number, problem.path, problem.problem)
+    if not json:
+        console().print(made)
+        if problems.row_count:
+            console().print(problems)
+    if problems.row_count:
+        say("a job that starts now passes over a checkpoint that is missing files, or is found damaged when restored")
+        raise typer.Exit(1)
+
+
+@app.command("gc")
+def gc_(
+    directory: Directory,
+    job: Annotated[str, typer.Option("--job", metavar="NAME", help="The job whose garbage is collected.")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    grace: Annotated[
+        str, typer.Option(help="Younger files stay; must be longer than any checkpoint of the job takes.")
+    ] = "1h",
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Delete what no live checkpoint needs: left-overs of failed checkpoints and of drivers that were killed.
+
+    Prints the plan, then executes it. Refuses to delete anything while a live checkpoint misses a file.
+    """
+    grace_ms = parse_duration_ms(grace, "--grace")
+    jobdir = job_directory(directory, job, option)
+    plan = gc.plan(jobdir, SystemClock(), grace_ms)
+    if not json:
+        made = table("delete", "size", "because", right=("size",))
+        for item in plan.garbage:
+            add_row(made, item.path, size_text(item.size_bytes), item.reason)
+        if plan.garbage:
+            console().print(made)
+        print(
+            f"{len(plan.garbage)} objects, {size_text(plan.total_bytes)} to delete; {plan.too_young} younger than "
+            f"{grace} stay; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"
+        )
+    deleted = 0 if dry_run else gc.execute(plan)
+    if json:
+        print_json(
+            {
+                "job": job,
+                "garbage": [asdict(item) for item in plan.garbage],
+                "total_bytes": plan.total_bytes,
+                "too_young": plan.too_young,
+                "live": plan.live,
+                "dry_run": dry_run,
+                "deleted": deleted,
+            }
+        )
+    else:
+        print("nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted")
+
+
+def _number(text: str) -> CheckpointId:
+    match = re.fullmatch(r"(?:chk-)?(\d+)", text)
+    if not match:
+        raise ConfigurationError(f"checkpoint is {text!r}, expected a number or 'latest'")
+    return CheckpointId(int(match[1]))
+
+
+def _newest(jobdir: JobDirectory) -> CheckpointId:
+    """Return the newest checkpoint that counts, whatever its condition."""
+    return _all(jobdir)[0]
+
+
+def _all(jobdir: JobDirectory) -> list[CheckpointId]:
+    found = [summary.checkpoint for summary in check.summaries(jobdir) if summary.state != "void"]
+    if not found:
+        raise NotFoundError(
+            f"{jobdir.url}: job '{jobdir.job}' has no checkpoint",
+            hint="it has one after its first checkpoint interval; `strandline logs` shows what its keepers do",
+        )
+    return found

@@ -1,0 +1,158 @@
+"""One checkpoint in full: as data for programs, and as tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from strandline.cli.output import add_row, console, duration_text, size_text, table, time_text
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, StateInfo
+
+
+def as_data(manifest: Manifest) -> dict[str, Any]:
+    """Return everything a checkpoint is, but for the bytes of its inline files."""
+    return {
+        "job": manifest.job,
+        "checkpoint": manifest.checkpoint,
+        "generation": manifest.generation,
+        "epoch": manifest.epoch,
+        "mode": manifest.mode,
+        "created_ms": manifest.created_ms,
+        "triggered_ms": manifest.triggered_ms,
+        "duration_ms": manifest.duration_ms,
+        "engine_version": manifest.engine_version,
+        "total_bytes": manifest.total_bytes,
+        "uploaded_bytes": manifest.uploaded_bytes,
+        "watermarks": manifest.watermarks,
+        "operators": [_operator(operator) for operator in manifest.operators],
+        "source": None if manifest.source is None else _source(manifest.source),
+        "sinks": [
+            {"name": sink.name, "pending": len(sink.pending), "committables": sink.pending} for sink in manifest.sinks
+        ],
+    }
+
+
+def _operator(operator: OperatorInfo) -> dict[str, Any]:
+    return {
+        "uid": operator.uid,
+        "backend": operator.backend,
+        "parallelism": operator.parallelism,
+        "max_parallelism": operator.max_parallelism,
+        "key_schema": operator.key_schema,
+        "states": [
+            {
+                "name": s.name,
+                "kind": s.kind,
+                "value_type": s.value_type,
+                "key_type": s.key_type,
+                "schema_id": s.schema_id,
+            }
+            for s in operator.states
+        ],
+        "partitions": [_partition(partition) for partition in operator.partitions],
+    }
+
+
+def _partition(partition: PartitionInfo) -> dict[str, Any]:
+    return {
+        "partition": partition.index,
+        "first_key_group": partition.first_key_group,
+        "last_key_group": partition.last_key_group,
+        "total_bytes": _bytes(partition.files),
+        "uploaded_bytes": partition.uploaded_bytes,
+        "sync_ms": partition.sync_ms,
+        "async_ms": partition.async_ms,
+        "files": [_file(file) for file in partition.files],
+    }
+
+
+def _file(file: FileRef) -> dict[str, Any]:
+    where = {"inline": True} if file.inline is not None else {"path": file.path, "shared": file.shared}
+    return {"name": file.name, "size_bytes": file.size, "sha256": file.sha256, **where}
+
+
+def _source(source: SourceInfo) -> dict[str, Any]:
+    return {
+        "batch": source.batch,
+        "total_bytes": _source_bytes(source),
+        "blob": _file(source.blob),
+        "large": [
+            {"name": large.name, "segments": len(large.segments), "size_bytes": sum(s.size for s in large.segments)}
+            for large in source.large
+        ],
+    }
+
+
+def _source_bytes(source: SourceInfo) -> int:
+    return source.blob.size + sum(s.size for large in source.large for s in large.segments)
+
+
+def _bytes(files: list[FileRef]) -> int:
+    return sum(file.size for file in files)
+
+
+def print_tables(manifest: Manifest) -> None:
+    """Print a checkpoint for people."""
+    out = console()
+    facts = table("checkpoint", str(manifest.checkpoint))
+    for name, value in (
+        ("job", manifest.job),
+        ("generation", manifest.generation),
+        ("epoch", manifest.epoch),
+        ("mode", manifest.mode),
+        ("taken", time_text(manifest.created_ms)),
+        ("duration", duration_text(manifest.duration_ms)),
+        ("size", size_text(manifest.total_bytes)),
+        ("increment", size_text(manifest.uploaded_bytes)),
+        ("engine", manifest.engine_version),
+        ("source progress", _source_text(manifest.source)),
+        *((f"watermark of {name}", time_text(at_ms)) for name, at_ms in manifest.watermarks.items()),
+    ):
+        add_row(facts, name, value)
+    out.print(facts)
+    for operator in manifest.operators:
+        out.print(_states_table(operator, operator.states))
+        out.print(_partitions_table(operator))
+    if manifest.sinks:
+        out.print(_sinks_table(manifest.sinks))
+
+
+def _source_text(source: SourceInfo | None) -> str:
+    if source is None:
+        return "none"
+    return f"{size_text(_source_bytes(source))}, after batch {source.batch}"
+
+
+def _states_table(operator: OperatorInfo, states: list[StateInfo]) -> Any:
+    title = (
+        f"operator {operator.uid}: backend {operator.backend}, key {operator.key_schema}, "
+        f"parallelism {operator.parallelism} of {operator.max_parallelism} at most"
+    )
+    made = table("state", "kind", "type", title=title)
+    for state in states:
+        kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type
+        add_row(made, state.name, state.kind, kind)
+    return made
+
+
+def _partitions_table(operator: OperatorInfo) -> Any:
+    numbers = ("files", "size", "increment", "sync", "async")
+    made = table("partition", "key groups", *numbers, right=("partition", *numbers))
+    for partition in sorted(operator.partitions, key=lambda partition: partition.index):
+        add_row(
+            made,
+            partition.index,
+            f"{partition.first_key_group}-{partition.last_key_group}",
+            len(partition.files),
+            size_text(_bytes(partition.files)),
+            size_text(partition.uploaded_bytes),
+            duration_text(partition.sync_ms),
+            duration_text(partition.async_ms),
+        )
+    return made
+
+
+def _sinks_table(sinks: list[SinkInfo]) -> Any:
+    made = table("sink", "pending commits", right=("pending commits",))
+    for sink in sinks:
+        add_row(made, sink.name, len(sink.pending))
+    return made

@@ -1,0 +1,146 @@
+"""`strandline run`: a user's program as a driver: checked before, reported on in short lines, stopped cleanly."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from strandline.cli.output import report_error, say
+from strandline.core.errors import StrandlineError
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, raised in the program as Ctrl-C would be: its `with` blocks and `finally` clauses run."""
+
+
+def run(
+    program: Annotated[
+        Path, typer.Argument(metavar="APP.PY", exists=True, dir_okay=False, readable=True, help="The program.")
+    ],
+    args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+) -> None:
+    """Run a program that starts jobs.
+
+    Like `python APP.PY`, but: Java is checked first, Strandline's errors are messages with a next step, its warnings
+    short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
+    stops the jobs cleanly (exit code 143 or 130).
+    """
+    raise typer.Exit(run_program(program, args or []))
+
+
+def run_program(program: Path, args: list[str]) -> int:
+    """Run the program to its end and return the exit code."""
+    from strandline.spark.checks import check_java
+
+    check_java()
+    _prepare(program, args)
+    with _sigterm_as_interrupt():
+        try:
+            code = _outcome(program)
+        except KeyboardInterrupt as interrupt:
+            code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+        with _a_second_signal_ends_it():
+            return code if _stop_everything(code) else code or 1
+
+
+def _prepare(program: Path, args: list[str]) -> None:
+    folder = str(program.absolute().parent)
+    sys.argv = [str(program), *args]
+    sys.path.insert(0, folder)
+    # The JVM hands its environment on to workers and keepers: so they find the program's own modules, too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("strandline: %(levelname)s: %(message)s"))
+    # A program that sets up logging itself gets our records its own way, and only once.
+    handler.addFilter(lambda _: not logging.getLogger().handlers)
+    logging.getLogger("strandline").addHandler(handler)
+
+
+def _outcome(program: Path) -> int:
+    """Run the program; return its exit code. Errors of ours are messages, others are shown as Python does."""
+    try:
+        runpy.run_path(str(program), run_name="__main__")
+    except SystemExit as exit_:
+        if isinstance(exit_.code, str):
+            say(exit_.code)
+        return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    except StrandlineError as error:
+        report_error(error)
+        return 1
+    except Exception as error:
+        _show_traceback(error, program)
+        return 1
+    return 0
+
+
+def _show_traceback(error: Exception, program: Path) -> None:
+    """Print the traceback from the program on, without the frames that led to it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename != str(program):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def _stop_everything(code: int) -> bool:
+    """Stop the jobs that still run, and Spark; return False if one of them failed at it."""
+    from strandline.spark.run import live_runs
+
+    stopped = True
+    for live in live_runs():
+        job = live.status().job
+        say(f"strandline: stopping job '{job}'" if code else _fell_off_the_end(job))
+        try:
+            live.stop()
+        except Exception as error:
+            say(f"strandline: job '{job}' did not stop cleanly: {error}")
+            stopped = False
+    if "pyspark" in sys.modules:
+        from pyspark import SparkContext
+
+        context = SparkContext._active_spark_context
+        if context is not None:
+            with contextlib.suppress(Exception):
+                context.stop()
+    return stopped
+
+
+def _fell_off_the_end(job: str) -> str:
+    return (
+        f"strandline: the program ended while job '{job}' was running: it is stopped\n"
+        "  next step: end the program with run.await_termination()"
+    )
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _a_second_signal_ends_it() -> Iterator[None]:
+    """While jobs are being stopped, a further signal ends the process at once; keepers then end by themselves."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

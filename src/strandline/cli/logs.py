@@ -1,0 +1,153 @@
+"""`strandline logs`: what the keepers of this machine wrote."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from strandline.cli.output import print_json
+from strandline.core.errors import NotFoundError
+from strandline.core.ids import Partition
+from strandline.core.settings import default_local_dir
+from strandline.runtime.places import Places
+
+_BLOCK_BYTES = 64 << 10
+_LOOK_S = 0.2
+_FILE = re.compile(r"(.+)-(\d+)\.log")
+
+
+@dataclass(frozen=True, order=True)
+class LogFile:
+    """The log of one operator partition's keepers, of this run and of earlier ones."""
+
+    job: str
+    operator: str
+    partition: int
+    path: Path
+
+
+def logs(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; without it, all jobs.")] = None,
+    local_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The job's Settings.local_dir, if it was given one.")
+    ] = None,
+    operator: Annotated[str | None, typer.Option(metavar="UID", help="Only this operator.")] = None,
+    partition: Annotated[int | None, typer.Option(metavar="N", help="Only this partition.")] = None,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many last lines of each log.")] = 20,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written from now on.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of log.")] = False,
+) -> None:
+    """Show the logs of a job's keepers on this machine. They outlive the job."""
+    root = (local_dir or default_local_dir()).absolute()
+
+    def find() -> list[LogFile]:
+        return find_logs(root, job, operator, partition)
+
+    found = find()
+    if not found and not follow:
+        raise _nothing(root, job, operator, partition)
+    several_jobs = len({file.job for file in found}) > 1
+    plain = len(found) == 1 and not follow
+
+    def show(file: LogFile, line: str) -> None:
+        if json:
+            print_json({"file": str(file.path), "operator": file.operator, "partition": file.partition, "line": line})
+        elif plain:
+            print(line)
+        else:
+            name = f"{file.job}/{file.operator}" if several_jobs else file.operator
+            print(f"{name}[{file.partition}] {line}", flush=follow)
+
+    if follow:
+        try:
+            _follow(find, lines, show)
+        except KeyboardInterrupt:
+            return
+    for file in found:
+        for line in tail(file.path, lines)[0]:
+            show(file, line)
+
+
+def find_logs(
+    local_dir: Path, job: str | None = None, operator: str | None = None, partition: int | None = None
+) -> list[LogFile]:
+    """Return the logs there are, by job, operator and partition. Names stand as file names can hold them."""
+    places = Places(local_dir, "", job or "-")
+    folders = [places.logs] if job is not None else sorted(places.logs.parent.glob("*"))
+    found = []
+    for path in (path for folder in folders for path in folder.glob("*.log")):
+        match = _FILE.fullmatch(path.name)
+        if not match or (partition is not None and int(match[2]) != partition):
+            continue
+        if operator is not None and path.name != places.log(operator, Partition(int(match[2]))).name:
+            continue
+        found.append(LogFile(path.parent.name, match[1], int(match[2]), path))
+    return sorted(found)
+
+
+def tail(path: Path, lines: int, *, whole: bool = False) -> tuple[list[str], int]:
+    """Return a file's last lines, and where the next one begins. With `whole`, without a line not ended yet."""
+    with open(path, "rb") as file:
+        end = at = file.seek(0, 2)
+        data = b""
+        while at > 0 and data.count(b"\n") <= lines:
+            step = min(_BLOCK_BYTES, at)
+            at -= step
+            file.seek(at)
+            data = file.read(step) + data
+    complete, newline, rest = data.rpartition(b"\n")
+    found = complete.split(b"\n") if newline else []
+    if whole:
+        end -= len(rest)
+    elif rest:
+        found.append(rest)
+    return [line.decode(errors="replace") for line in found[-lines:]] if lines else [], end
+
+
+def read_on(path: Path, at: int) -> tuple[list[str], int]:
+    """Return the lines ended since `at`, and where the next begins; from the start if the file is shorter now."""
+    try:
+        with open(path, "rb") as file:
+            if file.seek(0, 2) < at:
+                at = 0
+            file.seek(at)
+            data = file.read()
+    except FileNotFoundError:
+        return [], 0
+    complete, newline, _ = data.rpartition(b"\n")
+    if not newline:
+        return [], at
+    return [line.decode(errors="replace") for line in complete.split(b"\n")], at + len(complete) + 1
+
+
+def _follow(find: Callable[[], list[LogFile]], lines: int, show: Callable[[LogFile, str], None]) -> NoReturn:
+    """Show last lines, then every new one, also of logs that appear later; until interrupted."""
+    at: dict[LogFile, int] = {}
+    for file in find():
+        last, at[file] = tail(file.path, lines, whole=True)
+        for line in last:
+            show(file, line)
+    while True:
+        for file in find():
+            new, at[file] = read_on(file.path, at.get(file, 0))
+            for line in new:
+                show(file, line)
+        time.sleep(_LOOK_S)
+
+
+def _nothing(local_dir: Path, job: str | None, operator: str | None, partition: int | None) -> NotFoundError:
+    wanted = [f"{what} {name}" for what, name in (("operator", operator), ("partition", partition)) if name is not None]
+    of = f" of job '{job}'" if job is not None else ""
+    there = sorted({f"{file.job} (operator {file.operator})" for file in find_logs(local_dir)})
+    return NotFoundError(
+        f"{local_dir}: no keeper log{of}{', ' if wanted else ''}{', '.join(wanted)}",
+        hint=f"there are logs of {', '.join(there)}"
+        if there
+        else "give the job's Settings.local_dir with --local-dir; keepers log on the machine that they run on",
+    )

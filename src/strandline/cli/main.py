@@ -1,0 +1,57 @@
+"""Entry point of `strandline`: the commands, and what happens to errors."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from strandline.cli import checkpoints, doctor, driver, logs
+from strandline.cli.output import print_json, report_error
+from strandline.core.errors import StrandlineError
+
+
+class ErrorsAsMessages(TyperGroup):
+    """Prints our errors as message and next step, and ends with exit code 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StrandlineError as error:
+            report_error(error)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    name="strandline",
+    cls=ErrorsAsMessages,
+    help="Look after Strandline jobs: their checkpoints, logs and machines; run their programs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,  # They show local variables, and so storage options.
+)
+app.add_typer(checkpoints.app, name="checkpoints")
+app.command("logs")(logs.logs)
+app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
+app.command("doctor")(doctor.doctor)
+
+
+@app.command("version")
+def version(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Print the versions of Strandline and of what it builds on."""
+    found = doctor.versions()
+    if json:
+        print_json(found)
+    else:
+        print(" ".join(f"{name} {number}" for name, number in found.items()))
+
+
+def main() -> None:
+    """Run the command line: exit code 0, 1 for an error or problems found, 2 for wrong usage."""
+    app(prog_name="strandline")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""How the command speaks: tables for people, JSON for programs, and errors with their next step."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from strandline.core.errors import StrandlineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+# Wide enough that nothing is cut when a program or a file reads the table.
+_WIDTH_OF_NO_TERMINAL = 400
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console: colours and line breaks only for a terminal."""
+    from rich.console import Console
+
+    file = sys.stderr if stderr else sys.stdout
+    if file.isatty():
+        return Console(file=file, highlight=False)
+    return Console(file=file, highlight=False, force_terminal=False, no_color=True, width=_WIDTH_OF_NO_TERMINAL)
+
+
+def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table; the columns named in `right` hold numbers."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def add_row(to: Table, *cells: object) -> None:
+    """Add a row of plain text: nothing in it is taken for markup."""
+    from rich.text import Text
+
+    to.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
+
+
+def say(message: str) -> None:
+    """Print a line for people, where no data goes."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value as one line."""
+    sys.stdout.write(json.dumps(value, separators=(", ", ": ")) + "\n")
+    sys.stdout.flush()
+
+
+def report_error(error: StrandlineError) -> None:
+    """Say what is wrong and what to do, without a stack trace."""
+    say(f"error: {error}")
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size as people read it."""
+    size = float(size_bytes)
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TB"
+
+
+def duration_text(ms: float) -> str:
+    """Return a duration as people read it."""
+    if ms < 10:
+        return f"{ms:.1f} ms"
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 120_000:
+        return f"{ms / 1000:.1f} s"
+    minutes = int(ms // 60_000)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
+def time_text(ms: int) -> str:
+    """Return a moment in this machine's time zone."""
+    return datetime.fromtimestamp(ms / 1000).strftime("%Y-%m-%d %H:%M:%S") if ms else "-"
