@@ -41,14 +41,14 @@ class Tuning:
     """How files are laid out and merged. A figure here is a trade of uploads, reads and disk space."""
 
     style: Literal["universal", "level"] = "universal"
-    merge_trigger: int = 12
+    merge_trigger: int = 16
     """Sorted runs (files of level 0, then levels) before merging is considered."""
     size_ratio: int = 10
     """Universal: a run joins a merge while it is at most this many percent larger than the newer runs together."""
     min_merge_width: int = 2
     max_merge_width: int = 0
     """Universal: how many runs one merge takes; 0 is no limit."""
-    max_space_percent: int = 60
+    max_space_percent: int = 80
     """Universal: garbage, in percent of the oldest run, at which everything is merged into one run."""
     level_multiplier: int = 10
     target_file_bytes: int = 128 * MIB
