@@ -75,7 +75,6 @@ class Keeper:
         self._directory = directory
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._opened: Opened | None = None
-        self._program: Program | None = None
         self._version = Epoch(0)
         self._kept: KeptOutput | None = None
         self._ack: Ack | None = None
@@ -166,10 +165,7 @@ class Keeper:
 
     def _begin(self, connection: Connection, begin: Begin) -> None:
         instructions = begin.instructions
-        if self._opened is None:
-            connection.send(p.NEED_PROGRAM)
-            _, payload = connection.expect(p.PROGRAM)
-            self._open(msgspec.msgpack.decode(payload, type=Program))
+        self._get_program(connection)
         opened = self._checked(instructions)
         epoch = Epoch(instructions.epoch)
         if epoch == self._version and self._kept is not None and self._ack is not None:
@@ -243,16 +239,16 @@ class Keeper:
 
     def _poll(self, connection: Connection, instructions: Instructions) -> None:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
-        if self._opened is not None:
-            opened = self._checked(instructions)
-            self._heed(instructions)
-            if instructions.trigger is not None:
-                if instructions.epoch != self._version:
-                    raise VersionMismatchError(
-                        f"operator '{opened.program.uid}', partition {self._partition}: a checkpoint of epoch "
-                        f"{instructions.epoch} was asked for, and the keeper is at epoch {self._version}"
-                    )
-                opened.snapshots.trigger(instructions.trigger)
+        self._get_program(connection)
+        opened = self._checked(instructions)
+        self._heed(instructions)
+        if instructions.epoch != self._version:
+            raise VersionMismatchError(
+                f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
+                f"{self._version}, and the job at epoch {instructions.epoch}: it restarted, or missed an epoch"
+            )
+        if instructions.trigger is not None:
+            opened.snapshots.trigger(instructions.trigger)
         connection.send(p.ACK, self._make_ack())
 
     def _checked(self, instructions: Instructions) -> Opened:
@@ -294,10 +290,15 @@ class Keeper:
 
     # -- life and death
 
-    def _open(self, program: Program) -> None:
+    def _get_program(self, connection: Connection) -> None:
+        """In the first conversation of this process, learn what to run, and open it."""
+        if self._opened is not None:
+            return
+        connection.send(p.NEED_PROGRAM)
+        _, payload = connection.expect(p.PROGRAM)
+        program = msgspec.msgpack.decode(payload, type=Program)
         started = time.perf_counter()
         self._opened = open_partition(program, self._partition, self._directory)
-        self._program = program
         self._version = Epoch(program.restore.epoch if program.restore else 0)
         self._watchdog.lease_ms = program.lease_ms
         self._restore_ms = (time.perf_counter() - started) * 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from strandline.core import failpoints
 from strandline.core.ids import CheckpointId, Partition
 from strandline.format.manifest import FileRef
 from strandline.runtime.places import local_copies, local_copy
-from strandline.runtime.program import Process, Program
+from strandline.runtime.program import Program
 from strandline.runtime.snapshots import Snapshots
 from strandline.runtime.task import Task
 from strandline.storage.remote import open_store
@@ -59,7 +58,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
             restore.checkpoint, stats.local_bytes, stats.remote_bytes,
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
-    process: Process = pickle.loads(program.process)
+    process = program.load()
     backend = _open_backend(program, database, list(declared_states(type(process))))
     task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -46,6 +49,20 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     lease_ms: int
     restore: Restore | None = None
+    python_path: list[str] = []
+    """The driver's: modules that lie beside the main script are found on the same machine."""
+
+    def load(self) -> Process:
+        """Unpickle the user's function."""
+        sys.path += [entry for entry in self.python_path if entry not in sys.path and Path(entry).exists()]
+        try:
+            process: Process = pickle.loads(self.process)
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"operator '{self.uid}': the module '{error.name}' of the process function is not there where keepers run",
+                hint="install it on every executor, or ship it with spark.sparkContext.addPyFile",
+            ) from error
+        return process
 
 
 def pickle_process(process: Process, uid: str) -> bytes:

@@ -6,8 +6,9 @@ import contextlib
 import logging
 import math
 import shutil
+import sys
 import time
-from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from strandline.checkpoint.source_log import capture, restore_source, upload_sou
 from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
 from strandline.runtime.places import Places
@@ -62,18 +63,19 @@ class Blueprint:
 class Attempt:
     """Starts, watches and ends one run."""
 
-    def __init__(self, blueprint: Blueprint, exclude: frozenset[CheckpointId]) -> None:
+    def __init__(self, blueprint: Blueprint, exclude: frozenset[CheckpointId], least_id: CheckpointId) -> None:
         self._b = blueprint
         self._exclude = exclude
+        self._least_id = least_id
         self._cleanup = contextlib.ExitStack()
         self._query: StreamingQuery | None = None
         self._fleet: Fleet | None = None
         self._spark_dir = Path()
-        self._final_checkpoint_asked = False
+        self._final: Future[CheckpointId] | None = None
         self.driver: EpochDriver
         self.coordinator: Coordinator
         self.restored: Manifest | None = None
-        self.generation = 0
+        self.generation = Generation(0)
 
     @property
     def query(self) -> StreamingQuery | None:
@@ -94,23 +96,26 @@ class Attempt:
             log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
         manifest = self.restored = choice.manifest
         operators = self._settle(manifest)
+        next_id = max(choice.next_id, self._least_id)
         owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
         failpoints.hit("restore.claimed")
         # 4. Sinks commit what the checkpoint lists as pending, and forget what came later.
         self._recover_sinks(manifest)
         failpoints.hit("restore.sinks_recovered")
-        # 5. The keepers' programs name each partition's files; the keepers restore them when first asked.
+        # 5. The keepers' programs name each partition's files; the keepers restore them.
         epoch = Epoch(manifest.epoch if manifest else 0)
         exchange = Exchange(b.spark, self._parallelism(manifest))
         self._cleanup.callback(exchange.close)
         programs = [self._program(operator, manifest) for operator in operators]
         self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
         self._cleanup.callback(self._fleet.close)
+        self._fleet.open(epoch)
+        failpoints.hit("restore.keepers_opened")
         # 6. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         self._rewind(manifest)
         # 7. The query starts with the epoch after.
         self.coordinator = Coordinator(
-            b.jobdir, owned, b.config, b.clock, choice.next_id, manifest, b.name,
+            b.jobdir, owned, b.config, b.clock, next_id, manifest, b.name,
             [self._operator_plan(operator) for operator in operators], self._commit_sinks,
         )  # fmt: skip
         self.driver = EpochDriver(b.plan, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch)
@@ -150,6 +155,7 @@ class Attempt:
         with contextlib.suppress(Exception):
             if hasattr(self, "coordinator"):
                 self.coordinator.abort("the run ended")
+                self.coordinator.advance()
         if keepers and self._fleet is not None:
             self._fleet.stop(forget=forget)
         for _, sink, _ in self._b.plan.sinks:
@@ -178,13 +184,8 @@ class Attempt:
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
         epoch = Epoch(manifest.epoch if manifest else 0)
         for name, sink, _ in self._b.plan.sinks:
-            sink.open(SinkContext(self._b.spark, self._b.name, self._b.store_url, self.generation_id, name))
+            sink.open(SinkContext(self._b.spark, self._b.name, self._b.store_url, self.generation, name))
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
-
-    @property
-    def generation_id(self) -> Any:
-        """The generation, as the type it has."""
-        return self.generation
 
     def _program(self, operator: Operator, manifest: Manifest | None) -> Program:
         b, node = self._b, operator.node
@@ -212,6 +213,7 @@ class Attempt:
             limit_bytes=b.settings.memory_backend_limit_bytes,
             lease_ms=b.settings.keeper_lease_ms,
             restore=restore,
+            python_path=[str(Path(entry).absolute()) for entry in sys.path],
         )
 
     def _partition_memory(self, parallelism: int) -> int:
@@ -256,6 +258,11 @@ class Attempt:
         if self.coordinator.pending != checkpoint:
             self.driver.source_done()
             return
+        if batch < 0:
+            # Nothing was read yet: there is nothing to rewind.
+            self.driver.source_done()
+            self.coordinator.add_source(checkpoint, None)
+            return
         if not (self._spark_dir / "commits" / str(batch)).exists():
             return
         base = self.coordinator.confirmed_manifest
@@ -276,7 +283,7 @@ class Attempt:
         if idle < _IDLE_S:
             return
         waits = self.coordinator.pending is not None
-        due = self.coordinator.due(Epoch(self.driver.progress.epoch))
+        due = self.coordinator.is_due
         lease = idle * 1000 > self._b.settings.keeper_lease_ms / 3
         if waits or due or lease:
             self.driver.poll(may_trigger=due)
@@ -294,10 +301,9 @@ class Attempt:
 
     def _final_checkpoint_done(self) -> bool:
         """A source that has ended leaves a checkpoint of everything, so that sinks show all."""
-        if not self._final_checkpoint_asked:
-            self._final_checkpoint_asked = True
+        if self._final is None:
             self._final = self.coordinator.request()
-        if self._final.done:
-            self._final.result(0)
-            return True
-        return False
+        if not self._final.done():
+            return False
+        self._final.result()
+        return True

@@ -87,10 +87,10 @@ class EpochDriver:
             return False
         try:
             epoch = Epoch(self.progress.epoch)
-            trigger = self._trigger(epoch, batch=epoch - 1) if may_trigger else None
+            trigger = self._trigger(epoch, batch=epoch - 1, idle=True) if may_trigger else None
             acks = self._fleet.poll(self._instructions(epoch, trigger))
             missing = self._fleet.slots - acks.keys()
-            if missing and (trigger is not None or self.progress.epochs):
+            if missing:
                 raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
             self._heed(acks)
         except Exception as error:
@@ -117,7 +117,7 @@ class EpochDriver:
     def _run(self, df: DataFrame, epoch: Epoch) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
-        trigger = self._trigger(epoch, batch=epoch - 1, staged=False)
+        trigger = self._trigger(epoch, batch=epoch - 1)
         instructions = self._instructions(epoch, trigger)
         built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
         try:
@@ -148,12 +148,12 @@ class EpochDriver:
         routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by)
         return self._fleet.run(node.uid, routed, instructions, node.output_schema)
 
-    def _trigger(self, epoch: Epoch, batch: int, *, staged: bool = True) -> Trigger | None:
-        trigger = self._coordinator.trigger(epoch)
+    def _trigger(self, epoch: Epoch, batch: int, *, idle: bool = False) -> Trigger | None:
+        trigger = self._coordinator.trigger(epoch, changed=not idle)
         if trigger is None:
             return None
         self._wanted_source = (trigger.checkpoint, batch)
-        if staged:
+        if idle:
             self._add_sinks(trigger.checkpoint)
         return Trigger(trigger.checkpoint, trigger.mode)
 

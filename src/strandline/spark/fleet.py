@@ -13,7 +13,7 @@ import msgspec
 from pyspark import Accumulator, AccumulatorParam, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.ids import Generation, Partition
+from strandline.core.ids import Epoch, Generation
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.program import Program
@@ -77,6 +77,10 @@ class Fleet:
         self.last.update(found)
         return found
 
+    def open(self, epoch: Epoch) -> None:
+        """Start every keeper and have it restore its state; raise what goes wrong there."""
+        self._control(Instructions(generation=self._generation, epoch=epoch), p.POLL, start=True)
+
     def poll(self, instructions: Instructions) -> dict[Slot, Ack]:
         """Ask every keeper without an epoch; those that are not there do not answer."""
         found = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL) if ack.uid}
@@ -101,12 +105,11 @@ class Fleet:
         for broadcast in self._broadcasts.values():
             broadcast.unpersist()
 
-    def partition_of(self, ack: Ack) -> Partition:
-        """Return an ack's partition."""
-        return Partition(ack.partition)
-
-    def _control(self, instructions: Instructions, kind: int) -> list[Ack]:
-        worker = ControlWorker(list(self._refs.values()), instructions, kind)
+    def _control(self, instructions: Instructions, kind: int, *, start: bool = False) -> list[Ack]:
+        if not self._refs:
+            return []
+        programs = self._broadcasts if start else None
+        worker = ControlWorker(list(self._refs.values()), instructions, kind, programs)
         rows: list[Any] = self._exchange.partitions.mapInArrow(worker, "ack binary").collect()
         return [msgspec.msgpack.decode(bytes(row.ack), type=Ack) for row in rows]
 

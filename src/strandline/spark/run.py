@@ -6,13 +6,15 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
+import weakref
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.api.config import Restart
+from strandline.checkpoint.history import CheckpointStats
 from strandline.core.errors import (
     CheckpointError,
     ConfigurationError,
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 
 State = Literal["starting", "running", "restarting", "finished", "stopped", "failed"]
 
+_live: weakref.WeakSet[Run] = weakref.WeakSet()
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
@@ -68,7 +71,7 @@ class Status:
     last_epoch_rows: int
     checkpoints: dict[str, int]
     """Counts: triggered, in_progress, completed, failed, restored."""
-    last_checkpoint: Any
+    last_checkpoint: CheckpointStats | None
     """The newest completed checkpoint's figures, or None."""
     last_failure: str
     keepers: list[KeeperStatus] = field(default_factory=list)
@@ -89,6 +92,7 @@ class Run:
         self._restarts = 0
         self._in_a_row = 0
         self._excluded: frozenset[CheckpointId] = frozenset()
+        self._least_id = CheckpointId(1)
         self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self) -> None:
@@ -96,9 +100,13 @@ class Run:
         sweep(self._b.places.local_dir)
         try:
             self._begin()
-        except BaseException:
+        except BaseException as error:
             self._end_attempt(keepers=True, forget=False)
-            raise
+            found = find_error(error)
+            if found is error:
+                raise
+            raise found from None
+        _live.add(self)
         self._thread.start()
 
     @property
@@ -123,7 +131,7 @@ class Run:
             rows_in=progress.rows_in if progress else 0,
             last_epoch_ms=progress.last_epoch_ms if progress else 0.0,
             last_epoch_rows=progress.last_rows if progress else 0,
-            checkpoints=dict(coordinator.counts) if coordinator else {},
+            checkpoints=asdict(coordinator.counts) if coordinator else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
             keepers=[
@@ -136,19 +144,25 @@ class Run:
             ],
         )  # fmt: skip
 
-    def checkpoints(self) -> list[Any]:
+    def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
         coordinator = getattr(self._attempt, "coordinator", None)
         return list(coordinator.history) if coordinator else []
 
-    def checkpoint(self, timeout: float | None = None) -> Any:
+    def checkpoint(self, timeout: float | None = None) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures.
 
         It covers at least every epoch that was complete when this was called. Raises CheckpointError if it fails.
         """
         if self._state != "running" or self._attempt is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no checkpoint can be taken")
-        return self._attempt.coordinator.request().result(timeout)
+        coordinator = self._attempt.coordinator
+        asked = coordinator.request()
+        try:
+            number = asked.result(timeout)
+        except TimeoutError:
+            raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {timeout} s") from None
+        return next(stats for stats in coordinator.history if stats.checkpoint == number)
 
     def process_all_available(self, timeout: float | None = None) -> None:
         """Wait until everything the source has now is processed. Rows are visible after the next checkpoint."""
@@ -224,14 +238,16 @@ class Run:
             self._ended.set()
 
     def _begin(self) -> None:
-        self._attempt = Attempt(self._b, self._excluded)
+        self._attempt = Attempt(self._b, self._excluded, self._least_id)
         self._attempt.start()
         self._state = "running"
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
         self._last_failure = str(error)
-        completed = self._attempt.coordinator.counts["completed"] if hasattr(self._attempt, "coordinator") else 0
+        coordinator = getattr(self._attempt, "coordinator", None)
+        completed = coordinator.counts.completed if coordinator else 0
+        self._least_id = coordinator.next_id if coordinator else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
         if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
             raise error
@@ -268,3 +284,8 @@ class Run:
             raise StrandlineError(
                 f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
             ) from self._error
+
+
+def live_runs() -> list[Run]:
+    """Return the runs of this process that were started and have not ended."""
+    return [run for run in _live if not run._ended.is_set()]

@@ -115,6 +115,8 @@ class EpochWorker:
             yield from self._epoch(connection, first, batches)
         except StrandlineError as error:
             raise RuntimeError(mark(error)) from None
+        except OSError as error:
+            raise RuntimeError(mark(_as_keeper_error(error))) from None
         finally:
             if connection is not None:
                 connection.close()
@@ -169,12 +171,19 @@ class EpochWorker:
 
 
 class ControlWorker:
-    """Polls or stops the keepers of a partition; gives their acks as rows. Starts none."""
+    """Polls or stops the keepers of a partition; gives their acks as rows. Starts them only if it has their programs."""
 
-    def __init__(self, keepers: list[KeeperRef], instructions: Instructions, kind: int) -> None:
+    def __init__(
+        self,
+        keepers: list[KeeperRef],
+        instructions: Instructions,
+        kind: int,
+        programs: dict[str, Broadcast[bytes]] | None = None,
+    ) -> None:
         self._keepers = keepers
         self._instructions = instructions
         self._kind = kind
+        self._programs = programs
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -184,18 +193,32 @@ class ControlWorker:
 
     def _ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
         connection = keeper.connect(partition)
-        if connection is None:
-            return []
         try:
+            if connection is None:
+                if self._programs is None:
+                    return []
+                connection = keeper.start(partition)
             connection.send(self._kind, self._instructions)
-            _, payload = connection.expect(p.ACK)
+            kind, payload = connection.expect(p.ACK, p.NEED_PROGRAM)
+            if kind == p.NEED_PROGRAM:
+                if self._programs is None:
+                    return []
+                connection.send(p.PROGRAM, self._programs[keeper.uid].value)
+                _, payload = connection.expect(p.ACK)
             return [payload.to_pybytes()]
-        except (KeeperError, OSError):
-            return []
+        except (KeeperError, OSError) as error:
+            if self._programs is None:
+                return []
+            raise RuntimeError(mark(_as_keeper_error(error))) from None
         except StrandlineError as error:
             raise RuntimeError(mark(error)) from None
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
+
+
+def _as_keeper_error(error: Exception) -> KeeperError:
+    return error if isinstance(error, KeeperError) else KeeperError(f"a keeper's connection broke: {error}")
 
 
 def mark(error: StrandlineError) -> str:
