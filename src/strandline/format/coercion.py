@@ -52,7 +52,7 @@ class MisfitError(Exception):
     def __str__(self) -> str:
         at = f" at {self.path}" if self.path else ""
         why = f": {self.why}" if self.why else ""
-        return f"expected {self.expected}{at}, got {shown(self.value)}, a {type(self.value).__name__}{why}"
+        return f"expected {self.expected}{at}, got {shown(self.value)} ({type(self.value).__name__}){why}"
 
 
 def shown(value: Any) -> str:

@@ -286,6 +286,6 @@ def _output_error(column: str, kind: DataType, value: Any, index: int, why: str)
         hint="make the value fit, or change the column's type in `output` of process()",
         column=column,
         expected=kind.ddl,
-        actual=f"{shown(value)}, a {type(value).__name__}",
+        actual=f"{shown(value)} ({type(value).__name__})",
         index=index,
     )

@@ -108,11 +108,14 @@ class FixedColumn:
     def _order(self, numbers: Numbers) -> Numbers:
         bias = self._native.type(self._bias)
         if not self._is_float:
-            return np.bitwise_xor(numbers.view(self._native), bias)
+            unsigned: Numbers = numbers.view(self._native)
+            moved: Numbers = unsigned ^ bias
+            return moved
         # As group-by in Spark: all NaNs are one, above everything, and -0.0 is 0.0.
         canonical = np.where(np.isnan(numbers), numbers.dtype.type(math.nan), numbers + numbers.dtype.type(0.0))
         bits = canonical.view(self._native)
-        return np.where(bits & bias, ~bits, bits ^ bias)
+        ordered: Numbers = np.where(bits & bias, ~bits, bits ^ bias)
+        return ordered
 
     def restore(self, ordered: Numbers) -> list[Any]:
         """Return the values of what `order` made."""

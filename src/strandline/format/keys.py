@@ -175,7 +175,7 @@ class KeyCodec:
             f"the key does not fit the declared type {ddl}: {why}",
             hint="make the key fit, or declare another key type",
             expected=ddl,
-            actual=f"{shown(key)}, a {type(key).__name__}",
+            actual=f"{shown(key)} ({type(key).__name__})",
         )
 
     def _damaged(self, data: bytes, why: str) -> CorruptionError:

@@ -195,7 +195,7 @@ class ValueCodec:
             hint="make the value fit, or declare another type",
             expected=self.type.ddl,
             path=path,
-            actual=f"{shown(value)}, a {type(value).__name__}",
+            actual=f"{shown(value)} ({type(value).__name__})",
         )
 
 

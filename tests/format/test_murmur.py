@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.format.murmur import hash_longs, key_group, spark_hash
+from strandline.format.records import record_type
+from strandline.format.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    LongType,
+    MapType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    parse_type,
+)
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "spark_hash.json").read_text())
+
+
+def read(value: Any, kind: DataType) -> Any:
+    """Turn a golden file's value into its Python form."""
+    if value is None:
+        return None
+    if isinstance(kind, ArrayType):
+        return [read(element, kind.element) for element in value]
+    if isinstance(kind, MapType):
+        return {read(k, kind.key): read(v, kind.value) for k, v in value}
+    if isinstance(kind, StructType):
+        return record_type(kind.names)._make(map(read, value, [field.type for field in kind.fields]))
+    if isinstance(kind, FloatType | DoubleType):
+        return float(value)
+    if isinstance(kind, DecimalType):
+        return Decimal(value)
+    if isinstance(kind, BinaryType):
+        return bytes.fromhex(value)
+    if isinstance(kind, DateType):
+        return dt.date.fromisoformat(value)
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        zone = dt.UTC if isinstance(kind, TimestampType) else None
+        return dt.datetime.fromisoformat(value).replace(tzinfo=zone)
+    return value
+
+
+def test_equals_spark() -> None:
+    assert len(GOLDEN["cases"]) > 300
+    wrong = []
+    for case in GOLDEN["cases"]:
+        types = [parse_type(text) for text in case["types"]]
+        found = spark_hash(list(map(read, case["values"], types)), types)
+        if found != case["hash"]:
+            wrong.append((case, found))
+    assert not wrong
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
+def test_vectorised_longs(values: list[int]) -> None:
+    found = hash_longs(np.array(values, np.int64)).tolist()
+    assert found == [spark_hash([value], [LongType()]) for value in values]
+
+
+def test_key_groups_are_never_negative() -> None:
+    case = next(case for case in GOLDEN["cases"] if case["hash"] < 0 and case["types"] == ["bigint"])
+    assert key_group(case["values"], [LongType()], 128) == case["hash"] % 128 >= 0
