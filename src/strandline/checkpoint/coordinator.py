@@ -195,6 +195,12 @@ class Coordinator:
             )  # fmt: skip
             return Trigger(checkpoint, self._config.mode)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `trigger` would give a checkpoint now, though no epoch changed anything more."""
+        with self._lock:
+            return self._pending is None and self._is_due()
+
     def _is_due(self) -> bool:
         if self._requests:
             return True
@@ -216,6 +222,13 @@ class Coordinator:
                 self._history.acknowledge(
                     PartitionStats(uid, partition, info.sync_ms, info.async_ms, info.uploaded_bytes)
                 )
+
+    def fail(self, checkpoint: CheckpointId, message: str) -> None:
+        """Take a failure outside of the partitions: the checkpoint fails with the next `advance`."""
+        with self._lock:
+            pending = self._waiting_for(checkpoint)
+            if pending is not None and pending.failure is None:
+                pending.failure = CheckpointError(f"checkpoint {checkpoint} failed: {message}")
 
     def report_failure(self, uid: str, partition: int, checkpoint: CheckpointId, message: str) -> None:
         """Take a partition's failure: the checkpoint fails with the next `advance`."""
@@ -257,11 +270,13 @@ class Coordinator:
         return pending
 
     def abort(self, reason: str) -> None:
-        """Give up the pending checkpoint, if any. It does not count as a failure in a row."""
+        """Give up the pending checkpoint, if any, and those asked for. It does not count as a failure in a row."""
         with self._lock:
             if self._pending is not None and not self._completing:
                 self._pending.failure = CheckpointError(f"checkpoint {self._pending.checkpoint} was aborted: {reason}")
                 self._pending.tolerated = True
+            asked, self._requests = self._requests, []
+        _resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
 
     def advance(self) -> CheckpointId | None:
         """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.

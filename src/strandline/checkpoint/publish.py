@@ -50,10 +50,11 @@ class Publisher:
         """The newest published manifest, or the restored one."""
         return self._confirmed
 
-    def new_bytes(self, files: Iterable[FileRef]) -> int:
+    def new_bytes(self, files: Sequence[FileRef]) -> int:
         """Return how many bytes a checkpoint of these files adds to the confirmed one."""
         known = self._confirmed_paths()
-        return sum(size for _, size in {(f.path or f, f.size) for f in files if f.path not in known})
+        new = {f.path: f.size for f in files if f.path and f.path not in known}
+        return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
     def _confirmed_paths(self) -> set[str]:
         return {f.path for f in self._confirmed.files() if f.path} if self._confirmed else set()
@@ -118,38 +119,57 @@ class Publisher:
         self._confirmed = manifest
 
     def subsume(self) -> None:
-        """Step 6: delete the checkpoints beyond `retain`. What storage refuses now is tried again later.
+        """Step 6: delete the checkpoints beyond `retain`. What storage refuses now, `clean` tries again.
 
         Raises FencedError, and only that.
         """
         hit("checkpoint.subsume.before")
-        # Files of a checkpoint in doubt must not go while its manifest may be there.
-        if not self._prepare_deletions() or self._doubtful:
-            return
-        for checkpoint in self._registry.checkpoints[: -self._retain]:
-            try:
-                self._jobdir.delete([manifest_path(checkpoint)])
-            except StrandlineError:
-                return
-            hit("checkpoint.subsume.manifest_deleted")
-            self._garbage.update(self._registry.drop(checkpoint))
-        self._delete_garbage()
-        hit("checkpoint.subsume.after")
-
-    def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
-        """Remember an unpublished checkpoint's uploads for deletion; never raises."""
-        if in_doubt:
-            self._doubtful[checkpoint] = list(files)
-        self._discard(files, delete=not in_doubt)
+        if self._delete_what_is_due():
+            hit("checkpoint.subsume.after")
 
     def clean(self) -> bool:
         """Delete what late reports, failed checkpoints and earlier refusals have left; False if something remains.
 
         Raises FencedError, and only that.
         """
-        if not self._garbage and not self._doubtful:
-            return True
-        return self._prepare_deletions() and self._delete_garbage()
+        overdue = len(self._registry.checkpoints) > self._retain
+        return not (self._garbage or self._doubtful or overdue) or self._delete_what_is_due()
+
+    def _delete_what_is_due(self) -> bool:
+        """Delete old manifests, then garbage; False if storage refused and something remains."""
+        try:
+            self._claim.check()
+            self._fill_registry()
+            # A checkpoint in doubt was reported as failed: make that true, then its files are garbage.
+            for checkpoint in list(self._doubtful):
+                self._jobdir.delete([manifest_path(checkpoint)])
+                self._discard(self._doubtful.pop(checkpoint))
+            for checkpoint in self._registry.checkpoints[: -self._retain]:
+                self._jobdir.delete([manifest_path(checkpoint)])
+                hit("checkpoint.subsume.manifest_deleted")
+                self._garbage.update(self._registry.drop(checkpoint))
+            self._garbage -= self._registry.live.keys()
+            self._jobdir.delete(sorted(self._garbage))
+            self._garbage.clear()
+        except FencedError:
+            raise
+        except StrandlineError:
+            return False
+        return True
+
+    def _fill_registry(self) -> None:
+        """Learn, once, which other live checkpoints storage holds."""
+        if not self._registry_is_full:
+            for manifest in read_catalog(self._jobdir).live.values():
+                if manifest.checkpoint not in self._doubtful:
+                    self._registry.complete(manifest)
+            self._registry_is_full = True
+
+    def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
+        """Remember an unpublished checkpoint's uploads for deletion; never raises."""
+        if in_doubt:
+            self._doubtful[checkpoint] = list(files)
+        self._discard(files, delete=not in_doubt)
 
     def discard(self, files: Iterable[FileRef]) -> None:
         """Remember files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
@@ -164,31 +184,3 @@ class Publisher:
             del self._abandoned[next(iter(self._abandoned))]
         if delete:
             self._garbage |= paths
-
-    def _prepare_deletions(self) -> bool:
-        """Make sure that we own the job and know every live manifest; False if storage does not answer."""
-        try:
-            self._claim.check()
-            if not self._registry_is_full:
-                for manifest in read_catalog(self._jobdir).live.values():
-                    if manifest.checkpoint not in self._doubtful:
-                        self._registry.complete(manifest)
-                self._registry_is_full = True
-            for checkpoint in list(self._doubtful):
-                # It was reported as failed: make that true, then its files are garbage.
-                self._jobdir.delete([manifest_path(checkpoint)])
-                self._discard(self._doubtful.pop(checkpoint))
-        except FencedError:
-            raise
-        except StrandlineError:
-            return False
-        return True
-
-    def _delete_garbage(self) -> bool:
-        self._garbage -= self._registry.live.keys()
-        try:
-            self._jobdir.delete(sorted(self._garbage))
-        except StrandlineError:
-            return False
-        self._garbage.clear()
-        return True

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core.clock import ManualClock
+from strandline.core.failpoints import disarm_all
+from strandline.storage.remote import open_store
+from tests.checkpoint.helpers import late_clock
+from tests.storage.faulty import FaultyStore
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return late_clock()
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(open_store("memory://"))
+
+
+@pytest.fixture
+def jobdir(store: FaultyStore) -> JobDirectory:
+    return JobDirectory(store, "job")
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoints() -> Iterator[None]:
+    yield
+    disarm_all()

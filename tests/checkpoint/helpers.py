@@ -1,0 +1,173 @@
+"""A job in miniature: snapshots are small random files, checkpoints go through the real layers."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+from strandline.backends.base import LocalFile
+from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.generation import Claim, claim
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import Choice, choose
+from strandline.checkpoint.source_log import upload_source
+from strandline.checkpoint.upload import upload
+from strandline.core.clock import Clock, ManualClock, SystemClock
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, StateInfo
+from strandline.storage.base import ObjectStore
+
+HOUR_MS = 3_600_000
+
+
+def late_clock() -> ManualClock:
+    """A clock for which everything just written is two hours old."""
+    return ManualClock(SystemClock().now_ms() + 2 * HOUR_MS)
+
+
+def plan(uid: str = "detect", parallelism: int = 2) -> OperatorPlan:
+    return OperatorPlan(
+        uid=uid, backend="rocksdb", parallelism=parallelism, max_parallelism=128, key_schema="producer string",
+        states=[StateInfo(name="seen", kind="value", value_type="bigint")],
+    )  # fmt: skip
+
+
+def shared_ref(path: str, data: bytes = b"") -> FileRef:
+    return FileRef(name=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), path=path, shared=True)
+
+
+def manifest(
+    checkpoint: int, files: list[FileRef] = [], generation: int = 1, job: str = "job", epoch: int = 0  # noqa: B006
+) -> Manifest:  # fmt: skip
+    from strandline.format.manifest import OperatorInfo
+
+    partition = PartitionInfo(index=0, first_key_group=0, last_key_group=127, files=files)
+    operator = OperatorInfo(
+        uid="detect", backend="rocksdb", parallelism=1, max_parallelism=128, key_schema="k string", states=[],
+        partitions=[partition],
+    )  # fmt: skip
+    return Manifest(
+        job=job, generation=generation, checkpoint=checkpoint, epoch=epoch or checkpoint * 10, mode="incremental",
+        created_ms=1_700_000_000_000, engine_version="0.1.0", operators=[operator],
+    )  # fmt: skip
+
+
+class Run:
+    """One run of a driver with its keepers: claims, restores, and takes checkpoints with real files."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tmp: Path,
+        clock: Clock,
+        *,
+        config: CheckpointConfig | None = None,
+        operators: list[OperatorPlan] | None = None,
+        seed: int = 0,
+        name: str = "job",
+        first_id: int = 0,
+    ) -> None:
+        self.jobdir = JobDirectory(store, name)
+        self.rng = random.Random(seed)
+        self.tmp = tmp / f"run-{self.rng.getrandbits(64):x}"
+        self.config = config or CheckpointConfig(interval_ms=0)
+        self.operators = operators or [plan()]
+        self.claim: Claim = claim(self.jobdir, clock)
+        self.choice: Choice = choose(self.jobdir, self.claim)
+        restored = self.choice.manifest
+        self.claim.set_base(CheckpointId(restored.checkpoint) if restored else None)
+        self.committed: list[int] = []
+        if restored is not None:
+            self.committed.append(restored.checkpoint)
+        next_id = CheckpointId(max(self.choice.next_id, first_id))
+        self.coordinator = Coordinator(
+            self.jobdir, self.claim, self.config, clock, next_id, restored, name, self.operators, self.commit_sinks
+        )
+        self.epoch = restored.epoch if restored else 0
+        self.files: dict[tuple[str, int], dict[str, bytes]] = {
+            (p.uid, i): {} for p in self.operators for i in range(p.parallelism)
+        }
+        self.numbers = 0
+        self.source = {"metadata": b"{}", "sources/0/9.compact": self.rng.randbytes(200_000)}
+
+    def commit_sinks(self, manifest: Manifest) -> None:
+        self.committed.append(manifest.checkpoint)
+
+    def change(self, uid: str, partition: int) -> None:
+        """Let the state change: some files are compacted away, some are new."""
+        files = self.files[uid, partition]
+        for name in [n for n in files if self.rng.random() < 0.3]:
+            del files[name]
+        for _ in range(self.rng.randint(1, 3)):
+            self.numbers += 1
+            files[f"{self.numbers:06d}.sst"] = self.rng.randbytes(self.rng.randint(1, 400))
+
+    def local_files(self, uid: str, partition: int) -> list[LocalFile]:
+        directory = self.tmp / f"{uid}-{partition}-{self.rng.getrandbits(64):x}"
+        directory.mkdir(parents=True)
+        files = {**self.files[uid, partition], "CURRENT": b"MANIFEST-%d" % self.epoch}
+        for name, data in files.items():
+            (directory / name).write_bytes(data)
+        return [LocalFile(n, directory / n, len(d), n.endswith(".sst")) for n, d in files.items()]
+
+    def base_of(self, uid: str, partition: int) -> dict[str, FileRef]:
+        confirmed = self.coordinator.confirmed_manifest
+        if confirmed is None:
+            return {}
+        return {
+            f.name: f
+            for o in confirmed.operators if o.uid == uid
+            for p in o.partitions if p.index == partition
+            for f in p.files
+        }  # fmt: skip
+
+    def snapshot(self, uid: str, partition: int, checkpoint: CheckpointId, mode: Mode = "incremental") -> PartitionInfo:
+        done = upload(
+            self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), mode
+        )
+        return PartitionInfo(
+            index=partition, first_key_group=0, last_key_group=127, files=done.refs, sync_ms=1.0, async_ms=2.0,
+            uploaded_bytes=done.uploaded_bytes,
+        )  # fmt: skip
+
+    def trigger(self) -> CheckpointId | None:
+        self.epoch += 1
+        trigger = self.coordinator.trigger(Epoch(self.epoch))
+        return trigger.checkpoint if trigger else None
+
+    def deliver(self, checkpoint: CheckpointId) -> None:
+        for uid, partition in self.files:
+            self.change(uid, partition)
+            info = self.snapshot(uid, partition, checkpoint, self.config.mode)
+            self.coordinator.report(uid, partition, checkpoint, info)
+        self.deliver_rest(checkpoint)
+
+    def deliver_rest(self, checkpoint: CheckpointId) -> None:
+        self.source["sources/0/9.compact"] += self.rng.randbytes(30_000)
+        confirmed = self.coordinator.confirmed_manifest
+        base = confirmed.source if confirmed else None
+        source = upload_source(self.jobdir, self.source, checkpoint, self.epoch, base)
+        self.coordinator.add_source(checkpoint, source, {"events": self.epoch * 1000})
+        self.coordinator.add_sinks(checkpoint, [SinkInfo(name="out", pending=[f"epoch-{self.epoch}"])])
+
+    def checkpoint(self) -> CheckpointId:
+        """Take one checkpoint, all the way."""
+        checkpoint = self.trigger()
+        assert checkpoint is not None
+        self.deliver(checkpoint)
+        assert self.coordinator.advance() == checkpoint
+        return checkpoint
+
+
+def stored(jobdir: JobDirectory) -> set[str]:
+    return {info.path for info in jobdir.list() if not info.path.startswith("generations/")}
+
+
+def assert_restorable(jobdir: JobDirectory, manifest: Mapping[str, bytes] | Manifest) -> None:
+    """Every file the manifest references is there with the right bytes."""
+    assert isinstance(manifest, Manifest)
+    for file in manifest.files():
+        data = file.inline if file.inline is not None else jobdir.get(file.path)
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size, file.sha256), file

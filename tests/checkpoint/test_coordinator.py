@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator
+from strandline.checkpoint.generation import claim
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core.clock import ManualClock
+from strandline.core.errors import CheckpointError, ConfigurationError, UnavailableError
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import PartitionInfo
+from tests.checkpoint.helpers import Run, assert_restorable, plan, stored
+from tests.storage.faulty import AFTER, BEFORE, FaultyStore
+
+TOLERANT = CheckpointConfig(interval_ms=0, tolerable_failures=None)
+
+
+@pytest.fixture
+def run(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> Run:
+    return Run(store, tmp_path, clock, config=TOLERANT)
+
+
+def restorable(run: Run) -> None:
+    catalog = read_catalog(run.jobdir)
+    assert_restorable(run.jobdir, catalog.live[max(catalog.live)])
+
+
+def test_a_checkpoint_from_trigger_to_manifest(run: Run, clock: ManualClock) -> None:
+    assert run.coordinator.confirmed is None
+    checkpoint = run.trigger()
+    assert checkpoint == run.coordinator.pending == 1
+    assert run.coordinator.history[0].status == "triggered"
+    info = run.snapshot("detect", 0, checkpoint)
+    run.coordinator.report("detect", 0, checkpoint, info)
+    assert run.coordinator.advance() is None
+    stats = run.coordinator.history[0]
+    assert (stats.status, stats.acknowledged, stats.total_partitions) == ("in_progress", 1, 2)
+    run.coordinator.report("detect", 1, checkpoint, run.snapshot("detect", 1, checkpoint))
+    assert run.coordinator.advance() is None, "source and sinks are not there yet"
+    run.deliver_rest(checkpoint)
+    clock.advance(250)
+    assert run.coordinator.advance() == 1
+    assert (run.coordinator.confirmed, run.coordinator.pending) == (1, None)
+    manifest = read_catalog(run.jobdir).live[checkpoint]
+    assert manifest == run.coordinator.confirmed_manifest
+    assert (manifest.epoch, manifest.watermarks, manifest.duration_ms) == (1, {"events": 1000}, 250)
+    assert run.committed == [1]
+    (stats,) = run.coordinator.history
+    assert (stats.status, stats.end_to_end_ms, stats.acknowledged) == ("completed", 250, 2)
+    assert stats.path == "memory:///job/chk-1/_metadata" or stats.path.endswith("/job/chk-1/_metadata")
+    assert stats.total_bytes == stats.uploaded_bytes == sum(f.size for f in manifest.files())
+    assert run.coordinator.counts.completed == run.coordinator.counts.triggered == 1
+    restorable(run)
+
+
+def test_an_increment_uploads_only_what_is_new(run: Run) -> None:
+    run.checkpoint()
+    before = stored(run.jobdir)
+    run.checkpoint()
+    first, second = run.coordinator.history
+    assert 0 < second.uploaded_bytes < second.total_bytes
+    manifest = run.coordinator.confirmed_manifest
+    assert manifest is not None
+    fresh = sum(f.size for f in manifest.files() if f.inline is None and f.path not in before)
+    inline = sum(f.size for f in manifest.files() if f.inline is not None)
+    assert second.uploaded_bytes == fresh + inline
+    assert any(f.path in before for f in manifest.files())
+
+
+def test_retention(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2))
+    for _ in range(5):
+        run.checkpoint()
+        restorable(run)
+    live = read_catalog(run.jobdir).live
+    assert list(live) == [4, 5]
+    needed = {f.path for m in live.values() for f in m.files() if f.path}
+    assert stored(run.jobdir) == needed | {"chk-4/_metadata", "chk-5/_metadata"}
+    # A restarted driver knows what was retained, and lets go of it in turn.
+    again = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2), seed=1)
+    assert again.coordinator.counts.restored == 1
+    again.checkpoint()
+    assert list(read_catalog(run.jobdir).live) == [5, 6]
+    again.checkpoint()
+    assert list(read_catalog(run.jobdir).live) == [6, 7]
+    restorable(again)
+
+
+def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, mode="full"))
+    run.checkpoint()
+    run.checkpoint()
+    manifest = run.coordinator.confirmed_manifest
+    assert manifest is not None
+    files = [f for o in manifest.operators for p in o.partitions for f in p.files if f.inline is None]
+    assert files
+    assert all(f.path.startswith("chk-2/") and not f.shared for f in files)
+    restorable(run)
+
+
+def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: ManualClock) -> None:
+    config = CheckpointConfig(interval_ms=1000, min_pause_ms=700, tolerable_failures=None)
+    mine = claim(jobdir, clock)
+    mine.set_base(None)
+    c = Coordinator(jobdir, mine, config, clock, CheckpointId(1), None, "job", [], lambda m: None)
+
+    def complete() -> None:
+        assert c.pending is not None
+        c.add_source(c.pending, None)
+        c.add_sinks(c.pending, [])
+        assert c.advance() is not None
+
+    assert c.trigger(Epoch(1)) is None, "the first interval has not passed"
+    clock.advance(1000)
+    assert c.trigger(Epoch(2)) is not None
+    clock.advance(5000)
+    assert c.trigger(Epoch(3)) is None, "one is pending"
+    complete()
+    assert c.trigger(Epoch(4)) is None, "min pause"
+    clock.advance(700)
+    assert c.trigger(Epoch(5)) is not None
+    complete()
+    clock.advance(5000)
+    assert c.trigger(Epoch(6), changed=False) is None, "nothing changed"
+    wanted = c.request()
+    trigger = c.trigger(Epoch(7), changed=False)
+    assert trigger is not None
+    assert not wanted.done()
+    complete()
+    assert wanted.result(0) == trigger.checkpoint
+    assert [s.epoch for s in c.history] == [2, 5, 7]
+    clock.advance(5000)
+    assert c.trigger(Epoch(8), changed=True) is not None
+    c.abort("rescaling")
+    c.advance()
+    clock.advance(5000)
+    assert c.trigger(Epoch(9), changed=False) is not None, "what an aborted checkpoint covered still counts as changed"
+
+
+def test_on_demand_only(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=None))
+    clock.advance(10**9)
+    assert run.trigger() is None
+    wanted = [run.coordinator.request(), run.coordinator.request()]
+    assert run.checkpoint() == 1
+    assert [w.result(0) for w in wanted] == [1, 1]
+
+
+def test_a_request_while_one_is_pending_waits_for_the_next(run: Run) -> None:
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    wanted = run.coordinator.request()
+    run.deliver(checkpoint)
+    run.coordinator.advance()
+    assert not wanted.done()
+    run.checkpoint()
+    assert wanted.result(0) == 2
+
+
+def test_time_out_names_what_is_missing_and_deletes_uploads(run: Run, clock: ManualClock) -> None:
+    run.checkpoint()
+    before = stored(run.jobdir)
+    wanted = run.coordinator.request()
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.change("detect", 0)
+    run.coordinator.report("detect", 0, checkpoint, run.snapshot("detect", 0, checkpoint))
+    assert stored(run.jobdir) > before
+    clock.advance(599_999)
+    assert run.coordinator.advance() is None
+    assert run.coordinator.pending == 2
+    clock.advance(1)
+    run.coordinator.advance()
+    assert run.coordinator.pending is None
+    with pytest.raises(CheckpointError, match=r"timed out after 600000 ms: .*'detect' partition 1, the source, the sink"):
+        wanted.result(0)
+    assert "timed out" in run.coordinator.history[-1].failure
+    # A snapshot that arrives late is deleted, too.
+    run.change("detect", 1)
+    run.coordinator.report("detect", 1, checkpoint, run.snapshot("detect", 1, checkpoint))
+    run.coordinator.advance()
+    assert stored(run.jobdir) == before
+    run.checkpoint()
+    restorable(run)
+
+
+def test_a_failing_partition_fails_the_checkpoint(run: Run) -> None:
+    wanted = run.coordinator.request()
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.coordinator.report_failure("detect", 1, CheckpointId(99), "of another checkpoint")
+    run.coordinator.report_failure("detect", 1, checkpoint, "disk full")
+    run.deliver(checkpoint)
+    assert run.coordinator.advance() is None
+    with pytest.raises(CheckpointError, match="'detect', partition 1: disk full"):
+        wanted.result(0)
+    run.coordinator.advance()
+    assert stored(run.jobdir) == set()
+
+
+def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, tolerable_failures=1))
+
+    def fail() -> None:
+        checkpoint = run.trigger()
+        assert checkpoint is not None
+        run.coordinator.report_failure("detect", 0, checkpoint, "no space")
+        run.coordinator.advance()
+
+    fail()
+    run.checkpoint()
+    fail()
+    run.trigger()
+    run.coordinator.abort("does not count")
+    run.coordinator.advance()
+    with pytest.raises(CheckpointError, match="2 checkpoints failed in a row, 1 are tolerated; the last: .*no space"):
+        fail()
+    assert run.coordinator.counts.failed == 4
+    assert [s.status for s in run.coordinator.history].count("failed") == 4
+
+
+def test_unknown_and_duplicate_reports_change_nothing(run: Run) -> None:
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    info = run.snapshot("detect", 0, checkpoint)
+    run.change("detect", 0)
+    strays = [run.snapshot("detect", 0, checkpoint) for _ in range(4)]
+    run.coordinator.report("nobody", 0, checkpoint, strays[0])
+    run.coordinator.report("detect", 2, checkpoint, strays[1])
+    run.coordinator.report("detect", 0, CheckpointId(17), strays[2])
+    run.coordinator.report("detect", 0, checkpoint, info)
+    run.coordinator.report("detect", 0, checkpoint, strays[3])
+    # The same snapshot once more, with other timings: its files must stay.
+    again = PartitionInfo(index=0, first_key_group=0, last_key_group=127, files=info.files, async_ms=99.0)
+    run.coordinator.report("detect", 0, checkpoint, again)
+    run.coordinator.advance()
+    run.coordinator.report("detect", 1, checkpoint, run.snapshot("detect", 1, checkpoint))
+    run.deliver_rest(checkpoint)
+    assert run.coordinator.advance() == checkpoint
+    run.coordinator.report("detect", 0, checkpoint, again)
+    run.coordinator.add_source(checkpoint, run.coordinator.confirmed_manifest.source)  # type: ignore[union-attr]
+    run.coordinator.advance()
+    restorable(run)
+    manifest = run.coordinator.confirmed_manifest
+    assert manifest is not None
+    assert stored(run.jobdir) == {f.path for f in manifest.files() if f.path} | {"chk-1/_metadata"}
+
+
+def test_files_of_an_unconfirmed_checkpoint_are_never_referenced(run: Run, clock: ManualClock) -> None:
+    run.checkpoint()
+    lost = run.trigger()
+    assert lost is not None
+    run.change("detect", 0)
+    info = run.snapshot("detect", 0, lost)
+    run.coordinator.report("detect", 0, lost, info)
+    run.coordinator.abort("test")
+    run.coordinator.advance()
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.coordinator.report("detect", 0, checkpoint, info)
+    run.coordinator.report("detect", 1, checkpoint, run.snapshot("detect", 1, checkpoint))
+    run.deliver_rest(checkpoint)
+    assert run.coordinator.advance() is None
+    assert "publishing it would be unsafe" in run.coordinator.history[-1].failure
+    restorable(run)
+
+
+def test_without_a_base_record_nothing_is_published(jobdir: JobDirectory, clock: ManualClock) -> None:
+    c = Coordinator(
+        jobdir, claim(jobdir, clock), TOLERANT, clock, CheckpointId(1), None, "job", [], lambda m: None
+    )  # fmt: skip
+    assert c.trigger(Epoch(1)) is not None
+    c.add_source(CheckpointId(1), None)
+    c.add_sinks(CheckpointId(1), [])
+    assert c.advance() is None
+    assert "set_base" in c.history[0].failure or "goes on from" in c.history[0].failure
+
+
+def test_failing_sinks_do_not_unpublish(run: Run, store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    run.checkpoint()
+
+    def fail(manifest: object) -> None:
+        raise OSError("sink is down")
+
+    run.coordinator._commit_sinks = fail
+    wanted = run.coordinator.request()
+    with pytest.raises(OSError, match="sink is down"):
+        run.checkpoint()
+    with pytest.raises(OSError, match="sink is down"):
+        wanted.result(0)
+    after = Run(store, tmp_path, clock, seed=1)
+    assert after.choice.manifest is not None
+    assert after.choice.manifest.checkpoint == 2
+    restorable(after)
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+def test_a_publish_without_an_answer_is_made_true_as_a_failure(
+    run: Run, store: FaultyStore, clock: ManualClock, when: str
+) -> None:
+    run.checkpoint()
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.deliver(checkpoint)
+    store.script = [("create", "_metadata", when)]
+    assert run.coordinator.advance() is None
+    assert run.coordinator.confirmed == 1
+    restorable(run)
+    store.script = [("delete", "chk-2/_metadata", BEFORE)]
+    run.coordinator.advance()
+    restorable(run)
+    run.checkpoint()
+    restorable(run)
+    clock.advance(10_000)
+    run.coordinator.advance()
+    assert list(read_catalog(run.jobdir).live) == [3]
+    restorable(run)
+    manifest = run.coordinator.confirmed_manifest
+    assert manifest is not None
+    assert stored(run.jobdir) == {f.path for f in manifest.files() if f.path} | {"chk-3/_metadata"}
+
+
+def test_storage_that_refuses_deletions_fails_no_checkpoint(run: Run, store: FaultyStore, clock: ManualClock) -> None:
+    run.checkpoint()
+    store.script = [("delete", "", BEFORE)] * 2
+    run.checkpoint()
+    restorable(run)
+    assert run.coordinator.counts.failed == 0
+    run.checkpoint()
+    clock.advance(10_000)
+    run.coordinator.advance()
+    assert list(read_catalog(run.jobdir).live) == [3]
+
+
+def test_a_fault_of_storage_before_publishing_is_tolerated(run: Run, store: FaultyStore) -> None:
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.deliver(checkpoint)
+    store.script = [("head", "generations", BEFORE)]
+    wanted = run.coordinator.request()
+    assert run.coordinator.advance() is None
+    assert "refused" in run.coordinator.history[-1].failure
+    run.checkpoint()
+    assert wanted.result(0) == 2
+
+
+def test_late_reports_go_on_being_safe_when_storage_fails(run: Run, store: FaultyStore) -> None:
+    run.checkpoint()
+    with pytest.raises(UnavailableError):
+        store.script = [("put", "shared", BEFORE)]
+        run.change("detect", 0)
+        run.snapshot("detect", 0, CheckpointId(9))
+    run.coordinator.report("detect", 0, CheckpointId(9), run.snapshot("detect", 0, CheckpointId(9)))
+    store.script = [("delete", "", AFTER)]
+    run.coordinator.advance()
+    restorable(run)
+
+
+def test_reports_from_many_threads(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    run = Run(store, tmp_path, clock, operators=[plan("a", 8), plan("b", 8)])
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    infos = {key: run.snapshot(*key, checkpoint) for key in run.files}
+    threads = [
+        threading.Thread(target=run.coordinator.report, args=(uid, i, checkpoint, info))
+        for (uid, i), info in [*infos.items(), *infos.items()]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run.deliver_rest(checkpoint)
+    assert run.coordinator.advance() == 1
+    assert run.coordinator.history[0].acknowledged == 16
+    restorable(run)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"mode": "changelog"}, {"retain": 0}, {"timeout_ms": 0}, {"min_pause_ms": -1}, {"interval_ms": -1}, {"tolerable_failures": -1}],
+)  # fmt: skip
+def test_config_is_validated(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        CheckpointConfig(**wrong)  # type: ignore[arg-type]

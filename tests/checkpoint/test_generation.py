@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import pytest
+
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.generation import claim
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.restore import choose
+from strandline.core.clock import ManualClock
+from strandline.core.errors import CheckpointError, ConfigurationError, CorruptionError, FencedError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import encode_manifest
+from tests.checkpoint.helpers import manifest
+from tests.storage.faulty import AFTER, BEFORE, FaultyStore
+
+
+def publish(jobdir: JobDirectory, checkpoint: int, generation: int) -> None:
+    jobdir.create(manifest_path(CheckpointId(checkpoint)), encode_manifest(manifest(checkpoint, generation=generation)))
+
+
+def chosen(jobdir: JobDirectory) -> int | None:
+    found = choose(jobdir).manifest
+    return found.checkpoint if found else None
+
+
+@pytest.mark.parametrize("job", ["", ".", "..", "a/b", "-x", "a b", "x" * 101, "ü"])
+def test_job_names_that_are_no_folder_names(store: FaultyStore, job: str) -> None:
+    with pytest.raises(ConfigurationError, match="job name"):
+        JobDirectory(store, job)
+
+
+def test_the_newest_claim_owns_the_job(jobdir: JobDirectory, clock: ManualClock) -> None:
+    first = claim(jobdir, clock)
+    first.check()
+    second = claim(jobdir, clock)
+    assert (first.generation, second.generation) == (1, 2)
+    second.check()
+    with pytest.raises(FencedError, match="generation 1"):
+        first.check()
+    claim(jobdir, clock)
+    with pytest.raises(FencedError):
+        first.check()
+
+
+def test_check_is_one_call(jobdir: JobDirectory, store: FaultyStore, clock: ManualClock) -> None:
+    mine = claim(jobdir, clock)
+    store.calls.clear()
+    mine.check()
+    assert store.calls == [("head", "job/generations/2")]
+
+
+def test_a_claim_loops_past_competitors(jobdir: JobDirectory, store: FaultyStore, clock: ManualClock) -> None:
+    rivals = []
+
+    def compete(operation: str, path: str) -> None:
+        if operation == "create" and len(rivals) < 3:
+            rivals.append(None)
+            rivals[-1] = claim(JobDirectory(store.inner, "job"), clock)  # type: ignore[call-overload]
+
+    store.before = compete
+    mine = claim(jobdir, clock)
+    assert mine.generation == 4
+    mine.check()
+
+
+def test_a_claim_whose_answer_was_lost_below_us_is_ours(
+    jobdir: JobDirectory, store: FaultyStore, clock: ManualClock
+) -> None:
+    # The cloud library retries by itself: our own first try then looks like a competitor.
+    original = store.inner.create
+
+    def twice(path: str, data: bytes) -> None:
+        original(path, data)
+        original(path, data)
+
+    store.inner.create = twice  # type: ignore[method-assign]
+    assert claim(jobdir, clock).generation == 1
+
+
+def test_a_zombie_that_publishes_late_changes_nothing(jobdir: JobDirectory, clock: ManualClock) -> None:
+    zombie = claim(jobdir, clock)
+    zombie.set_base(None)
+    publish(jobdir, 6, generation=1)
+    zombie.check()  # … and then it pauses
+    owner = claim(jobdir, clock)
+    assert choose(jobdir, owner).manifest.checkpoint == 6  # type: ignore[union-attr]
+    owner.set_base(CheckpointId(6))
+    publish(jobdir, 7, generation=1)
+    assert chosen(jobdir) == 6
+    assert list(read_catalog(jobdir).void) == [7]
+    publish(jobdir, 8, generation=2)
+    assert chosen(jobdir) == 8
+
+
+def test_what_was_published_before_the_choice_counts(jobdir: JobDirectory, clock: ManualClock) -> None:
+    claim(jobdir, clock).set_base(None)
+    publish(jobdir, 6, generation=1)
+    owner = claim(jobdir, clock)
+    publish(jobdir, 7, generation=1)
+    assert choose(jobdir, owner).manifest.checkpoint == 7  # type: ignore[union-attr]
+    owner.set_base(CheckpointId(7))
+    assert chosen(jobdir) == 7
+
+
+def test_a_base_written_late_by_a_fenced_driver_does_not_void_the_history_of_its_successor(
+    jobdir: JobDirectory, store: FaultyStore, clock: ManualClock
+) -> None:
+    claim(jobdir, clock).set_base(None)
+    publish(jobdir, 6, generation=1)
+    slow = claim(jobdir, clock)
+    choose(jobdir, slow)
+
+    def successor(operation: str, path: str) -> None:
+        if path == "job/generations/2.base":  # the slow driver has passed its own check
+            store.before = lambda operation, path: None
+            publish(jobdir, 7, generation=1)
+            owner = claim(jobdir, clock)
+            assert choose(jobdir, owner).manifest.checkpoint == 7  # type: ignore[union-attr]
+            owner.set_base(CheckpointId(7))
+
+    store.before = successor
+    slow.set_base(CheckpointId(6))
+    assert chosen(jobdir) == 7
+    with pytest.raises(FencedError):
+        slow.check()
+    publish(jobdir, 8, generation=2)  # whatever the slow one does
+    assert chosen(jobdir) == 7
+
+
+def test_starting_empty_voids_everything_older(jobdir: JobDirectory, clock: ManualClock) -> None:
+    claim(jobdir, clock).set_base(None)
+    publish(jobdir, 3, generation=1)
+    claim(jobdir, clock).set_base(None)
+    assert chosen(jobdir) is None
+    assert choose(jobdir).next_id == 4
+
+
+def test_numbers_are_not_reused_after_void_checkpoints_were_deleted(jobdir: JobDirectory, clock: ManualClock) -> None:
+    claim(jobdir, clock).set_base(None)
+    publish(jobdir, 6, generation=1)
+    publish(jobdir, 9, generation=1)
+    owner = claim(jobdir, clock)
+    choose(jobdir, owner, exclude=frozenset([CheckpointId(9)]))
+    owner.set_base(CheckpointId(6))
+    jobdir.delete([manifest_path(CheckpointId(9))])
+    assert choose(jobdir).next_id == 10
+
+
+def test_an_older_base_remains_in_force_through_a_claim_that_went_nowhere(
+    jobdir: JobDirectory, clock: ManualClock
+) -> None:
+    claim(jobdir, clock).set_base(None)
+    publish(jobdir, 6, generation=1)
+    claim(jobdir, clock).set_base(CheckpointId(6))
+    publish(jobdir, 7, generation=1)
+    claim(jobdir, clock)  # dies before it chose
+    assert chosen(jobdir) == 6
+    claim(jobdir, clock).set_base(CheckpointId(6))
+    assert chosen(jobdir) == 6
+
+
+def test_the_history_is_followed_even_when_the_base_was_subsumed(jobdir: JobDirectory, clock: ManualClock) -> None:
+    claim(jobdir, clock).set_base(None)
+    publish(jobdir, 5, generation=1)
+    publish(jobdir, 6, generation=1)
+    claim(jobdir, clock).set_base(CheckpointId(6))
+    publish(jobdir, 8, generation=2)
+    jobdir.delete([manifest_path(CheckpointId(6))])
+    assert sorted(read_catalog(jobdir).live) == [5, 8]
+
+
+def test_set_base_refuses(jobdir: JobDirectory, store: FaultyStore, clock: ManualClock) -> None:
+    first = claim(jobdir, clock)
+    with pytest.raises(CorruptionError, match="chk-4"):
+        first.set_base(CheckpointId(4))
+    publish(jobdir, 4, generation=1)
+    first.set_base(CheckpointId(4))
+    first.set_base(CheckpointId(4))
+    with pytest.raises(CheckpointError, match="another checkpoint"):
+        first.set_base(None)
+    second = claim(jobdir, clock)
+    with pytest.raises(FencedError):
+        first.set_base(CheckpointId(4))
+    store.script = [("create", ".base", BEFORE)]
+    with pytest.raises(Exception, match="refused"):
+        second.set_base(CheckpointId(4))
+    assert not second.has_base
+    store.script = [("create", ".base", AFTER)]
+    with pytest.raises(Exception, match="no answer"):
+        second.set_base(CheckpointId(4))
+    second.set_base(CheckpointId(4))
+    assert second.has_base
+
+
+def test_a_damaged_base_record_is_named(jobdir: JobDirectory, clock: ManualClock) -> None:
+    claim(jobdir, clock).set_base(None)
+    jobdir.put("generations/1.base", b"garbage")
+    with pytest.raises(CorruptionError, match=r"generations/1\.base"):
+        choose(jobdir)
