@@ -191,14 +191,15 @@ def _timestamp_ntz(value: Any) -> dt.datetime:
 
 def _plain_datetime(value: Any, ddl: str) -> dt.datetime:
     # Subclasses, pandas' above all, may hold what a datetime cannot.
-    if getattr(value, "nanosecond", 0):
-        raise MisfitError(ddl, value, "it has nanoseconds; round it to microseconds")
     try:
-        return dt.datetime(
+        plain = dt.datetime(
             value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
         )
     except (TypeError, ValueError) as error:
         raise MisfitError(ddl, value, "it is no moment") from error
+    if getattr(value, "nanosecond", 0):
+        raise MisfitError(ddl, value, "it has nanoseconds; round it to microseconds")
+    return plain
 
 
 def _decimal(wanted: DecimalType) -> Coercion:
@@ -215,6 +216,8 @@ def _decimal(wanted: DecimalType) -> Coercion:
             exact = value.quantize(step, context=EXACT_DECIMALS)
         except DecimalException as error:
             raise MisfitError(ddl, value, f"it is not exact with {wanted.scale} digits after the point") from error
+        if not exact.is_finite():
+            raise MisfitError(ddl, value, "it is no finite number")
         if not -limit < exact < limit:
             raise MisfitError(ddl, value, f"it has more than {wanted.precision - wanted.scale} digits before the point")
         return exact if exact else abs(exact)

@@ -40,8 +40,8 @@ _IS_DAMAGED = (TypeError, ValueError, ArithmeticError, struct.error, msgspec.Msg
 class ValueCodec:
     """Encodes and decodes the values of one type, never None: that means "no value" and is the callers'.
 
-    `encode`, `encode_many` and `encode_arrow` raise StateTypeError for a value that does not fit; the decoding ones
-    raise CorruptionError for bytes that are no value of this type and schema id.
+    `encode` and `encode_many` take what `coerce` returns, or values whose type is `exact`; they raise StateTypeError
+    for what is out of range. Decoding raises CorruptionError for bytes that are no value of this type and schema id.
     """
 
     encode: Callable[[Any], bytes]
