@@ -10,7 +10,6 @@ import typer
 
 from strandline.checkpoint import check, gc
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.cli import describe
 from strandline.cli.output import add_row, console, duration_text, print_json, say, size_text, table, time_text
 from strandline.cli.progress import verify_all
 from strandline.cli.stores import (
@@ -86,6 +85,8 @@ def show(
             hint=f"the checkpoints there are: {', '.join(there)}" if there else "none is complete yet",
         ) from error
     manifest = decode_manifest(data, f"{jobdir.url}/{path}")
+    from strandline.cli import describe
+
     if json:
         print_json(describe.as_data(manifest))
     else:
@@ -118,7 +119,7 @@ def verify(
     for name, number, report in reports:
         if json:
             print_json({"job": name, "checkpoint": number, "ok": report.ok, **asdict(report)})
-        result = "intact" if report.ok else f"{len(report.problems)} problems"
+        result = "intact" if report.ok else f"problems: {len(report.problems)}"
         add_row(made, name, number, report.files, size_text(report.bytes), result)
         for problem in report.problems:
             add_row(problems, name, number, problem.path, problem.problem)

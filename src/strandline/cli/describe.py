@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from strandline.cli.output import add_row, console, duration_text, size_text, table, time_text
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, StateInfo
 
@@ -110,7 +113,8 @@ def print_tables(manifest: Manifest) -> None:
         add_row(facts, name, value)
     out.print(facts)
     for operator in manifest.operators:
-        out.print(_states_table(operator, operator.states))
+        out.print(_title(operator), soft_wrap=True)
+        out.print(_states_table(operator.states))
         out.print(_partitions_table(operator))
     if manifest.sinks:
         out.print(_sinks_table(manifest.sinks))
@@ -122,19 +126,22 @@ def _source_text(source: SourceInfo | None) -> str:
     return f"{size_text(_source_bytes(source))}, after batch {source.batch}"
 
 
-def _states_table(operator: OperatorInfo, states: list[StateInfo]) -> Any:
-    title = (
+def _title(operator: OperatorInfo) -> Text:
+    return Text(
         f"operator {operator.uid}: backend {operator.backend}, key {operator.key_schema}, "
-        f"parallelism {operator.parallelism} of {operator.max_parallelism} at most"
+        f"parallelism {operator.parallelism} (at most {operator.max_parallelism})"
     )
-    made = table("state", "kind", "type", title=title)
+
+
+def _states_table(states: list[StateInfo]) -> Table:
+    made = table("state", "kind", "type")
     for state in states:
         kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type
         add_row(made, state.name, state.kind, kind)
     return made
 
 
-def _partitions_table(operator: OperatorInfo) -> Any:
+def _partitions_table(operator: OperatorInfo) -> Table:
     numbers = ("files", "size", "increment", "sync", "async")
     made = table("partition", "key groups", *numbers, right=("partition", *numbers))
     for partition in sorted(operator.partitions, key=lambda partition: partition.index):
@@ -151,7 +158,7 @@ def _partitions_table(operator: OperatorInfo) -> Any:
     return made
 
 
-def _sinks_table(sinks: list[SinkInfo]) -> Any:
+def _sinks_table(sinks: list[SinkInfo]) -> Table:
     made = table("sink", "pending commits", right=("pending commits",))
     for sink in sinks:
         add_row(made, sink.name, len(sink.pending))

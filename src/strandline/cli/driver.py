@@ -66,6 +66,9 @@ def _prepare(program: Path, args: list[str]) -> None:
     # A program that sets up logging itself gets our records its own way, and only once.
     handler.addFilter(lambda _: not logging.getLogger().handlers)
     logging.getLogger("strandline").addHandler(handler)
+    # Spark's bridge logs a stack trace when a signal interrupts it.
+    logging.getLogger().addFilter(lambda record: "while sending command" not in record.getMessage())
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
 def _outcome(program: Path) -> int:
@@ -95,8 +98,16 @@ def _show_traceback(error: Exception, program: Path) -> None:
 
 def _stop_everything(code: int) -> bool:
     """Stop the jobs that still run, and Spark; return False if one of them failed at it."""
+    if "strandline.spark.run" not in sys.modules:
+        return True  # The program has started nothing of ours; what else it made is its own.
+    from pyspark import SparkContext
+
     from strandline.spark.run import live_runs
 
+    context = SparkContext._active_spark_context
+    if context is not None:
+        # A signal to the whole process group ends the JVM, too: its broken connection is then no news.
+        setattr(getattr(context, "_accumulatorServer", None) or context, "handle_error", lambda *_: None)
     stopped = True
     for live in live_runs():
         job = live.status().job
@@ -106,13 +117,9 @@ def _stop_everything(code: int) -> bool:
         except Exception as error:
             say(f"strandline: job '{job}' did not stop cleanly: {error}")
             stopped = False
-    if "pyspark" in sys.modules:
-        from pyspark import SparkContext
-
-        context = SparkContext._active_spark_context
-        if context is not None:
-            with contextlib.suppress(Exception):
-                context.stop()
+    if context is not None:
+        with contextlib.suppress(Exception):
+            context.stop()
     return stopped
 
 

@@ -27,13 +27,12 @@ def console(*, stderr: bool = False) -> Console:
     return Console(file=file, highlight=False, force_terminal=False, no_color=True, width=_WIDTH_OF_NO_TERMINAL)
 
 
-def table(*columns: str, title: str = "", right: tuple[str, ...] = ()) -> Table:
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table; the columns named in `right` hold numbers."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
-    made = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made
