@@ -348,7 +348,14 @@ def _with_fast_path(wanted: StructType, kind: type[Record], slow: Coercion) -> C
         "            return value if t is kind else make(value)\n"
         "    return slow(value)\n"
     )
-    names: dict[str, Any] = {"kind": kind, "make": kind._make, "slow": slow, "date": dt.date}
+    names: dict[str, Any] = {
+        "kind": kind,
+        "make": kind._make,
+        "slow": slow,
+        "date": dt.date,
+        "datetime": dt.datetime,
+        "UTC": dt.UTC,
+    }
     exec(source, names)  # The source holds nothing of the user's: positions, type names and limits.
     made: Coercion = names["coerce"]
     return made
@@ -364,6 +371,8 @@ def _exact_test(wanted: DataType, name: str) -> str:
         StringType: f"type({name}) is str and {name}.isascii()",
         BinaryType: f"type({name}) is bytes",
         DateType: f"type({name}) is date",
+        TimestampType: f"type({name}) is datetime and {name}.tzinfo is UTC",
+        TimestampNTZType: f"type({name}) is datetime and {name}.tzinfo is None and not {name}.fold",
     }
     return exact.get(type(wanted), "")
 

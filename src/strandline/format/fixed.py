@@ -61,27 +61,27 @@ class FixedLayout:
             return lambda value: pack(header, value)
         return lambda value: pack(header, convert(value))
 
-    def decoder(self, other: Callable[[bytes], bytes]) -> Callable[[bytes], Any]:
-        """Return the function that decodes one value; `other` makes sense of a header that is not the usual one."""
-        unpack, header, convert = self._one.unpack, self._header, self._scalars[0].from_number
-        if self._is_struct:
+    def decoder(self, usual: Callable[[bytes], bytes]) -> Callable[[bytes], Any]:
+        """Return the function that decodes one value; `usual` makes sense of a header that is not the usual one."""
+        unpack, unpack_values = self._one.unpack, self._values_only.unpack
+        head = struct.pack("<H", self._header)
+        make, convert = self._make, self._scalars[0].from_number
+        if make is None:
 
-            def decode_struct(data: bytes) -> Any:
-                _, nulls, *values = unpack(data if data[:2] == head else other(data))
-                return self._record(nulls, values)
+            def decode(data: bytes) -> Any:
+                _, value = unpack(data if data[:2] == head else usual(data))
+                return value if convert is None else convert(value)
 
-            head = struct.pack("<H", header)
-            return decode_struct
+            return decode
+        start, start_bytes = head + self._no_nulls, len(head + self._no_nulls)
 
-        def decode(data: bytes) -> Any:
-            _, value = unpack(data)
-            return value if convert is None else convert(value)
+        def decode_struct(data: bytes) -> Any:
+            if data[:start_bytes] == start and not self._converts:
+                return make(unpack_values(data))
+            _, nulls, *values = unpack(data if data[:2] == head else usual(data))
+            return self._record(nulls, values)
 
-        def checked(data: bytes) -> Any:
-            return decode(data if data[:2] == head else other(data))
-
-        head = struct.pack("<H", header)
-        return checked
+        return decode_struct
 
     def _encode_struct(self, record: Any) -> bytes:
         if None not in record:

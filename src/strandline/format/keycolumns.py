@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import Any, Protocol
@@ -82,15 +83,20 @@ class FixedColumn:
         if isinstance(kind, DecimalType):
             self._to_number, self._from_number = unscaled(kind.scale), scaled(kind.scale)
         self._is_float = isinstance(kind, FloatType | DoubleType)
+        self._one_by_array = self._is_float or isinstance(kind, BooleanType)
         self._bias = 0 if isinstance(kind, BooleanType) else 1 << (8 * self._width - 1)
         self._native = np.dtype(f"u{self._width}")
         self.dtype = self._native.newbyteorder(">")
+        self._struct = struct.Struct(">" + {1: "B", 2: "H", 4: "I", 8: "Q"}[self._width])
+        self.encode = self._encoder()
 
-    def encode(self, value: Any) -> bytes:
+    def _encoder(self) -> Callable[[Any], bytes]:
+        pack, bias, convert = self._struct.pack, self._bias, self._to_number
         if self._is_float:
-            return self.order([value]).astype(self.dtype).tobytes()
-        number = self._to_number(value) if self._to_number else value
-        return int.to_bytes(number + self._bias, self._width, "big")
+            return lambda value: self.order([value]).astype(self.dtype).tobytes()
+        if convert is None:
+            return lambda value: pack(value + bias)
+        return lambda value: pack(convert(value) + bias)
 
     def order(self, values: Iterable[Any]) -> Numbers:
         """Return values as unsigned integers in the same order."""
@@ -137,11 +143,9 @@ class FixedColumn:
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         end = at + self._width
-        if end > len(data):
-            raise CorruptionError(f"a key of {len(data)} bytes ends within its {self._kind.ddl}")
-        if self._is_float or isinstance(self._kind, BooleanType):
-            return self.restore(np.frombuffer(data[at:end], self.dtype))[0], end
-        number = int.from_bytes(data[at:end], "big") - self._bias
+        if self._one_by_array:
+            return self.restore(np.frombuffer(data[at:end], self.dtype, 1))[0], end
+        number = self._struct.unpack_from(data, at)[0] - self._bias
         return self._from_number(number) if self._from_number else number, end
 
     def _cut(self, ordered: Numbers) -> list[bytes]:
@@ -182,6 +186,9 @@ class TextColumn(_Each):
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         zero = data.find(b"\0", at)
+        if zero >= 0 and data[zero + 1] == 0:
+            raw = data[at:zero]
+            return raw.decode() if self._is_text else raw, zero + 2
         while zero >= 0 and data[zero + 1 : zero + 2] == b"\xff":
             zero = data.find(b"\0", zero + 2)
         if zero < 0 or data[zero + 1 : zero + 2] != b"\0":

@@ -21,7 +21,7 @@ from strandline.format.scalars import Numbers
 from strandline.format.types import DataType, DoubleType, FloatType, StructType
 
 _GROUP_BYTES = 2
-_DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, struct.error)
+_DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, IndexError, struct.error)
 
 
 class KeyCodec:
@@ -36,6 +36,8 @@ class KeyCodec:
         self.types = tuple(types)
         self._single = len(self.types) == 1
         self._columns = [key_column(kind) for kind in self.types]
+        self._first = self._columns[0]
+        self._groups = _group_bytes()
         self._coercions = [coercion(kind, hashable=True) for kind in self.types]
         fixed = [column for column in self._columns if isinstance(column, FixedColumn)]
         # All columns of fixed width: many keys are one numpy array.
@@ -52,11 +54,12 @@ class KeyCodec:
         """Encode one key."""
         try:
             if self._single:
-                return _groups()[key_group] + self._columns[0].encode(key)
-            parts = [column.encode(part) for column, part in zip(self._columns, key, strict=True)]
+                return self._groups[key_group] + self._first.encode(key)
+            if len(key) == len(self._columns):
+                return self._groups[key_group] + b"".join([c.encode(part) for c, part in zip(self._columns, key)])  # noqa: B905
+            raise ValueError("another number of columns")
         except _DOES_NOT_FIT as error:
             raise self._misfit([key], error) from None
-        return _groups()[key_group] + b"".join(parts)
 
     def encode_many(self, key_groups: Sequence[int], keys: Sequence[Any]) -> list[bytes]:
         """Encode keys, in order, each with its key group."""
@@ -68,7 +71,7 @@ class KeyCodec:
                 ordered = [c.order(values) for c, values in zip(self._fixed, columns, strict=True)]
                 return self._cut(key_groups, ordered)
             pieces = [p for c, values in zip(self._columns, columns, strict=True) for p in c.pieces(values)]
-            return list(map(b"".join, zip(map(_groups().__getitem__, key_groups), *pieces)))  # noqa: B905
+            return list(map(b"".join, zip(map(self._groups.__getitem__, key_groups), *pieces)))  # noqa: B905
         except _DOES_NOT_FIT as error:
             raise self._misfit(keys, error) from None
 
@@ -78,13 +81,13 @@ class KeyCodec:
             ordered = [c.arrow_order(column) for c, column in zip(self._fixed, columns, strict=True)]
             return self._cut(key_groups.to_numpy(), ordered)
         pieces = [p for c, column in zip(self._columns, columns, strict=True) for p in c.arrow_pieces(column)]
-        groups = map(_groups().__getitem__, key_groups.to_pylist())
+        groups = map(self._groups.__getitem__, key_groups.to_pylist())
         return list(map(b"".join, zip(groups, *pieces)))  # noqa: B905
 
     def encode_sub(self, value: Any) -> bytes:
         """Encode a value of the one column without a key group: what stands after a key, like the key of a map."""
         try:
-            return self._columns[0].encode(value)
+            return self._first.encode(value)
         except _DOES_NOT_FIT as error:
             raise self._misfit([value], error) from None
 
@@ -103,14 +106,17 @@ class KeyCodec:
         if len(data) < _GROUP_BYTES:
             raise CorruptionError(f"a stored key has {len(data)} bytes, which is less than its key group")
         at = _GROUP_BYTES
+        group = data[0] << 8 | data[1]
         parts = []
         try:
+            if self._single:
+                return group, *self._first.decode(data, at)
             for column in self._columns:
                 part, at = column.decode(data, at)
                 parts.append(part)
         except _DOES_NOT_FIT as error:
             raise self._damaged(data, str(error)) from error
-        return int.from_bytes(data[:_GROUP_BYTES], "big"), parts[0] if self._single else tuple(parts), at
+        return group, tuple(parts), at
 
     def decode_many(self, data: Sequence[bytes]) -> list[Any]:
         """Return the keys of encoded keys, in order."""
@@ -123,7 +129,7 @@ class KeyCodec:
     def decode_sub(self, data: bytes, offset: int) -> Any:
         """Return the value that `encode_sub` encoded and that begins at `offset`; it must end the bytes."""
         try:
-            value, end = self._columns[0].decode(data, offset)
+            value, end = self._first.decode(data, offset)
         except _DOES_NOT_FIT as error:
             raise self._damaged(data, str(error)) from error
         if end != len(data):
@@ -187,7 +193,7 @@ class KeyCodec:
 
 
 @lru_cache(maxsize=1)
-def _groups() -> list[bytes]:
+def _group_bytes() -> list[bytes]:
     return [group.to_bytes(_GROUP_BYTES, "big") for group in range(MAX_MAX_PARALLELISM)]
 
 

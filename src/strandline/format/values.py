@@ -15,7 +15,7 @@ from strandline.core.errors import ConfigurationError, CorruptionError, StateTyp
 from strandline.format.coercion import MisfitError, coercion, shown
 from strandline.format.columns import build, conform, to_python
 from strandline.format.fixed import FixedLayout, is_fixed
-from strandline.format.plain import copier, from_plain, to_plain
+from strandline.format.plain import copier, from_plain, plain_class, to_plain
 from strandline.format.types import (
     BinaryType,
     BooleanType,
@@ -67,7 +67,9 @@ class ValueCodec:
         self._to_plain = to_plain(kind)
         self._from_plain = from_plain(kind)
         self._pack = msgspec.msgpack.Encoder().encode
-        self._unpack = msgspec.msgpack.Decoder().decode
+        self._plain_class = plain_class(kind)
+        self._unpack = msgspec.msgpack.Decoder(self._plain_class).decode
+        self._unpack_many = msgspec.msgpack.Decoder(list).decode
         self.encode = self._guard_encode(self._layout.encoder() if self._layout else self._packed_encoder())
         self.decode = self._guard_decode(self._layout.decoder(self._usual) if self._layout else self._packed_decode)
 
@@ -129,10 +131,11 @@ class ValueCodec:
         if self.schema_id > _MAX_FIXINT:
             return list(map(self.decode, data))
         # All values are read as one msgpack array of flags, schema id, value, flags, …: one call instead of many.
-        parts = self._unpack(b"\xdd" + (3 * len(data)).to_bytes(4, "big") + b"".join(data))
-        if parts[::3].count(0) != len(data) or parts[1::3].count(self.schema_id) != len(data):
-            return list(map(self.decode, data))
+        parts = self._unpack_many(b"\xdd" + (3 * len(data)).to_bytes(4, "big") + b"".join(data))
         plain: list[Any] = parts[2::3]
+        usual = parts[::3].count(0) == parts[1::3].count(self.schema_id) == len(data)
+        if not usual or set(map(type, plain)) - {self._plain_class}:
+            return list(map(self.decode, data))
         return plain if self._from_plain is None else list(map(self._from_plain, plain))
 
     def _packed_decode(self, data: bytes) -> Any:
