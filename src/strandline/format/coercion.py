@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from typing import Any
 
@@ -228,8 +228,11 @@ def _decimal(wanted: DecimalType) -> Coercion:
 def _array(wanted: ArrayType, hashable: bool) -> Coercion:
     one, ddl = coercion(wanted.element, hashable=hashable), wanted.ddl
     make: type[list[Any]] | type[tuple[Any, ...]] = tuple if hashable else list
+    fits = _all_exact(wanted.element)
 
     def coerce(value: Any) -> Any:
+        if type(value) is list and fits(value):
+            return make(value)
         if not isinstance(value, list | tuple | np.ndarray) or isinstance(value, Record):
             raise MisfitError(ddl, value, "give a list")
         try:
@@ -252,8 +255,11 @@ def _found_at(elements: Iterable[Any], one: Coercion) -> MisfitError:
 
 def _map(wanted: MapType) -> Coercion:
     one_key, one_value, ddl = coercion(wanted.key, hashable=True), coercion(wanted.value), wanted.ddl
+    keys_fit, values_fit = _all_exact(wanted.key), _all_exact(wanted.value)
 
     def coerce(value: Any) -> dict[Any, Any]:
+        if type(value) is dict and keys_fit(value) and values_fit(value.values()):
+            return dict(value)
         if not isinstance(value, Mapping):
             raise MisfitError(ddl, value, "give a dict")
         try:
@@ -359,6 +365,20 @@ def _with_fast_path(wanted: StructType, kind: type[Record], slow: Coercion) -> C
     exec(source, names)  # The source holds nothing of the user's: positions, type names and limits.
     made: Coercion = names["coerce"]
     return made
+
+
+def _all_exact(wanted: DataType) -> Callable[[Collection[Any]], bool]:
+    """Return the test whether all of some values are exactly right already, without a step of Python for each."""
+    if isinstance(wanted, IntegralType):
+        limit = 1 << (8 * wanted.width - 1)
+        return lambda values: (
+            not set(map(type, values)) - {int} and (not values or (-limit <= min(values) and max(values) < limit))
+        )
+    if isinstance(wanted, StringType):
+        return lambda values: not set(map(type, values)) - {str} and "".join(values).isascii()
+    classes: dict[type[DataType], type] = {DoubleType: float, BooleanType: bool, BinaryType: bytes, DateType: dt.date}
+    exact = classes.get(type(wanted))
+    return lambda values: exact is not None and not set(map(type, values)) - {exact}
 
 
 def _exact_test(wanted: DataType, name: str) -> str:
