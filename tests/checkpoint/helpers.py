@@ -68,6 +68,7 @@ class Run:
         seed: int = 0,
         name: str = "job",
         first_id: int = 0,
+        source_bytes: int = 200_000,
     ) -> None:
         self.jobdir = JobDirectory(store, name)
         self.rng = random.Random(seed)
@@ -90,7 +91,10 @@ class Run:
             (p.uid, i): {} for p in self.operators for i in range(p.parallelism)
         }
         self.numbers = 0
-        self.source = {"metadata": b"{}", "sources/0/9.compact": self.rng.randbytes(200_000)}
+        self.source = {
+            "metadata": b"{" + b" " * (source_bytes // 700) + b"}",
+            "sources/0/9.compact": self.rng.randbytes(source_bytes),
+        }
 
     def commit_sinks(self, manifest: Manifest) -> None:
         self.committed.append(manifest.checkpoint)
@@ -124,9 +128,7 @@ class Run:
         }  # fmt: skip
 
     def snapshot(self, uid: str, partition: int, checkpoint: CheckpointId, mode: Mode = "incremental") -> PartitionInfo:
-        done = upload(
-            self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), mode
-        )
+        done = upload(self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), mode)
         return PartitionInfo(
             index=partition, first_key_group=0, last_key_group=127, files=done.refs, sync_ms=1.0, async_ms=2.0,
             uploaded_bytes=done.uploaded_bytes,
@@ -145,7 +147,7 @@ class Run:
         self.deliver_rest(checkpoint)
 
     def deliver_rest(self, checkpoint: CheckpointId) -> None:
-        self.source["sources/0/9.compact"] += self.rng.randbytes(30_000)
+        self.source["sources/0/9.compact"] += self.rng.randbytes(len(self.source["metadata"]) * 100)
         confirmed = self.coordinator.confirmed_manifest
         base = confirmed.source if confirmed else None
         source = upload_source(self.jobdir, self.source, checkpoint, self.epoch, base)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,8 +28,8 @@ KINDS: dict[str, Callable[[Path], ObjectStore]] = {
 
 
 @pytest.fixture(params=KINDS)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
-    yield KINDS[request.param](tmp_path)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    return KINDS[request.param](tmp_path)
 
 
 def paths(store: ObjectStore, prefix: str) -> list[str]:
@@ -96,7 +95,7 @@ def test_files_stream_both_ways(store: ObjectStore, tmp_path: Path, size: int) -
     target.parent.mkdir()
     store.get_file("shared/ab/file", target)
     assert target.read_bytes() == source.read_bytes()
-    assert os.listdir(target.parent) == ["target.sst"]
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_get_file_replaces_only_when_complete(store: ObjectStore, tmp_path: Path) -> None:
@@ -108,7 +107,7 @@ def test_get_file_replaces_only_when_complete(store: ObjectStore, tmp_path: Path
 
 
 def test_upload_of_an_absent_file(store: ObjectStore, tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="gone.sst"):
+    with pytest.raises(NotFoundError, match=r"gone\.sst"):
         store.put_file("x", tmp_path / "gone.sst")
     assert paths(store, "") == []
 

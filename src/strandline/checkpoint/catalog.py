@@ -6,9 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strandline.checkpoint.generation import BaseRecord, decode_base
-from strandline.checkpoint.jobdir import JobDirectory, based_generation, checkpoint_id, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import (
+    JobDirectory,
+    base_path,
+    based_generation,
+    checkpoint_id,
+    manifest_id,
+    manifest_path,
+)
 from strandline.core.errors import CorruptionError, NotFoundError
-from strandline.core.ids import CheckpointId
+from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import FileRef, Manifest, decode_manifest
 from strandline.storage.base import ObjectInfo
 
@@ -25,6 +32,7 @@ class Catalog:
     void: Mapping[CheckpointId, str]
     """Manifests that decode but are not the job's history, and why."""
     bases: Mapping[int, BaseRecord]
+    """By generation, the records on the chain."""
 
     @property
     def live(self) -> dict[CheckpointId, Manifest]:
@@ -80,36 +88,34 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
             damaged[checkpoint] = error.message
         except NotFoundError:
             del objects[path]
-    bases = _read_bases(jobdir, objects)
+    bases = _read_bases(jobdir, objects, min((m.generation for m in manifests.values()), default=0))
     return Catalog(objects, manifests, damaged, _void(manifests, bases), bases)
 
 
-def _read_bases(jobdir: JobDirectory, objects: Mapping[str, ObjectInfo]) -> dict[int, BaseRecord]:
-    found = (g for path in objects if (g := based_generation(path)) is not None)
-    bases = {}
-    for generation in found:
-        path = f"generations/{generation}.base"
-        bases[int(generation)] = decode_base(jobdir.get(path), f"{jobdir.url}/{path}")
-    return bases
-
-
-def _void(manifests: Mapping[CheckpointId, Manifest], bases: Mapping[int, BaseRecord]) -> dict[CheckpointId, str]:
-    """Walk the chain of bases from the newest one down; a manifest beside the chain is void.
+def _read_bases(jobdir: JobDirectory, objects: Mapping[str, ObjectInfo], oldest: int) -> dict[int, BaseRecord]:
+    """Walk the chain of bases from the newest record down, as far as there are manifests.
 
     The newest record decides, and it alone can bring in an older generation's history: a slow driver that writes
     its record late, when it is fenced already, therefore changes nothing.
     """
+    found = {int(g) for path in objects if (g := based_generation(path)) is not None}
+    bases: dict[int, BaseRecord] = {}
+    generation = max(found, default=None)
+    while generation in found and generation not in bases and (not bases or generation >= oldest):
+        path = base_path(Generation(generation))
+        bases[generation] = decode_base(jobdir.get(path), f"{jobdir.url}/{path}")
+        generation = bases[generation].checkpoint_generation
+    return bases
+
+
+def _void(manifests: Mapping[CheckpointId, Manifest], bases: Mapping[int, BaseRecord]) -> dict[CheckpointId, str]:
+    """Say which manifests are beside the chain: not of its newest generation, nor below what the next went on from."""
     if not bases:
         return {}
-    limits: dict[int, float] = {}
-    generation: int | None = max(bases)
-    limit = float("inf")
-    while generation is not None and generation not in limits:
-        limits[generation] = limit
-        base = bases.get(generation)
-        if base is None or base.checkpoint is None:
-            break
-        generation, limit = base.checkpoint_generation, float(base.checkpoint)
+    limits: dict[int, float] = {max(bases): float("inf")}
+    for base in bases.values():
+        if base.checkpoint is not None and base.checkpoint_generation is not None:
+            limits[base.checkpoint_generation] = base.checkpoint
     return {
         checkpoint: f"published by generation {manifest.generation}, which the job did not go on from"
         for checkpoint, manifest in manifests.items()

@@ -70,7 +70,8 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
         ) from error
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(path, error.message)])
-    files = list({(f.path, f.name if f.inline is not None else ""): f for f in manifest.files()}.values())
+    files = [f for f in manifest.files() if f.inline is not None]
+    files += {f.path: f for f in manifest.files() if f.inline is None}.values()
     with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
         found = in_parallel(lambda file: _verify_one(jobdir, file, Path(scratch)), files)
     return VerifyReport(len(files), sum(f.size for f in files), [problem for problem in found if problem is not None])

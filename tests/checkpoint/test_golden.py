@@ -1,0 +1,78 @@
+"""Files of format version 1, byte for byte as first released: every later release must read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from strandline.checkpoint.generation import BaseRecord, decode_base
+from strandline.checkpoint.source_log import unpack
+from strandline.format.manifest import (
+    FileRef,
+    Manifest,
+    OperatorInfo,
+    PartitionInfo,
+    Segment,
+    SinkInfo,
+    SourceFile,
+    SourceInfo,
+    StateInfo,
+    decode_manifest,
+    encode_manifest,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+MANIFEST = Manifest(
+    job="alerts", generation=3, checkpoint=7, epoch=42, mode="incremental", created_ms=1_700_000_000_000,
+    engine_version="0.1.0",
+    operators=[
+        OperatorInfo(
+            uid="detect", backend="rocksdb", parallelism=1, max_parallelism=128, key_schema="producer string",
+            states=[
+                StateInfo(name="seen", kind="value", value_type="bigint"),
+                StateInfo(name="by_type", kind="map", key_type="string", value_type="bigint", schema_id=2),
+            ],
+            partitions=[
+                PartitionInfo(
+                    index=0, first_key_group=0, last_key_group=127, sync_ms=1.5, async_ms=20.25, uploaded_bytes=5,
+                    files=[
+                        FileRef(name="000007.sst", size=4, sha256="a" * 64, path="shared/ab/abcd", shared=True),
+                        FileRef(name="CURRENT", size=1, sha256="b" * 64, inline=b"\xff"),
+                    ],
+                )
+            ],
+        )
+    ],
+    source=SourceInfo(
+        batch=41, blob=FileRef(name="source", size=9, sha256="c" * 64, path="chk-7/ef01"),
+        large=[SourceFile(name="sources/0/9.compact", segments=[Segment(size=65536, sha256="d" * 64, path="shared/cd/23")])],
+    ),
+    sinks=[SinkInfo(name="out", pending=["epoch-41", "epoch-42"])],
+    watermarks={"events": 1_699_999_990_000}, triggered_ms=1_699_999_999_000, duration_ms=1000, uploaded_bytes=14,
+    total_bytes=65550,
+)  # fmt: skip
+SOURCE = {"metadata": b'{"id":"1"}', "offsets/41": b"v1\n{}\n\xc3\xa9", "sources/0/0": b""}
+
+
+def test_manifest() -> None:
+    data = (GOLDEN / "manifest-v1").read_bytes()
+    assert decode_manifest(data, "golden") == MANIFEST
+    assert encode_manifest(MANIFEST) == data, "what is written has changed: that needs a new format version"
+
+
+def test_source_progress() -> None:
+    # Read only: the compressor's output may differ between versions of zlib.
+    assert unpack((GOLDEN / "source-v1").read_bytes(), "golden") == SOURCE
+
+
+def test_base_record() -> None:
+    record = decode_base((GOLDEN / "base-v1").read_bytes(), "golden")
+    assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7)
+
+
+def test_a_field_of_a_later_release_is_ignored() -> None:
+    later = msgspec.json.decode(msgspec.json.encode(MANIFEST))
+    later["invented"] = 1
+    assert msgspec.json.decode(msgspec.json.encode(later), type=Manifest) == MANIFEST

@@ -1,0 +1,241 @@
+"""Whatever happens, the newest published manifest that counts can be restored in full, byte for byte.
+
+A Hypothesis state machine over drivers (also replaced ones that go on), uploads, reports, time-outs, crashes,
+garbage collection and a store that fails before, after and in the middle of its work.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.coordinator import CheckpointConfig
+from strandline.checkpoint.gc import execute, plan
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import choose
+from strandline.core import failpoints
+from strandline.core.clock import ManualClock
+from strandline.core.errors import FencedError, StrandlineError, UnavailableError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import PartitionInfo
+from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable
+from tests.storage.faulty import FaultyStore
+
+TIMEOUT_MS = 10_000
+STEPS = (
+    "checkpoint.publish.before", "checkpoint.publish.after", "checkpoint.commit_sinks.before",
+    "checkpoint.commit_sinks.after", "checkpoint.subsume.before", "checkpoint.subsume.manifest_deleted",
+    "checkpoint.subsume.after",
+)  # fmt: skip
+Report = tuple[Run, str, int, CheckpointId, PartitionInfo]
+
+
+class Crash(BaseException):
+    pass
+
+
+def crash() -> None:
+    raise Crash
+
+
+class Checkpoints(RuleBasedStateMachine):
+    """`zombie` is a driver that was replaced and does not know it."""
+
+    @initialize(seed=st.integers(0, 2**32), rate=st.sampled_from([0.0, 0.1, 0.3]), retain=st.integers(1, 3))
+    def start(self, seed: int, rate: float, retain: int) -> None:
+        self.scratch = tempfile.TemporaryDirectory()
+        self.tmp = Path(self.scratch.name)
+        self.clock = ManualClock()
+        faulty = FaultyStore(open_store("memory://"), seed=seed, rate=rate, clock=self.clock)
+        self.store = RetryingStore(faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
+        self.truth = JobDirectory(FaultyStore(faulty.inner), "job")
+        self.config = CheckpointConfig(interval_ms=0, timeout_ms=TIMEOUT_MS, retain=retain, tolerable_failures=None)
+        self.seed = seed
+        self.runs = 0
+        self.zombie: Run | None = None
+        self.run = self._start()
+        self.late: list[Report] = []
+        self.committed = 0
+        self.newest_completed: int | None = None
+
+    def _start(self, first_id: int = 0) -> Run:
+        while True:
+            self.runs += 1
+            try:
+                return Run(
+                    self.store, self.tmp, self.clock, config=self.config, seed=self.seed + self.runs, first_id=first_id,
+                    source_bytes=66_000,
+                )  # fmt: skip
+            except StrandlineError:
+                continue  # A restart is tried again, each time with a new claim.
+
+    def _driver(self, zombie: bool) -> Run:
+        return self.zombie if zombie and self.zombie else self.run
+
+    @rule(zombie=st.booleans())
+    def trigger(self, zombie: bool) -> None:
+        self._driver(zombie).trigger()
+
+    @rule(zombie=st.booleans(), partition=st.integers(0, 1), deliver=st.sampled_from(["now", "late", "twice", "fail"]))
+    def snapshot(self, zombie: bool, partition: int, deliver: str) -> None:
+        run = self._driver(zombie)
+        checkpoint = run.coordinator.pending
+        if checkpoint is None:
+            return
+        run.change("detect", partition)
+        try:
+            info = run.snapshot("detect", partition, checkpoint)
+        except StrandlineError as error:
+            if deliver == "fail":
+                run.coordinator.report_failure("detect", partition, checkpoint, str(error))
+            return
+        report = (run, "detect", partition, checkpoint, info)
+        if deliver in ("late", "twice"):
+            self.late.append(report)
+        if deliver != "late":
+            self._deliver(report)
+
+    @precondition(lambda self: self.late)
+    @rule(data=st.data())
+    def late_report(self, data: st.DataObject) -> None:
+        self._deliver(self.late.pop(data.draw(st.integers(0, len(self.late) - 1))))
+
+    def _deliver(self, report: Report) -> None:
+        run, uid, partition, checkpoint, info = report
+        run.coordinator.report(uid, partition, checkpoint, info)
+
+    @rule(zombie=st.booleans())
+    def rest(self, zombie: bool) -> None:
+        run = self._driver(zombie)
+        if run.coordinator.pending is not None:
+            try:
+                run.deliver_rest(run.coordinator.pending)
+            except StrandlineError:
+                pass
+
+    @rule(zombie=st.booleans())
+    def abort(self, zombie: bool) -> None:
+        self._driver(zombie).coordinator.abort("because")
+
+    @rule(zombie=st.booleans(), by_ms=st.sampled_from([100, TIMEOUT_MS]))
+    def advance(self, zombie: bool, by_ms: int) -> None:
+        self.clock.advance(by_ms)
+        self._advance(self._driver(zombie))
+
+    @rule()
+    def whole_checkpoint(self) -> None:
+        """The usual course of things, so that histories get long."""
+        run = self.run
+        self._advance(run)
+        checkpoint = run.coordinator.pending or run.trigger()
+        if checkpoint is None:
+            return
+        try:
+            run.deliver(checkpoint)
+        except StrandlineError:
+            return
+        self._advance(run)
+
+    def _advance(self, run: Run) -> None:
+        before = len(run.committed)
+        try:
+            run.coordinator.advance()
+        except FencedError:
+            assert run is not self.run, "only a driver that was replaced is fenced"
+            self.zombie = None if run is self.zombie else self.zombie
+        except StrandlineError:
+            if run is self.run:
+                self.restart()
+        if run is not self.run and self.run.choice.manifest is not None:
+            late = [c for c in run.committed[before:] if c > self.run.choice.manifest.checkpoint]
+            assert not late, "a replaced driver committed what its successor does not go on from"
+
+    @rule(step=st.sampled_from(STEPS), at=st.integers(1, 2))
+    def crash_while_advancing(self, step: str, at: int) -> None:
+        failpoints.arm(step, crash, at=at)
+        try:
+            self.whole_checkpoint()
+        except Crash:
+            self.late = [r for r in self.late if r[0] is not self.run]
+            self.run = self._start()
+        finally:
+            failpoints.disarm_all()
+
+    @rule(step=st.sampled_from(STEPS[:3]))
+    def replaced_while_advancing(self, step: str) -> None:
+        """The worst moment to be replaced: the checks are passed, the write is on its way."""
+        old = self.run
+
+        def replace() -> None:
+            self.run = self._start()
+
+        failpoints.arm(step, replace)
+        try:
+            self.whole_checkpoint()
+        finally:
+            failpoints.disarm_all()
+        if self.run is not old:
+            self.zombie = old
+
+    @rule()
+    def restart(self) -> None:
+        """A restart in the same process: late reports of the old run reach the new one."""
+        old = self.run
+        self.run = self._start(old.coordinator.next_id)
+        self.late = [(self.run if r[0] is old else r[0], *r[1:]) for r in self.late]
+
+    @rule()
+    def replaced(self) -> None:
+        self.zombie, self.run = self.run, self._start()
+
+    @rule(grace_ms=st.sampled_from([TIMEOUT_MS * 100, HOUR_MS]))
+    def collect_garbage(self, grace_ms: int) -> None:
+        try:
+            execute(plan(JobDirectory(self.store, "job"), self.clock, grace_ms))
+        except UnavailableError:
+            pass  # Any other error says that a live checkpoint lost something.
+
+    @rule()
+    def long_pause(self) -> None:
+        """Longer than the grace age; what was pending by then has timed out."""
+        self.clock.advance(TIMEOUT_MS)
+        for run in filter(None, (self.zombie, self.run)):
+            self._advance(run)
+        self.late.clear()
+        self.clock.advance(2 * HOUR_MS)
+
+    @invariant()
+    def newest_manifest_is_restorable(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        catalog = read_catalog(self.truth)
+        for manifest in catalog.live.values():
+            assert_restorable(self.truth, manifest)
+        found = choose(self.truth).manifest
+        assert (found.checkpoint if found else None) == max(catalog.live, default=None)
+        confirmed = self.run.coordinator.confirmed
+        if confirmed is not None:
+            assert found is not None, "a confirmed checkpoint is gone"
+            assert found.checkpoint >= confirmed
+        for checkpoint in self.run.committed[-1:]:
+            assert found is not None, "what sinks have made visible must not be forgotten"
+            assert found.checkpoint >= checkpoint
+
+    def teardown(self) -> None:
+        failpoints.disarm_all()
+        if hasattr(self, "scratch"):
+            self.scratch.cleanup()
+
+
+TestCheckpoints = Checkpoints.TestCase
+TestCheckpoints.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

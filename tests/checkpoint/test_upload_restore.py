@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from strandline.backends.base import LocalFile
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.restore import choose, fetch
+from strandline.checkpoint.upload import upload
+from strandline.core.clock import ManualClock
+from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import FileRef
+from tests.checkpoint.helpers import Run, stored
+from tests.storage.faulty import AFTER, BEFORE, FaultyStore
+
+C1 = CheckpointId(1)
+
+
+def local(directory: Path, files: dict[str, bytes]) -> list[LocalFile]:
+    directory.mkdir(exist_ok=True)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return [LocalFile(n, directory / n, len(d), n.endswith(".sst")) for n, d in files.items()]
+
+
+FILES = {
+    "1.sst": random.Random(1).randbytes(300_000),
+    "2.sst": random.Random(2).randbytes(2 << 20),
+    "3.sst": b"",
+    "MANIFEST": random.Random(3).randbytes(5000),
+    "CURRENT": b"MANIFEST",
+}
+
+
+def by_name(refs: list[FileRef]) -> dict[str, FileRef]:
+    return {ref.name: ref for ref in refs}
+
+
+def test_upload_places_each_kind_of_file(jobdir: JobDirectory, tmp_path: Path) -> None:
+    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental")
+    assert [r.name for r in done.refs] == list(FILES)
+    refs = by_name(done.refs)
+    assert refs["1.sst"].shared
+    assert refs["1.sst"].path.startswith(f"shared/{refs['1.sst'].path.split('/')[2][:2]}/")
+    assert refs["MANIFEST"].path.startswith("chk-1/")
+    assert not refs["MANIFEST"].shared
+    assert refs["CURRENT"].inline == b"MANIFEST"
+    for name, data in FILES.items():
+        assert (refs[name].size, refs[name].sha256) == (len(data), hashlib.sha256(data).hexdigest())
+    assert done.uploaded_bytes == sum(map(len, FILES.values()))
+    again = upload(jobdir, local(tmp_path / "t", {**FILES, "4.sst": b"new"}), CheckpointId(2), refs, "incremental")
+    assert by_name(again.refs)["2.sst"] == refs["2.sst"]
+    assert by_name(again.refs)["MANIFEST"].path != refs["MANIFEST"].path
+    assert again.uploaded_bytes == 3 + 5000 + 8
+
+
+def test_base_files_of_another_size_or_exclusive_ones_are_not_referenced(jobdir: JobDirectory, tmp_path: Path) -> None:
+    base = by_name(upload(jobdir, local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}), C1, {}, "full").refs)
+    assert not base["1.sst"].shared
+    shared = FileRef(name="2.sst", size=9, sha256="0" * 64, path="shared/aa/other", shared=True)
+    done = upload(
+        jobdir,
+        local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}),
+        CheckpointId(2),
+        {**base, "2.sst": shared},
+        "incremental",
+    )
+    assert done.uploaded_bytes == 4
+    assert all(r.shared and jobdir.head(r.path) for r in done.refs)
+
+
+def test_inline_puts_everything_into_the_manifest(jobdir: JobDirectory, tmp_path: Path) -> None:
+    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental", inline=True)
+    assert all(r.inline == FILES[r.name] for r in done.refs)
+    assert stored(jobdir) == set()
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+def test_a_failed_upload_leaves_nothing(jobdir: JobDirectory, store: FaultyStore, tmp_path: Path, when: str) -> None:
+    store.script = [("put_file", "shared", when)]
+    with pytest.raises(UnavailableError):
+        upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental")
+    assert stored(jobdir) == set()
+
+
+def test_a_cancelled_upload_leaves_nothing(jobdir: JobDirectory, tmp_path: Path) -> None:
+    asked = []
+
+    def cancelled() -> bool:
+        asked.append(1)
+        return len(asked) > 3
+
+    with pytest.raises(CheckpointError, match="cancelled"):
+        upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental", cancelled=cancelled)
+    assert stored(jobdir) == set()
+
+
+def test_a_file_that_changed_is_refused(jobdir: JobDirectory, tmp_path: Path) -> None:
+    files = local(tmp_path / "s", FILES)
+    for name in ("CURRENT", "1.sst", "2.sst"):
+        with open(tmp_path / "s" / name, "ab") as file:
+            file.write(b"more")
+        with pytest.raises(CheckpointError, match="changed after the snapshot"):
+            upload(jobdir, [f for f in files if f.name == name], C1, {}, "incremental")
+
+
+@pytest.fixture
+def refs(jobdir: JobDirectory, tmp_path: Path) -> list[FileRef]:
+    return upload(jobdir, local(tmp_path / "snapshot", FILES), C1, {}, "incremental").refs
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in directory.iterdir()}
+
+
+def test_fetch_from_storage(jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path) -> None:
+    stats = fetch(jobdir, refs, tmp_path / "in")
+    assert content(tmp_path / "in") == FILES
+    assert (stats.local_bytes, stats.remote_bytes) == (0, sum(len(d) for n, d in FILES.items() if n != "CURRENT"))
+
+
+def test_fetch_links_what_the_local_copy_holds(
+    jobdir: JobDirectory, store: FaultyStore, refs: list[FileRef], tmp_path: Path
+) -> None:
+    copy = tmp_path / "snapshot"
+    damaged = bytearray(FILES["1.sst"])
+    damaged[7] ^= 1
+    (copy / "1.sst").write_bytes(damaged)
+    (copy / "3.sst").unlink()
+    store.calls.clear()
+    stats = fetch(jobdir, refs, tmp_path / "in", copy)
+    assert content(tmp_path / "in") == FILES
+    assert sorted(op for op, _ in store.calls) == ["get_file", "get_file"]
+    assert (stats.local_bytes, stats.remote_bytes) == (len(FILES["2.sst"]) + 5000, 300_000)
+    assert (copy / "2.sst").samefile(tmp_path / "in" / "2.sst")
+    assert not (copy / "MANIFEST").samefile(tmp_path / "in" / "MANIFEST"), "a backend may append to it"
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_fetch_names_the_damaged_file(jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, damage: str) -> None:
+    ref = by_name(refs)["1.sst"]
+    data = FILES["1.sst"]
+    if damage == "missing":
+        jobdir.delete([ref.path])
+    else:
+        jobdir.put(ref.path, data[:-1] if damage == "cut" else b"!" + data[1:])
+    with pytest.raises(CorruptionError, match=ref.path) as caught:
+        fetch(jobdir, refs, tmp_path / "in")
+    assert caught.value.path == ref.path
+    assert not (tmp_path / "in" / "1.sst").exists()
+
+
+def test_fetch_checks_inline_bytes_and_names(jobdir: JobDirectory, tmp_path: Path) -> None:
+    with pytest.raises(CorruptionError, match="'x'"):
+        fetch(jobdir, [FileRef(name="x", size=1, sha256="0" * 64, inline=b"y")], tmp_path / "in")
+    for name in ("../out", "/etc/out", ""):
+        with pytest.raises(CorruptionError, match="leaves the restore directory"):
+            fetch(
+                jobdir,
+                [FileRef(name=name, size=0, sha256=hashlib.sha256(b"").hexdigest(), inline=b"")],
+                tmp_path / "in",
+            )
+
+
+def test_choose_in_an_empty_directory(jobdir: JobDirectory) -> None:
+    choice = choose(jobdir)
+    assert (choice.manifest, choice.skipped, choice.next_id) == (None, [], 1)
+
+
+@pytest.mark.parametrize(
+    "damage", ["missing file", "short file", "cut manifest", "flipped manifest", "no manifest", "excluded", "moved"]
+)
+def test_choose_skips_what_cannot_be_restored_and_says_why(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, jobdir: JobDirectory, damage: str
+) -> None:
+    from strandline.checkpoint.coordinator import CheckpointConfig
+
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2))
+    run.checkpoint()
+    first = {f.path for f in run.coordinator.confirmed_manifest.files()}  # type: ignore[union-attr]
+    run.checkpoint()
+    path = manifest_path(CheckpointId(2))
+    own = next(f for f in run.coordinator.confirmed_manifest.files() if f.path and f.size and f.path not in first)  # type: ignore[union-attr]
+    exclude: frozenset[CheckpointId] = frozenset()
+    expected = "manifest"
+    if damage == "missing file":
+        jobdir.delete([own.path])
+        expected = f"{own.path} .*missing"
+    elif damage == "short file":
+        jobdir.put(own.path, b"")
+        expected = f"{own.path} .*0 bytes, expected {own.size}"
+    elif damage == "cut manifest":
+        jobdir.put(path, jobdir.get(path)[:100])
+        expected = "cut off"
+    elif damage == "flipped manifest":
+        jobdir.put(path, jobdir.get(path).replace(b"detect", b"detekt"))
+        expected = "checksum"
+    elif damage == "moved":
+        jobdir.put(path, jobdir.get(manifest_path(C1)))
+        expected = "moved"
+    elif damage == "no manifest":
+        jobdir.delete([path])
+        jobdir.put("chk-2/half", b"")
+        expected = "never completed"
+    else:
+        exclude, expected = frozenset([CheckpointId(2)]), "excluded"
+    choice = choose(jobdir, exclude=exclude)
+    assert choice.manifest is not None
+    assert choice.manifest.checkpoint == 1
+    (skipped,) = choice.skipped
+    assert skipped.checkpoint == 2
+    assert re.search(expected, skipped.reason), skipped
+    assert choice.next_id == 3
+    # The job goes on from checkpoint 1, and the damaged one is out of the way for good.
+    after = Run(store, tmp_path, clock, seed=1) if not exclude else None
+    if after is not None:
+        assert after.checkpoint() == 3
+
+
+def test_choose_looks_at_the_directory_once(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    Run(store, tmp_path, clock).checkpoint()
+    store.calls.clear()
+    choose(JobDirectory(store, "job"))
+    assert [op for op, _ in store.calls] == ["list", "get", "get"], "the listing, one manifest, one base record"
