@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -107,7 +107,8 @@ def _stop_everything(code: int) -> bool:
     context = SparkContext._active_spark_context
     if context is not None:
         # A signal to the whole process group ends the JVM, too: its broken connection is then no news.
-        setattr(getattr(context, "_accumulatorServer", None) or context, "handle_error", lambda *_: None)
+        accumulators: Any = getattr(context, "_accumulatorServer", None) or context
+        accumulators.handle_error = lambda *_: None
     stopped = True
     for live in live_runs():
         job = live.status().job

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from strandline.cli.main import app
+from tests.cli.fabricate import FabricatedJob
+
+ROOT = Path(__file__).parents[2]
+
+
+class Outcome:
+    """What a command gave."""
+
+    def __init__(self, code: int, stdout: str, stderr: str) -> None:
+        self.code = code
+        self.stdout = stdout
+        self.stderr = stderr
+
+    @property
+    def json(self) -> list[Any]:
+        """Every line of standard output, each of which must be JSON."""
+        return [json.loads(line) for line in self.stdout.splitlines()]
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def strandline() -> Command:
+    """The command, inside this process."""
+
+    def run(*args: object) -> Outcome:
+        result = CliRunner().invoke(app, [str(arg) for arg in args], prog_name="strandline")
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Outcome(result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+def environment(**more: str) -> dict[str, str]:
+    """An environment in which `python -m strandline.cli.main` works and nothing speaks of colours or storage."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "COLUMNS", "STRANDLINE_STORAGE_OPTIONS")}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **more}
+
+
+@pytest.fixture
+def process() -> Command:
+    """The command, as a process of its own."""
+
+    def run(*args: object, **env: str) -> Outcome:
+        done = subprocess.run(
+            [sys.executable, "-m", "strandline.cli.main", *map(str, args)],
+            capture_output=True,
+            text=True,
+            env=environment(**env),
+            timeout=120,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+@pytest.fixture
+def alerts(tmp_path: Path) -> FabricatedJob:
+    """A job with three checkpoints, of which two are retained."""
+    job = FabricatedJob(tmp_path / "ck")
+    for _ in range(3):
+        job.checkpoint()
+    return job
