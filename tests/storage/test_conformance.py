@@ -21,7 +21,7 @@ KINDS: dict[str, Callable[[Path], ObjectStore]] = {
     "local": lambda tmp: open_store(str(tmp / "a store")),
     "memory": lambda tmp: open_store("memory://"),
     "retrying-faulty-memory": lambda tmp: RetryingStore(
-        FaultyStore(open_store("memory://"), seed=7, rate=0.4), attempts=6, sleep=lambda s: None, rng=random.Random(1)
+        FaultyStore(open_store("memory://"), seed=7, rate=0.4), attempts=40, sleep=lambda s: None, rng=random.Random(1)
     ),
     "job-directory": lambda tmp: JobDirectory(open_store(f"file://{tmp}/jobs"), "job-1"),
 }
