@@ -29,6 +29,7 @@ from strandline.core.ids import CheckpointId
 from strandline.runtime.places import sweep
 from strandline.spark.attempt import Attempt, Blueprint
 from strandline.spark.epochs import find_error
+from strandline.spark.quiet import hide_reported_errors
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class Run:
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
         sweep(self._b.places.local_dir)
+        hide_reported_errors()
         try:
             self._begin()
         except BaseException as error:

@@ -8,6 +8,9 @@ import sys
 from pyspark.sql import SparkSession
 
 from strandline.spark.checks import check_java
+from strandline.spark.quiet import java_options, start_jvm
+
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
 def spark_settings() -> dict[str, str]:
@@ -26,7 +29,9 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     """Return a classic SparkSession with the right settings and a quiet log.
 
     `master` defaults to what spark-submit or the environment says, else to all local cores with task retries.
-    Further settings are given with `_` for `.`: `spark_driver_memory="4g"`; or as a dict: `**{"spark.driver.memory": "4g"}`.
+    Further settings are given with `_` for `.`: `spark_driver_memory="4g"`; or as a dict:
+    `**{"spark.driver.memory": "4g"}`.
+    Spark's own log is off; `spark_log_level="WARN"` turns it on.
     """
     check_java()
     # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
@@ -36,18 +41,15 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     settings = {
         **(_loopback() if master.startswith("local") else {}),
         "spark.ui.enabled": "false",
-        "spark.log.level": "ERROR",
         "spark.ui.showConsoleProgress": "false",
-        # Spark cuts up long error texts with a recursive pattern; an ordinary thread stack overflows on that.
-        "spark.driver.extraJavaOptions": "-Xss16m",
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
+    settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""))
+    start_jvm(settings)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("OFF")
-    return made
+    return builder.getOrCreate()
 
 
 def _loopback() -> dict[str, str]:
