@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from strandline.cli.doctor import SUPPORTED
+from strandline.cli.output import duration_text, size_text, time_text
+from tests.cli.conftest import ROOT, Command, environment
+from tests.cli.fabricate import FabricatedJob
+
+
+def test_version(strandline: Command) -> None:
+    (found,) = strandline("version", "--json").json
+    assert found["strandline"] == "0.1.0"
+    assert found["python"] == sys.version.split()[0]
+    assert found.keys() == {"strandline", "python", *SUPPORTED}
+    assert strandline("version").stdout.startswith("strandline 0.1.0 python ")
+
+
+def test_the_entry_point_is_the_one_that_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"strandline": "strandline.cli.main:main"}
+    asked = dict(item.split(">=", 1) for item in project["dependencies"])
+    assert {name: asked[name] for name in SUPPORTED} == {name: s.removeprefix(">=") for name, s in SUPPORTED.items()}
+
+
+def test_wrong_usage_is_exit_code_2(process: Command) -> None:
+    for args in (
+        ["checkpoints", "list"],
+        ["logs", "--nope"],
+        ["fly"],
+        ["run", "no-such-program.py"],
+        ["logs", "-n", "x"],
+    ):
+        found = process(*args)
+        assert (found.code, found.stdout) == (2, ""), args
+        assert "Error: " in found.stderr
+        assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["checkpoints", "list", "CK"],
+        ["checkpoints", "verify", "CK"],
+        ["logs"],
+        ["version"],
+        ["doctor"],
+        ["run", "--help"],
+    ],
+)
+def test_only_run_imports_spark(alerts: FabricatedJob, tmp_path: Path, args: list[str]) -> None:
+    args = [str(alerts.directory) if arg == "CK" else arg for arg in args]
+    code = (
+        "import sys; sys.argv = ['strandline', *sys.argv[1:]]\n"
+        "from strandline.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'pyspark', 'py4j', 'pandas', 'pyarrow', 'numpy', 'rocksdict', 'strandline.spark'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        capture_output=True,
+        text=True,
+        env=environment(TMPDIR=str(tmp_path)),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_colours_and_nothing_cut_off_when_not_a_terminal(process: Command, alerts: FabricatedJob) -> None:
+    alerts.path_of(3, 0).unlink()  # type: ignore[arg-type]
+    found = process("checkpoints", "list", alerts.directory, TERM="xterm-256color", FORCE_COLOR="1", COLUMNS="40")
+    assert "\x1b" not in found.stdout + found.stderr
+    (line,) = [line for line in found.stdout.splitlines() if "damaged" in line]
+    assert line.split()[-2] == f"shared/{alerts.path_of(3, 0).parent.name}/{alerts.path_of(3, 0).name}:"  # type: ignore[arg-type]
+
+
+def test_on_a_terminal_there_are_colours_and_a_progress_bar_apart_from_the_data(alerts: FabricatedJob) -> None:
+    ours, theirs = pty.openpty()
+    command = [
+        sys.executable,
+        "-m",
+        "strandline.cli.main",
+        "checkpoints",
+        "verify",
+        str(alerts.directory),
+        "--all",
+        "--json",
+    ]
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm-256color"))
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            seen += os.read(ours, 65536)
+        except OSError:  # How Linux says that nobody holds the other end any more.
+            break
+    os.close(ours)
+    assert done.stdout is not None
+    with done.stdout:
+        assert [json.loads(line)["ok"] for line in done.stdout] == [True, True]
+    assert done.wait(60) == 0
+    assert b"alerts checkpoint 2" in seen
+    assert b"\x1b[" in seen
+
+
+def test_a_reader_that_leaves_is_no_error(alerts: FabricatedJob) -> None:
+    command = f'"{sys.executable}" -m strandline.cli.main checkpoints list "{alerts.directory}" --json'
+    done = subprocess.run(
+        ["sh", "-c", f"{command} | true"], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_figures_as_people_read_them() -> None:
+    assert [size_text(n) for n in (0, 1023, 1536, 5 << 20, 3 << 40)] == ["0 B", "1023 B", "1.5 KB", "5.0 MB", "3.0 TB"]
+    assert [duration_text(ms) for ms in (0.25, 42, 1500, 130_000, 7_260_000)] == [
+        "0.2 ms", "42 ms", "1.5 s", "2 min", "2 h 1 min",
+    ]  # fmt: skip
+    assert time_text(0) == "-"
+    assert time_text(1_700_000_000_000).startswith("2023-11-1")
