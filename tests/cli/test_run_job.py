@@ -1,0 +1,131 @@
+"""`strandline run` with real Spark: a job is stopped by a signal; a function that raises ends it with a message."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command, environment
+
+pytestmark = pytest.mark.spark
+
+PROCESS = """
+import strandline as sl
+
+class Count(sl.KeyedProcess):
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event, ctx):
+        if event.v < 0:
+            raise ValueError("a negative payment")
+        self.seen.value += 1
+        yield (ctx.key, self.seen.value)
+"""
+
+APP = """
+import sys
+from pathlib import Path
+
+import strandline as sl
+from counting import Count  # beside this program: keepers must find it, too
+
+base = Path(sys.argv[1])
+spark = sl.session("app", "local[1,4]", **{"spark.driver.memory": "512m"})
+source = spark.readStream.schema("user string, v bigint").json(str(base / "in"))
+counts = sl.stream(source).key_by("user").process(Count(), output="user string, n bigint", uid="count")
+job = sl.Job(
+    "counts",
+    sinks=[counts.to(sl.sinks.files(str(base / "out"), format="json"))],
+    checkpoints=sl.Checkpoints(base / "ck", every="200ms"),
+    settings=sl.Settings(parallelism=1, local_dir=base / "l", state_memory="64MB"),
+)
+job.start(spark).await_termination()
+"""
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "counting.py").write_text(PROCESS)
+    (tmp_path / "app.py").write_text(textwrap.dedent(APP))
+    add(tmp_path, "a", [("ann", 1), ("bob", 1), ("ann", 1)])
+    return tmp_path
+
+
+def add(base: Path, name: str, events: list[tuple[str, int]]) -> None:
+    (base / "in").mkdir(exist_ok=True)
+    hidden = base / "in" / f".{name}"
+    hidden.write_text("".join(json.dumps({"user": user, "v": v}) + "\n" for user, v in events))
+    hidden.rename(base / "in" / f"{name}.json")
+
+
+def start(base: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "strandline.cli.main", "run", str(base / "app.py"), str(base)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+
+
+def visible(base: Path) -> list[tuple[str, int]]:
+    rows = [json.loads(line) for file in (base / "out").glob("[!._]*") for line in file.read_text().splitlines()]
+    return sorted((row["user"], row["n"]) for row in rows)
+
+
+def keepers_of(base: Path) -> list[str]:
+    """Command lines of living keepers that work below a directory."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().decode(errors="replace").replace("\0", " ")
+        except OSError:
+            continue
+        if "strandline.runtime.keeper" in words and str(base) in words:
+            found.append(words)
+    return found
+
+
+def wait_until_visible(base: Path, driver: subprocess.Popen[str], rows: list[tuple[str, int]]) -> None:
+    deadline = time.monotonic() + 120
+    while visible(base) != rows:
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < deadline, visible(base)
+        time.sleep(0.1)
+
+
+def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Path, strandline: Command) -> None:
+    rows = [("ann", 1), ("ann", 2), ("bob", 1)]
+    driver = start(base)
+    wait_until_visible(base, driver, rows)
+    assert keepers_of(base)
+    driver.terminate()
+    _, said = driver.communicate(timeout=90)
+    assert driver.returncode == 143, said
+    assert "strandline: stopping job 'counts'\n" in said
+    assert "Traceback" not in said
+    assert keepers_of(base) == []
+    # What it left can be looked at.
+    (checkpoint, *_) = strandline("checkpoints", "list", base / "ck", "--json").json
+    assert (checkpoint["job"], checkpoint["state"]) == ("counts", "complete")
+    (shown,) = strandline("checkpoints", "show", base / "ck", "latest", "--json").json
+    assert shown["operators"][0]["states"][0]["name"] == "seen"
+    assert shown["source"]["total_bytes"] > 0
+    assert strandline("checkpoints", "verify", base / "ck", "--all").code == 0
+    assert "the job was stopped" in strandline("logs", "counts", "--local-dir", base / "l", "-n", 1).stdout
+    # The same command goes on; an event that its function cannot take ends it with what a user must know.
+    add(base, "b", [("ann", 1)])
+    driver = start(base)
+    wait_until_visible(base, driver, sorted([*rows, ("ann", 3)]))
+    add(base, "c", [("bob", -5)])
+    _, said = driver.communicate(timeout=120)
+    assert driver.returncode == 1
+    assert "error: operator 'count'" in said
+    assert "'bob'" in said
+    assert "ValueError: a negative payment" in said
+    assert "next step: " in said
+    assert "runpy" not in said
+    assert keepers_of(base) == []
