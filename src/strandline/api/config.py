@@ -38,7 +38,9 @@ class Checkpoints:
         if not isinstance(self.retain, int) or self.retain < 1:
             raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")
         if self.tolerable_failures is not None and self.tolerable_failures < 0:
-            raise ConfigurationError(f"checkpoints: tolerable_failures is {self.tolerable_failures}, expected 0 or more")
+            raise ConfigurationError(
+                f"checkpoints: tolerable_failures is {self.tolerable_failures}, expected 0 or more"
+            )
         if not str(self.directory).strip():
             raise ConfigurationError("checkpoints: the directory is empty", hint="give a path or URL")
         _ = (self.interval_ms, self.timeout_ms, self.min_pause_ms)
@@ -77,7 +79,7 @@ class Restart:
     def delay_ms(self, restart: int) -> int:
         """Return how long to wait before the n-th restart in a row, counted from 1."""
         first = parse_duration_ms(self.delay, "restart: delay")
-        return min(first * 2 ** (restart - 1), parse_duration_ms(self.max_delay, "restart: max_delay"))
+        return min(first << (restart - 1), parse_duration_ms(self.max_delay, "restart: max_delay"))
 
     @staticmethod
     def never() -> Restart:

@@ -36,15 +36,21 @@ class Backend(Protocol):
     and `scan` may run in one thread while `write` or `persist` runs in another.
     """
 
-    keeps_all: bool
-    """True: the caller holds all state as live objects, takes it over with `scan` after opening, and gives all of it
-    to each `persist`. False: the backend holds the state, and `persist` gets what changed since the last write."""
+    @property
+    def keeps_all(self) -> bool:
+        """Who holds the state.
 
-    inline: bool
-    """True: snapshot files are small and travel inside the manifest."""
+        True: the caller, as live objects; it takes all over with `scan` after opening, and gives all to each `persist`.
+        False: the backend; `persist` gets what changed since the last write.
+        """
 
-    limit_bytes: int | None
-    """How far the encoded state may grow, if there is a limit."""
+    @property
+    def inline(self) -> bool:
+        """True: snapshot files are small and travel inside the manifest."""
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """How far the encoded state may grow, if there is a limit."""
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         """Read many keys at once, in order; None where there is no value."""

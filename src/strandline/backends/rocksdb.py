@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -232,17 +231,20 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
     """Cut entries into batches, small ones of large values, sorted within runs: neighbours enter a memtable fast."""
     rest = iter(entries)
     while run := list(islice(rest, _RUN_ENTRIES)):
-        run.sort(key=itemgetter(0))
-        batch: list[Entry] = []
-        size_bytes = 0
-        for entry in run:
-            batch.append(entry)
-            size_bytes += len(entry[0]) + len(entry[1] or b"")
-            if len(batch) >= _BATCH_ENTRIES or size_bytes >= _BATCH_BYTES:
-                yield batch
-                batch, size_bytes = [], 0
-        if batch:
-            yield batch
+        # A key comes once, so comparing entries never gets to their values.
+        run.sort()
+        start, size_bytes = 0, 0
+        for at, size in enumerate(map(_entry_bytes, run)):
+            size_bytes += size
+            if at + 1 - start >= _BATCH_ENTRIES or size_bytes >= _BATCH_BYTES:
+                yield run[start : at + 1]
+                start, size_bytes = at + 1, 0
+        if start < len(run):
+            yield run[start:]
+
+
+def _entry_bytes(entry: Entry) -> int:
+    return len(entry[0]) + len(entry[1] or b"")
 
 
 def _end_of(prefix: bytes) -> bytes | None:

@@ -35,13 +35,14 @@ class Scope:
 class ValueHandle:
     """One value of the current key."""
 
-    __slots__ = ("_coerce", "_default", "_exact", "_live", "_scope", "_undo")
+    __slots__ = ("_coerce", "_default", "_exact", "_live", "_name", "_scope", "_undo")
 
     def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any = None) -> None:
         self._scope = scope
         self._live = table.live
         self._undo = table.undo
-        self._coerce = coercion(scope, name, codec)
+        self._name = name
+        self._coerce = codec.coerce
         self._exact = codec.exact or _NEVER
         self._default = None if default is None else self._coerce(default)
 
@@ -53,7 +54,10 @@ class ValueHandle:
     @value.setter
     def value(self, value: Any) -> None:
         if type(value) is not self._exact and value is not None:
-            value = self._coerce(value)
+            try:
+                value = self._coerce(value)
+            except StateTypeError as error:
+                raise _named(error, self._scope, self._name) from None
         key = self._scope.key
         if key not in self._undo:
             self._undo[key] = self._live[key]
@@ -257,11 +261,14 @@ def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Call
         try:
             return coerce(value)
         except StateTypeError as error:
-            raise StateTypeError(
-                f"operator '{scope.uid}', state '{name}': {what}{error.message}", hint=error.hint, **error.fields
-            ) from None
+            raise _named(error, scope, name, what) from None
 
     return check
+
+
+def _named(error: StateTypeError, scope: Scope, name: str, what: str = "") -> StateTypeError:
+    message = f"operator '{scope.uid}', state '{name}': {what}{error.message}"
+    return StateTypeError(message, hint=error.hint, **error.fields)
 
 
 def value_handle(scope: Scope, table: Table, codec: ValueCodec, name: str, declared: Any) -> Any:

@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import queue
+import resource
 import shutil
 import signal
 import socket
@@ -28,19 +29,19 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import KeeperError, StrandlineError, UserCodeError, VersionMismatchError
+from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.opening import Opened, open_partition
 from strandline.runtime.program import Program
-from strandline.runtime.protocol import Ack, Begin, Connection, Failure, Instructions
+from strandline.runtime.protocol import Ack, Begin, Connection, Instructions
 from strandline.runtime.watchdog import Watchdog, process_start
 
 log = logging.getLogger("strandline.keeper")
 
 _KEPT_IN_MEMORY_BYTES = 64 << 20
 _FIRST_LEASE_MS = 60_000
-_FULL_COLLECTION_S = 60.0
+_COLLECTION_S = 60.0
 _METRICS_S = 2.0
 
 
@@ -48,7 +49,7 @@ class KeptOutput:
     """The output of the last epoch, for a Spark task that is retried. Large output goes to a file."""
 
     def __init__(self, directory: Path) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY_BYTES, dir=directory)  # noqa: SIM115
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY_BYTES, dir=str(directory))  # noqa: SIM115
         self._sizes: list[int] = []
 
     def add(self, frame: pa.Buffer) -> None:
@@ -83,7 +84,7 @@ class Keeper:
         self._serving: Connection | None = None
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
         self._lock_file: IO[str] | None = None
-        self._last_full_collection = time.monotonic()
+        self._collected = time.monotonic()
         self._collect_due = False
         self._figures: dict[str, int] = {}
         self._measured = -_METRICS_S
@@ -192,16 +193,19 @@ class Keeper:
         try:
             while True:
                 kind, payload = connection.expect(p.ROWS, p.END)
-                if kind == p.END:
-                    break
-                batch = pa.ipc.read_record_batch(payload, schema)
-                rows_in += batch.num_rows
-                output = task.process(batch)
+                if kind == p.ROWS:
+                    batch = pa.ipc.read_record_batch(payload, schema)
+                    rows_in += batch.num_rows
+                    output = task.process(batch)
+                else:
+                    output = task.finish()
                 if output is not None and output.num_rows:
                     rows_out += output.num_rows
                     frame = output.serialize()
                     kept.add(frame)
                     connection.send(p.OUTPUT, frame)
+                if kind == p.END:
+                    break
                 task.evict()
                 failpoints.hit("keeper.epoch.middle")
             task.commit()
@@ -337,13 +341,11 @@ class Keeper:
         os._exit(0)
 
     def _collect_garbage(self) -> None:
-        """Between epochs, where it holds nobody up: a collection in the middle of one would walk the whole cache."""
+        """Between epochs, and seldom: a collection walks the whole cache. Most objects are freed without one."""
         self._collect_due = False
-        if time.monotonic() - self._last_full_collection > _FULL_COLLECTION_S:
+        if time.monotonic() - self._collected > _COLLECTION_S:
             gc.collect()
-            self._last_full_collection = time.monotonic()
-        else:
-            gc.collect(0)
+            self._collected = time.monotonic()
 
 
 def _kill_keeper(identity: list[str]) -> None:
@@ -361,6 +363,9 @@ def main() -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
     failpoints.arm_from_environment()
+    # RocksDB keeps its files open where it may: closing and opening them again costs reads.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # A keyboard interrupt is for the driver; the keeper ends when its executor does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start).run()

@@ -51,9 +51,7 @@ class OutputBuilder:
             try:
                 arrays.append(column if column.type == field.type else column.cast(field.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise self._error(
-                    f"column '{field.name}' is {column.type}, expected {field.type}: {error}"
-                ) from None
+                raise self._error(f"column '{field.name}' is {column.type}, expected {field.type}: {error}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _columns(self, rows: list[Any]) -> Sequence[list[Any]]:
@@ -81,7 +79,9 @@ class OutputBuilder:
             return tuple(row[name] for name in self._names)
         if isinstance(row, tuple | list):
             if len(row) != len(self._names):
-                raise self._error(f"the output row {row!r} has {len(row)} values, expected {len(self._names)}: {expected}")
+                raise self._error(
+                    f"the output row {row!r} has {len(row)} values, expected {len(self._names)}: {expected}"
+                )
             return tuple(row)
         raise self._error(
             f"an output row is {row!r}, a {type(row).__name__}; expected a dict or a tuple of {expected}",

@@ -59,7 +59,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
             process: Process = pickle.loads(self.process)
         except ModuleNotFoundError as error:
             raise ConfigurationError(
-                f"operator '{self.uid}': the module '{error.name}' of the process function is not there where keepers run",
+                f"operator '{self.uid}': the process function's module '{error.name}' is not there where keepers run",
                 hint="install it on every executor, or ship it with spark.sparkContext.addPyFile",
             ) from error
         return process

@@ -175,9 +175,13 @@ class Snapshots:
 
     def _fail(self, error: Exception) -> None:
         log.error("writing state failed", exc_info=error)
-        self._error = error if isinstance(error, StrandlineError) else StrandlineError(
-            f"operator '{self._program.uid}', partition {self._partition}: writing state failed: {error}",
-            hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
+        self._error = (
+            error
+            if isinstance(error, StrandlineError)
+            else StrandlineError(
+                f"operator '{self._program.uid}', partition {self._partition}: writing state failed: {error}",
+                hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
+            )
         )
 
     def _drop_copies(self, keep: CheckpointId) -> None:

@@ -48,7 +48,7 @@ class Table:
 
     def load(self, keys: Iterable[Any]) -> None:
         """Make every key live, reading from the backend in one go what nothing in memory has."""
-        wanted = keys if isinstance(keys, set) else set(keys)
+        wanted = keys if isinstance(keys, set | frozenset) else set(keys)
         missing = wanted.difference(self.live)
         self.hits += len(wanted) - len(missing)
         if not missing:
@@ -71,8 +71,7 @@ class Table:
 
     def commit(self) -> None:
         """Keep this epoch's writes."""
-        live = self.live
-        self.dirty.update((key, live[key]) for key in self.undo)
+        self.dirty.update(zip(self.undo, map(self.live.__getitem__, self.undo), strict=True))
         self.undo.clear()
 
     def abort(self) -> None:
@@ -154,9 +153,7 @@ class Table:
         # Piece by piece: encoding a large table at once would double its memory and hold the interpreter for long.
         for start in range(0, len(keys), 4096):
             some = keys[start : start + 4096]
-            yield from zip(
-                self._encode_keys(some), self._encode_values([changes[key] for key in some]), strict=True
-            )
+            yield from zip(self._encode_keys(some), self._encode_values([changes[key] for key in some]), strict=True)
 
 
 def deep_size(value: Any) -> int:

@@ -26,6 +26,8 @@ from strandline.runtime.program import Process, Program
 from strandline.runtime.table import Table
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 
+_GATHER_ROWS = 262_144
+
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
@@ -63,6 +65,8 @@ class Task:
         self._maps: dict[str, MapTable] = {}
         for name, state in states.items():
             vars(self._process)[name] = self._bind(name, state, cache_bytes // max(1, len(states)))
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = 0
         self._sizes: dict[tuple[str, bytes], int] = {}
         self._size = 0
         if backend.keeps_all:
@@ -77,14 +81,22 @@ class Task:
     def begin(self, epoch: Epoch) -> None:
         """Start an epoch."""
         self.scope.epoch = epoch
+        self._gathered, self._gathered_rows = [], 0
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Run the user's function on a batch: the key group, then the event's columns. Return its output, if any."""
         if batch.num_rows == 0:
             return None
-        groups, columns = batch.column(0), batch.columns[1:]
-        self._refuse_null_keys(columns)
-        return self._process_batch(groups, columns, batch) if self._vectorised else self._process_events(groups, columns)
+        self._refuse_null_keys(batch.columns[1:])
+        if not self._vectorised:
+            return self._process_events(batch.column(0), batch.columns[1:])
+        self._gathered.append(batch)
+        self._gathered_rows += batch.num_rows
+        return self._process_gathered() if self._gathered_rows >= _GATHER_ROWS else None
+
+    def finish(self) -> pa.RecordBatch | None:
+        """Process what `process` has only gathered so far; the epoch has no more events."""
+        return self._process_gathered() if self._gathered else None
 
     def commit(self) -> None:
         """Keep what the epoch wrote; raise StateLimitError, with nothing applied, if that is too much."""
@@ -147,9 +159,7 @@ class Task:
             sub_type: DataType = parse_type(state.key_type) if isinstance(state, Map) else LongType()
             sub = KeyCodec([sub_type])
             stored = ValueCodec(element if isinstance(state, Map) else ArrayType(element))
-            table = MapTable(
-                name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, stored, cache_bytes
-            )
+            table = MapTable(name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, stored, cache_bytes)
             self._maps[name] = table
             if isinstance(state, Map):
                 return MapHandle(self.scope, table, ValueCodec(sub_type), stored, name)
@@ -158,9 +168,7 @@ class Task:
         if self._vectorised:
             values = Table(name, self._backend, list, list, list, cache_bytes)
             self._tables[name] = values
-            return VectorValueHandle(
-                self.scope, values, codec, name, state.value_type, getattr(state, "default", None)
-            )
+            return VectorValueHandle(self.scope, values, codec, name, state.value_type, getattr(state, "default", None))
         values = Table(name, self._backend, self._encode_keys, codec.encode_many, codec.decode_many, cache_bytes)
         self._tables[name] = values
         return value_handle(self.scope, values, codec, name, state)
@@ -210,6 +218,7 @@ class Task:
         values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
+        keys = self._keys.normalise(keys)
         self._groups.update(zip(keys, groups.to_pylist(), strict=True))
         distinct = set(keys)
         for table in self._tables.values():
@@ -233,10 +242,12 @@ class Task:
         assert isinstance(self._process, KeyedProcess)
         return self._process.on_event
 
-    def _process_batch(
-        self, groups: pa.Array, columns: Sequence[pa.Array], batch: pa.RecordBatch
-    ) -> pa.RecordBatch | None:
+    def _process_gathered(self) -> pa.RecordBatch | None:
+        """Run a vectorised function on few large batches rather than many small ones: each costs per distinct key."""
         assert isinstance(self._process, KeyedBatchProcess)
+        batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
+        self._gathered, self._gathered_rows = [], 0
+        groups, columns = batch.column(0), batch.columns[1:]
         self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self._keys)
         events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[1:])
         try:
@@ -249,11 +260,12 @@ class Task:
         for at in self._key_at:
             if columns[at].null_count:
                 row = columns[at].is_null().index(True).as_py()
-                values = [to_python(c.slice(row, 1), f.type)[0] for c, f in zip(columns, self._schema.fields, strict=True)]
+                fields = self._schema.fields
+                values = [to_python(c.slice(row, 1), f.type)[0] for c, f in zip(columns, fields, strict=True)]
                 raise NullKeyError(
                     f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
                     f"{self._make_event(values)!r}",
-                    hint="drop such events before key_by, for example with where(\"key is not null\"), or give them a key",
+                    hint='drop such events before key_by, as with where("key is not null"), or give them a key',
                     operator=self._program.uid,
                 )
 
@@ -266,7 +278,8 @@ class Task:
         said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
         return kind(
             f"operator '{self._program.uid}': {method} of {type(self._process).__name__} raised{where}: {said}\n{text}",
-            hint=getattr(error, "hint", "") or "fix the function and start the job again: it goes on from its last checkpoint",
+            hint=getattr(error, "hint", "")
+            or "fix the function and start again: the job goes on from its last checkpoint",
             operator=self._program.uid,
             key=repr(key),
             event=repr(event),

@@ -70,9 +70,7 @@ class VectorValueHandle:
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
         """Return the value of each key, in order; the default, or null, where there is none."""
-        encoded = keys.encoded
-        self._table.load(encoded)
-        values = self._codec.decode_arrow(list(map(self._table.live.__getitem__, encoded)))
+        values = self._codec.decode_arrow(self._stored(keys))
         return values if self._default is None else values.fill_null(self._default)
 
     def put_many(self, keys: BatchKeys, values: pa.Array) -> None:
@@ -87,15 +85,25 @@ class VectorValueHandle:
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise self._error(f"put_many got {values.type}, expected {self._arrow_type}: {error}") from None
         encoded = keys.encoded
-        live, undo = self._table.live, self._table.undo
-        self._table.load(encoded)
-        fresh = set(encoded).difference(undo)
-        undo.update((key, live[key]) for key in fresh)
-        stored: list[bytes | None] = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
+        undo = self._table.undo
+        before = dict(zip(encoded, self._stored(keys), strict=True))
+        # What the epoch's first write found stays; what later ones find was written by it.
+        before.update(undo)
+        undo.update(before)
+        given = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
+        stored: list[bytes | None] = list(given)
         if values.null_count:
-            given = iter(stored)
-            stored = [next(given) if valid else None for valid in values.is_valid().to_pylist()]
-        live.update(zip(encoded, stored, strict=True))
+            each = iter(given)
+            stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
+        self._table.live.update(zip(encoded, stored, strict=True))
+
+    def _stored(self, keys: BatchKeys) -> list[bytes | None]:
+        encoded, live = keys.encoded, self._table.live
+        try:
+            return list(map(live.__getitem__, encoded))
+        except KeyError:
+            self._table.load(encoded)
+            return list(map(live.__getitem__, encoded))
 
     def _error(self, message: str) -> StateTypeError:
         return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}")

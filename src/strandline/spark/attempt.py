@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
 from strandline.checkpoint.generation import claim
@@ -219,7 +219,7 @@ class Attempt:
     def _partition_memory(self, parallelism: int) -> int:
         """Divide one machine's budget among the keepers that will be on it."""
         keepers = parallelism * max(1, len(self._b.plan.operators))
-        addresses = self._b.spark._jsc.sc().getExecutorMemoryStatus().keys().mkString(",")  # type: ignore[union-attr]
+        addresses = self._b.spark._jsc.sc().getExecutorMemoryStatus().keys().mkString(",")
         hosts = len({address.rpartition(":")[0] for address in addresses.split(",")})
         return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / hosts))
 
@@ -268,9 +268,7 @@ class Attempt:
         base = self.coordinator.confirmed_manifest
         try:
             files = capture(self._spark_dir, batch)
-            info = upload_source(
-                self._b.jobdir, files, checkpoint, batch, base.source if base else None
-            )
+            info = upload_source(self._b.jobdir, files, checkpoint, batch, base.source if base else None)
         except UnavailableError as error:
             self.driver.source_done()
             self.coordinator.fail(checkpoint, f"the source's progress could not be stored: {error}")

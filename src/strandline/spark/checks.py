@@ -44,7 +44,8 @@ def check_session(spark: Any) -> None:
 def locality_warning(spark: SparkSession) -> str | None:
     """Return what is wrong with a session on several executors whose tasks would not follow their state."""
     sc = spark.sparkContext
-    if sc.master.startswith("local[") or sc.master == "local":
+    master = sc.master or ""
+    if master.startswith("local[") or master == "local":
         return None
     if sc.getConf().get("spark.shuffle.reduceLocality.enabled", "true").lower() == "true":
         return (
@@ -66,7 +67,7 @@ def check_source(df: Any) -> None:
             "stream() was given a batch DataFrame, expected a streaming one",
             hint="read it with spark.readStream instead of spark.read",
         )
-    stateful = _find_stateful(df._jdf.queryExecution().analyzed())  # type: ignore[operator]
+    stateful = _find_stateful(df._jdf.queryExecution().analyzed())
     if stateful:
         raise ConfigurationError(
             f"the stream already holds a stateful Spark operator ({stateful}): its state would not be in the job's "

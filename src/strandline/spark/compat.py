@@ -33,7 +33,7 @@ def check_compatible(
     if found:
         raise IncompatibleStateError(
             f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
-            hint="run the program that made the checkpoint, or start afresh with another job name or checkpoint directory",
+            hint="run the program that made it, or start afresh with another job name or checkpoint directory",
             differences=found,
         )
 

@@ -53,9 +53,7 @@ class Exchange:
         routes = F.array(*(F.lit(route) for route in self._routes))
         partition = F.expr(f"cast({KEY_GROUP} * {self._parallelism} div {max_parallelism} as int)")
         routed = (
-            df.withColumn(KEY_GROUP, group)
-            .withColumn(_ROUTE, routes[partition])
-            .repartition(self._parallelism, _ROUTE)
+            df.withColumn(KEY_GROUP, group).withColumn(_ROUTE, routes[partition]).repartition(self._parallelism, _ROUTE)
         )
         joined = routed.join(
             self._anchor.hint("shuffle_hash"), routed[_ROUTE] == self._anchor[_ANCHOR_ROUTE], "full_outer"

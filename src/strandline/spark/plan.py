@@ -114,7 +114,7 @@ class Plan:
         if len(sources) != 1 or sources[0].df is None:
             raise ConfigurationError(
                 f"the sinks of a job read {len(sources)} sources, expected one",
-                hint="union the DataFrames before stream(), or make a job of each; begin all branches with one stream()",
+                hint="union DataFrames before stream(), or make a job of each; begin all branches with one stream()",
             )
         return sources[0].df
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Literal
 
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.history import CheckpointStats

@@ -61,10 +61,10 @@ class KeeperRef:
         self.places.make()
         log = self.places.log(self.uid, partition)
         jvm = _executor_pid()
-        command = [
-            sys.executable, "-m", "strandline.runtime.keeper", str(self.places.socket(self.uid, partition, self.generation)),
-            str(self.places.state(self.uid, partition)), str(jvm), process_start(jvm),
-        ]  # fmt: skip
+        listens_at = self.places.socket(self.uid, partition, self.generation)
+        state = self.places.state(self.uid, partition)
+        keeper = [sys.executable, "-m", "strandline.runtime.keeper"]
+        command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm)]
         # Through a shell that ends at once, so that no Spark worker has a child to wait for.
         script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -171,7 +171,7 @@ class EpochWorker:
 
 
 class ControlWorker:
-    """Polls or stops the keepers of a partition; gives their acks as rows. Starts them only if it has their programs."""
+    """Polls or stops a partition's keepers; gives their acks as rows. Starts them only if it has their programs."""
 
     def __init__(
         self,

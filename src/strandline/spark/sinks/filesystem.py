@@ -44,7 +44,7 @@ class FileSystem(Protocol):
 def open_filesystem(spark: SparkSession, root: str) -> FileSystem:
     """Return the file system that holds `root`, as Spark would understand it."""
     parsed = urlparse(root)
-    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")  # type: ignore[union-attr]
+    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
     if parsed.scheme == "file" or (not parsed.scheme and default.startswith("file:")):
         return LocalFiles(Path(unquote(parsed.path) if parsed.scheme else root))
     return HadoopFiles(spark, root)
@@ -95,7 +95,7 @@ class HadoopFiles:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._jvm: Any = spark._jvm
         self._root = root.rstrip("/")
-        conf = spark._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+        conf = spark._jsc.hadoopConfiguration()
         self._fs: Any = self._path("").getFileSystem(conf)
 
     def list(self, path: str) -> list[tuple[str, int]]:
