@@ -228,6 +228,7 @@ def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualCloc
 def test_unknown_and_duplicate_reports_change_nothing(run: Run) -> None:
     checkpoint = run.trigger()
     assert checkpoint is not None
+    run.change("detect", 0)
     info = run.snapshot("detect", 0, checkpoint)
     run.change("detect", 0)
     strays = [run.snapshot("detect", 0, checkpoint) for _ in range(4)]
