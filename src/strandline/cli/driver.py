@@ -24,6 +24,13 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, raised in the program as Ctrl-C would be: its `with` blocks and `finally` clauses run."""
 
 
+class FirstLine(logging.Formatter):
+    """Formats a record as one line: hints and stack traces are for those who set up logging themselves."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).partition("\n")[0]
+
+
 def run(
     program: Annotated[
         Path, typer.Argument(metavar="APP.PY", exists=True, dir_okay=False, readable=True, help="The program.")
@@ -62,7 +69,7 @@ def _prepare(program: Path, args: list[str]) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("strandline: %(levelname)s: %(message)s"))
+    handler.setFormatter(FirstLine("strandline: %(levelname)s: %(message)s"))
     # A program that sets up logging itself gets our records its own way, and only once.
     handler.addFilter(lambda _: not logging.getLogger().handlers)
     logging.getLogger("strandline").addHandler(handler)
