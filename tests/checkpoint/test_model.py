@@ -10,16 +10,18 @@ import random
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from strandline.checkpoint import transfer
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
-from strandline.core import failpoints
+from strandline.core import failpoints, ids
 from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
@@ -51,6 +53,10 @@ class Checkpoints(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 2**32), rate=st.sampled_from([0.0, 0.1, 0.3]), retain=st.integers(1, 3))
     def start(self, seed: int, rate: float, retain: int) -> None:
+        # One thread and seeded names: the same steps must always do the same.
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(transfer, "_THREADS", 1)
+        self.patch.setattr(ids, "_random", random.Random(seed))
         self.scratch = tempfile.TemporaryDirectory()
         self.tmp = Path(self.scratch.name)
         self.clock = ManualClock()
@@ -104,9 +110,9 @@ class Checkpoints(RuleBasedStateMachine):
             self._deliver(report)
 
     @precondition(lambda self: self.late)
-    @rule(data=st.data())
-    def late_report(self, data: st.DataObject) -> None:
-        self._deliver(self.late.pop(data.draw(st.integers(0, len(self.late) - 1))))
+    @rule(which=st.integers(0, 99))
+    def late_report(self, which: int) -> None:
+        self._deliver(self.late.pop(which % len(self.late)))
 
     def _deliver(self, report: Report) -> None:
         run, uid, partition, checkpoint, info = report
@@ -233,6 +239,7 @@ class Checkpoints(RuleBasedStateMachine):
         failpoints.disarm_all()
         if hasattr(self, "scratch"):
             self.scratch.cleanup()
+            self.patch.undo()
 
 
 TestCheckpoints = Checkpoints.TestCase

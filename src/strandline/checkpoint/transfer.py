@@ -17,7 +17,7 @@ _THREADS = 4
 def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """Apply `work` to every item; results in order. The first error ends it, after the running ones have ended."""
     todo = list(items)
-    if len(todo) < 2:
+    if len(todo) < 2 or _THREADS == 1:
         return [work(item) for item in todo]
     with ThreadPoolExecutor(min(_THREADS, len(todo)), thread_name_prefix="transfer") as pool:
         futures = [pool.submit(work, item) for item in todo]
