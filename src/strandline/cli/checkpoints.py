@@ -128,7 +128,7 @@ def verify(
         if problems.row_count:
             console().print(problems)
     if problems.row_count:
-        say("a job that starts now passes over a checkpoint that is missing files, or is found damaged when restored")
+        say("next step: bring these files back from a backup, or go back to an older, intact checkpoint")
         raise typer.Exit(1)
 
 
