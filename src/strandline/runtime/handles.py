@@ -11,6 +11,8 @@ from typing import Any
 
 from strandline.api.states import Aggregating, Reducing, Value
 from strandline.core.errors import StateTypeError
+from strandline.format.keys import KeyCodec
+from strandline.format.types import IntegralType, StringType
 from strandline.format.values import ValueCodec
 from strandline.runtime.maptable import MapTable
 from strandline.runtime.table import Table
@@ -57,7 +59,7 @@ class ValueHandle:
             try:
                 value = self._coerce(value)
             except StateTypeError as error:
-                raise _named(error, self._scope, self._name) from None
+                raise named(error, self._scope.uid, self._name) from None
         key = self._scope.key
         if key not in self._undo:
             self._undo[key] = self._live[key]
@@ -143,10 +145,10 @@ class MapHandle(MutableMapping[Any, Any]):
 
     __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "_table")
 
-    def __init__(self, scope: Scope, table: MapTable, keys: ValueCodec, values: ValueCodec, name: str) -> None:
+    def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
         self._scope = scope
         self._table = table
-        self._coerce_key = coercion(scope, name, keys, "key ")
+        self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
         self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
 
@@ -261,13 +263,32 @@ def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Call
         try:
             return coerce(value)
         except StateTypeError as error:
-            raise _named(error, scope, name, what) from None
+            raise named(error, scope.uid, name, what) from None
 
     return check
 
 
-def _named(error: StateTypeError, scope: Scope, name: str, what: str = "") -> StateTypeError:
-    message = f"operator '{scope.uid}', state '{name}': {what}{error.message}"
+def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], Any]:
+    """Return the check of a map's keys: unlike values, they are looked at in full, since equal keys are one entry."""
+    (kind,) = codec.types
+
+    def check(key: Any) -> Any:
+        try:
+            return codec.coerce(key)
+        except StateTypeError as error:
+            raise named(error, scope.uid, name) from None
+
+    if isinstance(kind, StringType):
+        return lambda key: key if type(key) is str and key.isascii() else check(key)
+    if isinstance(kind, IntegralType):
+        limit = 1 << (8 * kind.width - 1)
+        return lambda key: key if type(key) is int and -limit <= key < limit else check(key)
+    return check
+
+
+def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTypeError:
+    """Return the error with the operator and the state it is about."""
+    message = f"operator '{uid}', state '{name}': {what}{error.message}"
     return StateTypeError(message, hint=error.hint, **error.fields)
 
 

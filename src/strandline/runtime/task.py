@@ -12,14 +12,14 @@ import pyarrow as pa
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import List, Map, State, declared_states
 from strandline.backends.base import Backend, Changes, Entry
-from strandline.core.errors import NullKeyError, StateLimitError, StrandlineError, UserCodeError
+from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, StrandlineError, UserCodeError
 from strandline.core.ids import Epoch, Partition
 from strandline.format.columns import to_python
 from strandline.format.keys import KeyCodec
 from strandline.format.records import record_type
 from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
 from strandline.format.values import ValueCodec
-from strandline.runtime.handles import ListHandle, MapHandle, Scope, value_handle
+from strandline.runtime.handles import ListHandle, MapHandle, Scope, named, value_handle
 from strandline.runtime.maptable import MapTable
 from strandline.runtime.outputs import OutputBuilder
 from strandline.runtime.program import Process, Program
@@ -33,12 +33,21 @@ _GATHER_ROWS = 262_144
 class Frozen:
     """State as it was at one epoch, to be encoded in a background thread and then released."""
 
+    uid: str
     states: dict[str, Callable[[], Iterator[Entry]]]
     release: Callable[[], None]
 
     def changes(self) -> Changes:
         """Encode, lazily."""
-        return {name: encode() for name, encode in self.states.items()}
+        return {name: _naming(self.uid, name, encode()) for name, encode in self.states.items()}
+
+
+def _naming(uid: str, state: str, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Values of the right Python type are not looked at before they are encoded: say whose was out of range."""
+    try:
+        yield from entries
+    except StateTypeError as error:
+        raise named(error, uid, state) from None
 
 
 class Task:
@@ -130,7 +139,7 @@ class Task:
             for table in tables:
                 table.release()
 
-        return Frozen(states, release)
+        return Frozen(self.scope.uid, states, release)
 
     def close(self) -> None:
         """Let the user's function end."""
@@ -162,7 +171,7 @@ class Task:
             table = MapTable(name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, stored, cache_bytes)
             self._maps[name] = table
             if isinstance(state, Map):
-                return MapHandle(self.scope, table, ValueCodec(sub_type), stored, name)
+                return MapHandle(self.scope, table, sub, stored, name)
             return ListHandle(self.scope, table, ValueCodec(element), name)
         codec = ValueCodec(element)
         if self._vectorised:
@@ -295,7 +304,7 @@ class Task:
     def _check_limit(self, limit: int) -> None:
         changed: dict[tuple[str, bytes], int] = {}
         for table in self._all():
-            for entry, value in table.changed():
+            for entry, value in _naming(self.scope.uid, table.name, table.changed()):
                 changed[table.name, entry] = 0 if value is None else len(entry) + len(value)
         size = self._size + sum(new - self._sizes.get(at, 0) for at, new in changed.items())
         if size > limit:
