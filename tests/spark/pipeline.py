@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -106,6 +107,8 @@ def write_file(directory: Path, seed: int, file: int, rows: int = 60) -> list[di
     events = events_of(seed, file, rows)
     hidden = directory / f".{file:05d}.json"
     hidden.write_text("".join(json.dumps(e) + "\n" for e in events))
+    # The file source reads files by age: without this, files made in one millisecond come in any order.
+    os.utime(hidden, (1_700_000_000 + file, 1_700_000_000 + file))
     hidden.rename(directory / f"{file:05d}.json")
     return events
 

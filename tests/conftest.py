@@ -1,0 +1,52 @@
+"""What all tests share: one Spark session for everything that needs a JVM, and directories with short paths."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.core import failpoints
+
+_ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure() -> None:
+    # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The one session of this process; its JVM takes seconds to start."""
+    import strandline as sl
+
+    session = sl.session("tests", "local[2,4]", **{"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "2"})
+    yield session
+    session.stop()
+    with warnings.catch_warnings():
+        # Py4J leaves sockets to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.fixture
+def local_dir() -> Iterator[Path]:
+    """A directory with a path short enough for sockets, whatever the test is called."""
+    directory = Path(tempfile.mkdtemp(prefix="sl-"))
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoints() -> Iterator[None]:
+    yield
+    failpoints.disarm_all()

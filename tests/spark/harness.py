@@ -1,0 +1,199 @@
+"""What the tests on real Spark share: a job with its input and oracle, a reader that looks on, processes of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+from tests.spark import pipeline
+
+TIMEOUT_S = 90.0
+Rows = tuple[Counter[tuple[Any, ...]], Counter[tuple[Any, ...]]]
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """Wait until the condition holds; return its value."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
+        time.sleep(0.02)
+
+
+class Case:
+    """One job of the two-operator pipeline: where it lies, what it has read, and what its sinks must show."""
+
+    def __init__(self, root: Path, local_dir: Path, seed: int = 1) -> None:
+        self.root = root
+        self.local_dir = local_dir
+        self.seed = seed
+        self.events: list[dict[str, Any]] = []
+        self.files = 0
+        self.out = root / "out"
+
+    def add(self, files: int = 1, rows: int = 40) -> None:
+        """Add input files; each is an epoch of its own."""
+        for _ in range(files):
+            # Known before it is there, so that a reader that looks on never sees a row that nobody expects.
+            self.events += pipeline.events_of(self.seed, self.files, rows)
+            pipeline.write_file(self.root / "in", self.seed, self.files, rows)
+            self.files += 1
+
+    def job(self, spark: Any, *, settings: dict[str, Any] | None = None, **given: Any) -> sl.Job:
+        """Return the job, checkpointed often and restarted soon unless given otherwise."""
+        (self.root / "in").mkdir(exist_ok=True)
+        given.setdefault("checkpoints", self.checkpoints())
+        given.setdefault("restart", sl.Restart(attempts=10, delay="50ms"))
+        return pipeline.build(
+            spark,
+            self.root / "in",
+            self.out,
+            settings=sl.Settings(parallelism=2, local_dir=self.local_dir, state_memory="128MB", **(settings or {})),
+            **given,
+        )
+
+    def checkpoints(self, every: str | None = "200ms", retain: int = 2, **given: Any) -> sl.Checkpoints:
+        """Return where and when to take checkpoints."""
+        return sl.Checkpoints(self.root / "ck", every=every, retain=retain, **given)
+
+    @property
+    def directory(self) -> Path:
+        """The job's folder in the checkpoint directory."""
+        return self.root / "ck" / "pipeline"
+
+    def expected(self) -> Rows:
+        """Return what the sinks must show when everything is processed and committed."""
+        return pipeline.oracle(list(self.events))
+
+    def check(self) -> None:
+        """Assert that the sinks show exactly what they must."""
+        for name, seen, wanted in zip(("profiles", "kinds"), pipeline.visible(self.out), self.expected(), strict=True):
+            assert not seen - wanted, f"{name}: rows that must not be there: {list((seen - wanted).items())[:5]}"
+            assert not wanted - seen, f"{name}: rows that are missing: {list((wanted - seen).items())[:5]}"
+
+    def finish(self, run: sl.Run) -> None:
+        """Have everything processed and committed, check it, and stop."""
+        settle(run)
+        self.check()
+        run.stop()
+
+    def logs(self) -> str:
+        """Return what the keepers have logged."""
+        return "".join(p.read_text() for p in sorted((self.local_dir / "logs" / "pipeline").glob("*.log")))
+
+
+def settle(run: sl.Run) -> sl.Status:
+    """Process everything there is and take a checkpoint after it, through restarts."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        run.process_all_available(TIMEOUT_S)
+        try:
+            done = run.checkpoint(TIMEOUT_S)
+        except sl.errors.StrandlineError:
+            # A restart came between; a run that has ended for good says why.
+            run.await_termination(0.05)
+            assert time.monotonic() < deadline, "no checkpoint could be completed"
+            continue
+        # A restart in between may have made the checkpoint one of an earlier epoch.
+        status = run.status()
+        if status.state == "running" and done.epoch == status.epoch:
+            return status
+
+
+class Reader:
+    """Looks at both sinks all the time: every row it sees must be right, and stay."""
+
+    def __init__(self, case: Case, *, may_vanish: bool = False) -> None:
+        self._case = case
+        self._may_vanish = may_vanish
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name="test-reader")
+        self.looks = 0
+        self.error: AssertionError | None = None
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+        assert self.looks > 0
+
+    def _look_on(self) -> None:
+        before: Rows = (Counter(), Counter())
+        while not self._over.is_set():
+            try:
+                seen = pipeline.visible(self._case.out)
+            except FileNotFoundError:
+                # Taken back between listing and reading.
+                assert self._may_vanish
+                continue
+            except json.JSONDecodeError as error:
+                self.error = AssertionError(f"a row was visible in part: {error}")
+                return
+            expected = self._case.expected()
+            for now, wanted, earlier in zip(seen, expected, before, strict=True):
+                if now - wanted:
+                    self.error = AssertionError(f"rows too many were visible: {list((now - wanted).items())[:5]}")
+                    return
+                if earlier - now and not self._may_vanish:
+                    self.error = AssertionError(f"visible rows vanished: {list((earlier - now).items())[:5]}")
+                    return
+            before = seen
+            self.looks += 1
+            self._over.wait(0.03)
+
+
+@contextmanager
+def keepers_armed(spark: Any, directory: Path, failpoints: str) -> Iterator[None]:
+    """Arm failpoints in keepers that start meanwhile, each to fire once among all of them."""
+    directory.mkdir(exist_ok=True)
+    environment = spark.sparkContext.environment
+    environment.update(STRANDLINE_FAILPOINTS=failpoints, STRANDLINE_FAILPOINTS_DIR=str(directory))
+    try:
+        yield
+    finally:
+        del environment["STRANDLINE_FAILPOINTS"], environment["STRANDLINE_FAILPOINTS_DIR"]
+
+
+def fired(directory: Path) -> set[str]:
+    """Return the failpoints that fired in the group of this directory."""
+    return {path.name for path in directory.iterdir()}
+
+
+def processes(*needles: str) -> dict[int, str]:
+    """Return the processes whose command line or environment names all of these, this one excluded."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            about = command + (entry / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if command and all(needle in about for needle in needles):
+            found[int(entry.name)] = command
+    return found
+
+
+def keepers(local_dir: Path) -> dict[int, str]:
+    """Return the keepers that work below this directory."""
+    return {
+        pid: command
+        for pid, command in processes("strandline.runtime.keeper").items()
+        if "strandline.runtime.keeper" in command and str(local_dir) in command
+    }

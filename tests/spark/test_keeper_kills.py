@@ -1,0 +1,60 @@
+"""Keepers killed with -9 at every moment that matters: the job recovers by itself, and nobody can tell from its results."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+
+from tests.spark.harness import Case, Reader, eventually, fired, keepers_armed, settle
+
+pytestmark = pytest.mark.spark
+
+MOMENTS = [
+    "keeper.epoch.middle",
+    "keeper.applied",
+    "keeper.persist.before",
+    "keeper.upload.before",
+    "upload.file",
+    "keeper.upload.after",
+]
+
+
+def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random.Random) -> None:
+    """Run a job whose keepers die once at each of these moments, and once between two epochs."""
+    directory = case.root / "fired"
+    armed = ";".join(f"{moment}=kill@{rng.randint(1, 4)}" for moment in moments)
+    case.add(2)
+    with keepers_armed(spark, directory, armed), Reader(case), case.job(spark).start(spark) as run:
+        while fired(directory) != set(moments):
+            case.add(rng.randint(1, 2))
+            settle(run)
+        restarts = run.status().restarts
+        assert restarts >= 1
+        # Between epochs: everything is processed, and nothing more comes until the keeper is dead.
+        victim = rng.choice(run.status().keepers)
+        os.kill(victim.pid, signal.SIGKILL)
+        eventually(lambda: run.status().restarts > restarts and run.status().state == "running", "restarted")
+        case.add(2)
+        status = settle(run)
+        assert victim.pid not in {keeper.pid for keeper in status.keepers}
+        assert status.restored_from is not None
+        case.check()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_keepers_killed_at_every_moment(spark: Any, case: Case, seed: int) -> None:
+    case.seed = seed
+    rng = random.Random(seed)
+    kill_at_every_moment(spark, case, rng.sample(MOMENTS, 3) if seed > 1 else MOMENTS, rng)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(100, 110))
+def test_keepers_killed_at_every_moment_many_seeds(spark: Any, case: Case, seed: int) -> None:
+    case.seed = seed
+    kill_at_every_moment(spark, case, MOMENTS, random.Random(seed))
