@@ -32,7 +32,7 @@ from benchmarks._peers import OUTPUT, run_aggregation, run_transform_with_state
 
 BENCHMARK = "keyed_counter"
 STATE = "struct<cnt: bigint, sm: bigint>"
-CHECKPOINT_INTERVAL = "5s"
+CHECKPOINT_INTERVAL = "10s"
 
 PER_EVENT = "per-event"
 VECTORISED = "vectorised"

@@ -6,7 +6,7 @@ when every stored entry is in it. Changes are kept by key, then by entry, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
@@ -147,10 +147,9 @@ class MapTable:
             self.cells.update(kept)
             self._complete.intersection_update(kept)
 
-    def retained_keys(self) -> Iterator[Iterable[Any]]:
-        """Yield the groups of keys whose key groups are still needed for writing."""
-        yield self.dirty
-        yield from self.inflight
+    def unwritten(self) -> list[dict[Any, Any]]:
+        """Return the layers of changes that the backend does not have yet, by key."""
+        return [self.dirty, *self.inflight]
 
     @property
     def dirty_bytes(self) -> int:

@@ -122,10 +122,9 @@ class Table:
             self.live.clear()
             self.live.update((key, self._evicted[key]) for key in self.undo)
 
-    def retained_keys(self) -> Iterator[Iterable[Any]]:
-        """Yield the groups of keys whose key groups are still needed for writing."""
-        yield self.dirty
-        yield from self.inflight
+    def unwritten(self) -> list[dict[Any, Any]]:
+        """Return the layers of changes that the backend does not have yet, by key."""
+        return [self.dirty, *self.inflight]
 
     @property
     def dirty_bytes(self) -> int:

@@ -27,6 +27,7 @@ from strandline.runtime.table import Table
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 
 _GATHER_ROWS = 262_144
+_GROUPS_KEPT = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,7 @@ class Task:
         for table in self._all():
             table.commit()
         self.evict()
+        self._forget_groups()
 
     def abort(self) -> None:
         """Forget what the epoch wrote."""
@@ -124,11 +126,6 @@ class Task:
         """Keep the caches within their budget."""
         for table in self._all():
             table.evict()
-        if not self._backend.keeps_all and len(self._groups) > 200_000 + 2 * self._retained():
-            groups = self._groups
-            self._groups = {
-                key: groups[key] for table in self._all() for layer in table.retained_keys() for key in list(layer)
-            }
 
     def freeze(self) -> Frozen:
         """Take the committed state for a snapshot, at once; writing it is the background's work."""
@@ -215,11 +212,18 @@ class Task:
     def _encode_keys(self, keys: Sequence[Any]) -> list[bytes]:
         return self._keys.encode_many(list(map(self._groups.__getitem__, keys)), keys)
 
+    def _forget_groups(self) -> None:
+        """Between epochs: keep the key groups of keys that are not written yet, and once in a while drop the others."""
+        if self._backend.keeps_all:
+            return
+        waiting = [layer for table in self._all() for layer in table.unwritten()]
+        if len(self._groups) > _GROUPS_KEPT + 2 * sum(map(len, waiting)):
+            groups = self._groups
+            # A new dict: a background thread may be reading the old one.
+            self._groups = {key: groups[key] for layer in waiting for key in tuple(layer)}
+
     def _all(self) -> list[Table | MapTable]:
         return [*self._tables.values(), *self._maps.values()]
-
-    def _retained(self) -> int:
-        return sum(len(list(layer)) for table in self._all() for layer in table.retained_keys())
 
     # -- processing
 
