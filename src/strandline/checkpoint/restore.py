@@ -6,7 +6,8 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -27,6 +28,8 @@ class Skipped:
 
     checkpoint: CheckpointId
     reason: str
+    lost: bool = False
+    """True: it was complete and the job's, and cannot be restored any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,21 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(catalog, checkpoint)
         if reason is None:
             return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id)
-        skipped.append(Skipped(checkpoint, reason))
+        lost = checkpoint in catalog.damaged or checkpoint in catalog.live
+        skipped.append(Skipped(checkpoint, reason, lost))
     return Choice(None, skipped, catalog.next_id)
+
+
+@contextmanager
+def damage_in(checkpoint: CheckpointId | None) -> Iterator[None]:
+    """Let damage that shows only while restoring say which checkpoint it is in, so that it can be passed over."""
+    try:
+        yield
+    except CorruptionError as error:
+        if checkpoint is None or "checkpoint" in error.fields:
+            raise
+        fields = {**error.fields, "checkpoint": checkpoint}
+        raise CorruptionError(f"checkpoint {checkpoint}: {error.message}", hint=error.hint, **fields) from error
 
 
 def _why_not(catalog: Catalog, checkpoint: CheckpointId) -> str | None:

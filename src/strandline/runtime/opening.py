@@ -13,7 +13,7 @@ from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.restore import fetch
+from strandline.checkpoint.restore import damage_in, fetch
 from strandline.core import failpoints
 from strandline.core.ids import CheckpointId, Partition
 from strandline.format.manifest import FileRef
@@ -52,15 +52,18 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     database = directory / f"db-{program.generation}"
     if restore is not None:
         failpoints.hit("keeper.restore.before")
-        stats = fetch(jobdir, files, database, local_copy(directory, CheckpointId(restore.checkpoint)))
+        copy = local_copy(directory, CheckpointId(restore.checkpoint))
+        with damage_in(CheckpointId(restore.checkpoint)):
+            stats = fetch(jobdir, files, database, copy)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
             restore.checkpoint, stats.local_bytes, stats.remote_bytes,
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
-    backend = _open_backend(program, database, list(declared_states(type(process))))
-    task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
+    with damage_in(CheckpointId(restore.checkpoint) if restore else None):
+        backend = _open_backend(program, database, list(declared_states(type(process))))
+        task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
         program, partition, task, backend, jobdir, directory, base,

@@ -79,7 +79,9 @@ def local_copies(state_dir: Path) -> Iterator[tuple[CheckpointId, Path]]:
 
 
 def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:40]
+    """Return a name fit for a path; one that had to be changed keeps apart by its hash."""
+    safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:40]
+    return safe if safe == name else f"{safe}-{_short(name)}"
 
 
 def _short(name: str) -> str:

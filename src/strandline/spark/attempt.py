@@ -19,11 +19,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.restore import choose
+from strandline.checkpoint.restore import choose, damage_in
 from strandline.checkpoint.source_log import capture, restore_source, upload_source
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
@@ -92,8 +92,14 @@ class Attempt:
         self.generation = owned.generation
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
         choice = choose(b.jobdir, claim=owned, exclude=self._exclude)
-        for skipped in choice.skipped:
+        lost = [skipped for skipped in choice.skipped if skipped.lost]
+        for skipped in lost:
             log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
+        if lost and choice.manifest is None:
+            raise CorruptionError(
+                f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
+                hint="bring the missing files back, or start empty with another job name or checkpoint directory",
+            )
         manifest = self.restored = choice.manifest
         operators = self._settle(manifest)
         next_id = max(choice.next_id, self._least_id)
@@ -149,14 +155,14 @@ class Attempt:
             with contextlib.suppress(Exception):
                 self._query.stop()
 
-    def close(self, *, keepers: bool, forget: bool) -> None:
-        """End the run. With `keepers`, end them too; with `forget`, remove their local copies."""
+    def close(self, *, forget: bool) -> None:
+        """End the run and its keepers; with `forget`, remove their local copies too."""
         self.stop_query()
         with contextlib.suppress(Exception):
             if hasattr(self, "coordinator"):
                 self.coordinator.abort("the run ended")
                 self.coordinator.advance()
-        if keepers and self._fleet is not None:
+        if self._fleet is not None:
             self._fleet.stop(forget=forget)
         for _, sink, _ in self._b.plan.sinks:
             with contextlib.suppress(Exception):
@@ -239,7 +245,8 @@ class Attempt:
             shutil.rmtree(old, ignore_errors=True)
         self._spark_dir = root / f"spark-{self.generation}"
         if manifest is not None and manifest.source is not None:
-            restore_source(self._b.jobdir, manifest.source, self._spark_dir)
+            with damage_in(CheckpointId(manifest.checkpoint)):
+                restore_source(self._b.jobdir, manifest.source, self._spark_dir)
 
     # -- watching
 

@@ -100,14 +100,18 @@ class Run:
         """Start for the first time; what is wrong with the program is raised here."""
         sweep(self._b.places.local_dir)
         hide_reported_errors()
-        try:
-            self._begin()
-        except BaseException as error:
-            self._end_attempt(keepers=True, forget=False)
-            found = find_error(error)
-            if found is error:
-                raise
-            raise found from None
+        while self._attempt is None:
+            try:
+                self._begin()
+            except BaseException as error:
+                found = find_error(error)
+                self._end_attempt()
+                if self._pass_over(found):
+                    self._attempt = None
+                    continue
+                if found is error:
+                    raise
+                raise found from None
         _live.add(self)
         self._thread.start()
 
@@ -215,29 +219,30 @@ class Run:
 
     def _supervise(self) -> None:
         try:
-            while True:
-                try:
-                    if self._attempt is None:
-                        self._begin()
-                    assert self._attempt is not None
-                    finished = self._attempt.watch(self._stopping)
-                except BaseException as error:
-                    if self._stopping.is_set():
-                        finished = False
-                    else:
-                        self._recover(find_error(error))
-                        continue
-                self._end_attempt(keepers=True, forget=True)
-                self._b.places.remove()
-                self._state = "finished" if finished else "stopped"
-                return
+            finished = self._run_attempts()
+            self._end_attempt(forget=True)
+            self._b.places.remove()
+            self._state = "finished" if finished else "stopped"
         except BaseException as error:
             self._error = error
             self._last_failure = str(error)
-            self._end_attempt(keepers=True, forget=False)
+            self._end_attempt()
             self._state = "failed"
         finally:
             self._ended.set()
+
+    def _run_attempts(self) -> bool:
+        """Go on until the source is finished, and return True, or until somebody stops the job."""
+        while not self._stopping.is_set():
+            try:
+                if self._attempt is None:
+                    self._begin()
+                assert self._attempt is not None
+                return self._attempt.watch(self._stopping)
+            except BaseException as error:
+                if not self._stopping.is_set():
+                    self._recover(find_error(error))
+        return False
 
     def _begin(self) -> None:
         self._attempt = Attempt(self._b, self._excluded, self._least_id)
@@ -256,28 +261,33 @@ class Run:
         self._state = "restarting"
         delay_ms = self._restart.delay_ms(self._in_a_row)
         log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
-        self._end_attempt(keepers=False, forget=False)
+        again = time.monotonic() + delay_ms / 1000
+        self._end_attempt()
+        self._attempt = None
         self._restarts += 1
-        self._stopping.wait(delay_ms / 1000)
+        self._stopping.wait(max(0.0, again - time.monotonic()))
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
-            damaged = error.fields.get("checkpoint")
-            if damaged is None or CheckpointId(damaged) in self._excluded:
-                return False
-            log.warning("checkpoint %s is damaged and is passed over: %s", damaged, error)
-            self._excluded |= {CheckpointId(damaged)}
-            return True
+            return self._pass_over(error)
         if isinstance(error, UserCodeError):
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return False
         return not isinstance(error, _FINAL)
 
-    def _end_attempt(self, *, keepers: bool, forget: bool) -> None:
+    def _pass_over(self, error: BaseException) -> bool:
+        """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""
+        damaged = error.fields.get("checkpoint") if isinstance(error, CorruptionError) else None
+        if damaged is None or CheckpointId(damaged) in self._excluded:
+            return False
+        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, error)
+        self._excluded |= {CheckpointId(damaged)}
+        return True
+
+    def _end_attempt(self, *, forget: bool = False) -> None:
         if self._attempt is not None:
-            attempt, self._attempt = self._attempt, (self._attempt if keepers else None)
-            attempt.close(keepers=keepers, forget=forget)
+            self._attempt.close(forget=forget)
 
     def _raise_if_failed(self) -> None:
         if self._ended.is_set() and self._error is not None:
