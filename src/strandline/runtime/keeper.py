@@ -43,6 +43,7 @@ _KEPT_IN_MEMORY_BYTES = 64 << 20
 _FIRST_LEASE_MS = 60_000
 _COLLECTION_S = 60.0
 _METRICS_S = 2.0
+_CLOSE_S = 5.0
 
 
 class KeptOutput:
@@ -121,26 +122,33 @@ class Keeper:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP)
+            kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING)
             self._watchdog.renew()
-            if kind == p.STOP:
-                connection.send(p.ACK, self._make_ack())
+            if kind == p.PING:
+                connection.send(p.ACK, self._ack_of_ping())
                 connection.close()
-                forget = msgspec.msgpack.decode(payload, type=Instructions).forget
-                self._end("the job was stopped", clean=forget)
+                return
             serving = self._serving
-            if kind == p.BEGIN and serving is not None:
+            if kind != p.POLL and serving is not None:
                 # Spark runs the task again: the attempt before it is dead, though its connection may not know yet.
                 serving.close()
             self._work.put((connection, kind, payload))
+            if kind == p.STOP:
+                # The main thread is in the user's function, perhaps for ever: it is not waited for beyond this.
+                time.sleep(_CLOSE_S)
+                self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
         except (KeeperError, OSError):
             connection.close()
 
     def _converse(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
         self._serving = connection if kind == p.BEGIN else None
+        self._watchdog.hold()
         try:
             if kind == p.BEGIN:
                 self._begin(connection, msgspec.msgpack.decode(payload, type=Begin))
+            elif kind == p.STOP:
+                self._close_process()
+                self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
             else:
                 self._poll(connection, msgspec.msgpack.decode(payload, type=Instructions))
         except (KeeperError, OSError) as error:
@@ -153,7 +161,7 @@ class Keeper:
         finally:
             self._serving = None
             connection.close()
-            self._watchdog.renew()
+            self._watchdog.release()
 
     def _say_failed(self, connection: Connection, error: StrandlineError) -> None:
         log.error("%s", error)
@@ -217,7 +225,8 @@ class Keeper:
         self._version = epoch
         if self._kept is not None:
             self._kept.close()
-        self._kept = kept
+        # Until the epoch has its own ack there is nothing to replay.
+        self._kept, self._ack = kept, None
         pause_ms = 0.0
         if begin.instructions.trigger is not None:
             pause_ms = opened.snapshots.trigger(begin.instructions.trigger)
@@ -246,6 +255,7 @@ class Keeper:
         self._get_program(connection)
         opened = self._checked(instructions)
         self._heed(instructions)
+        opened.snapshots.raise_error()
         if instructions.epoch != self._version:
             raise VersionMismatchError(
                 f"operator '{opened.program.uid}', partition {self._partition}: the keeper is at epoch "
@@ -270,6 +280,10 @@ class Keeper:
         self._opened.snapshots.heed(
             None if confirmed is None else CheckpointId(confirmed), None if pending is None else CheckpointId(pending)
         )
+
+    def _ack_of_ping(self) -> Ack:
+        uid = self._opened.program.uid if self._opened else ""
+        return Ack(uid=uid, partition=self._partition, epoch=self._version, pid=os.getpid(), host=socket.gethostname())
 
     def _make_ack(self, **figures: float) -> Ack:
         opened = self._opened
@@ -328,15 +342,35 @@ class Keeper:
         lock.flush()
         self._lock_file = lock
 
-    def _end(self, reason: str, *, clean: bool = False) -> None:
-        log.info("ending: %s", reason)
+    def _close_process(self) -> None:
+        """Let the user's function end in an orderly way."""
+        try:
+            if self._opened is not None:
+                self._opened.task.close()
+        except StrandlineError as error:
+            log.error("%s", error)
+
+    def _stop(self, connection: Connection, instructions: Instructions) -> None:
+        """End because the driver says so. The ack is the last thing it hears, and it does not wait for more."""
+        ack = self._make_ack()
+        self._clear(everything=instructions.forget)
+        try:
+            connection.send(p.ACK, ack)
+        except OSError:
+            pass
+        self._end("the job was stopped")
+
+    def _clear(self, *, everything: bool) -> None:
+        """Working state dies with its keeper; the copy of the last checkpoint speeds up the next one."""
         self._socket_path.unlink(missing_ok=True)
-        if clean:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        else:
-            # Working state dies with its keeper; the copy of the last checkpoint speeds up the next one.
-            for path in self._directory.glob("db-*"):
+        # Twice, since background threads may have added a file meanwhile.
+        for _ in range(2):
+            for path in [self._directory] if everything else list(self._directory.glob("db-*")):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _end(self, reason: str) -> None:
+        log.info("ending: %s", reason)
+        self._clear(everything=False)
         logging.shutdown()
         os._exit(0)
 

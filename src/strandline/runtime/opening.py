@@ -63,7 +63,12 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     process = program.load()
     with damage_in(CheckpointId(restore.checkpoint) if restore else None):
         backend = _open_backend(program, database, list(declared_states(type(process))))
-        task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
+        try:
+            task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
+        except BaseException:
+            # Whoever asks again finds the database free, and hears the same error.
+            backend.close()
+            raise
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
         program, partition, task, backend, jobdir, directory, base,

@@ -57,6 +57,7 @@ class Snapshots:
         self._writing: Future[None] | None = None
         self._lock = threading.Lock()
         self._pending: CheckpointId | None = None
+        self._triggered: CheckpointId | None = None
         self._uploads: dict[CheckpointId, dict[str, FileRef]] = {}
         self._reports: dict[CheckpointId, Report] = {}
         self._error: StrandlineError | None = None
@@ -78,6 +79,10 @@ class Snapshots:
         """Freeze the state for a checkpoint; return how many milliseconds that held the epoch up."""
         started = time.perf_counter()
         checkpoint = CheckpointId(trigger.checkpoint)
+        if checkpoint == self._triggered:
+            # A poll that Spark repeated: taking it again would pull the files away from under the upload.
+            return 0.0
+        self._triggered = checkpoint
         with self._lock:
             self._pending = checkpoint
         frozen = self._task.freeze()
@@ -114,6 +119,7 @@ class Snapshots:
 
     def _write(self, frozen: Frozen) -> None:
         try:
+            self.raise_error()
             self._backend.write(frozen.changes())
             frozen.release()
         except Exception as error:
@@ -123,6 +129,8 @@ class Snapshots:
         started = time.perf_counter()
         into = local_copy(self._directory, checkpoint)
         try:
+            # What an earlier write could not bring into the backend would be missing from every later snapshot.
+            self.raise_error()
             failpoints.hit("keeper.persist.before")
             shutil.rmtree(into, ignore_errors=True)
             files = self._backend.persist(frozen.changes(), into)
@@ -174,6 +182,8 @@ class Snapshots:
             self._reports[CheckpointId(report.checkpoint)] = report
 
     def _fail(self, error: Exception) -> None:
+        if error is self._error:
+            return
         log.error("writing state failed", exc_info=error)
         self._error = (
             error

@@ -246,7 +246,7 @@ class Task:
                 out = on_event(event, scope)
                 if out is not None:
                     extend(out)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._user_error(error, "on_event", key, event) from error
         return self._outputs.from_rows(rows) if rows else None
 
@@ -265,7 +265,7 @@ class Task:
         events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[1:])
         try:
             result = self._process.on_batch(events, self.scope)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._user_error(error, "on_batch", None, None) from error
         return self._outputs.from_arrow(result)
 
@@ -282,7 +282,7 @@ class Task:
                     operator=self._program.uid,
                 )
 
-    def _user_error(self, error: Exception, method: str, key: Any, event: Any) -> StrandlineError:
+    def _user_error(self, error: BaseException, method: str, key: Any, event: Any) -> StrandlineError:
         # The first frame is ours; what comes after it is the user's.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
@@ -302,7 +302,7 @@ class Task:
     def _run_user(self, method: Callable[[], None], name: str) -> None:
         try:
             method()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._user_error(error, name, None, None) from error
 
     def _check_limit(self, limit: int) -> None:

@@ -29,7 +29,7 @@ class Watchdog:
         self.lease_ms = lease_ms
         self._end = end
         self._asked = time.monotonic()
-        self._busy = 0
+        self._held = False
 
     def start(self) -> None:
         """Begin watching."""
@@ -38,6 +38,15 @@ class Watchdog:
     def renew(self) -> None:
         """Somebody asked: the lease begins anew."""
         self._asked = time.monotonic()
+
+    def hold(self) -> None:
+        """Somebody is being served, however long that takes: the lease stands still until `release`."""
+        self._held = True
+
+    def release(self) -> None:
+        """Nobody is being served any more: the lease begins anew."""
+        self._asked = time.monotonic()
+        self._held = False
 
     def _watch(self) -> None:
         # Opened before the start time is compared: a pid that was given to another process is not taken for ours.
@@ -60,6 +69,6 @@ class Watchdog:
             if gone:
                 self._end("its executor is gone")
                 return
-            if (time.monotonic() - self._asked) * 1000 > self.lease_ms:
+            if not self._held and (time.monotonic() - self._asked) * 1000 > self.lease_ms:
                 self._end("nobody asked for it within its lease")
                 return
