@@ -70,7 +70,7 @@ class Settings:
     state_memory: str | int = field(default_factory=default_state_memory_bytes)
     memory_backend_limit: str | int = "10MB"
     local_dir: str | Path = field(default_factory=default_local_dir)
-    keeper_lease: str | int | float = "60s"
+    keeper_lease: str | int | float = "10 min"
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:

@@ -2,7 +2,8 @@
 
 A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. Instead of READY a
 keeper that has applied the epoch already says REPLAY, and sends the kept output and ack. A keeper that cannot go on
-says FAILED at any time. Rows flow both ways at once. Control conversations are one POLL or STOP and one ACK.
+says FAILED at any time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
+ACK; a PING is answered at once, whatever the keeper is doing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ ACK: Final = 9
 FAILED: Final = 10
 POLL: Final = 11
 STOP: Final = 12
+PING: Final = 13
 
 
 class Trigger(msgspec.Struct, frozen=True):

@@ -284,14 +284,17 @@ class Attempt:
         self.coordinator.add_source(checkpoint, info)
 
     def _poll_if_idle(self) -> None:
-        idle = time.monotonic() - self.driver.last_contact
-        if idle < _IDLE_S:
+        """While no epoch runs, hear how a checkpoint goes, begin one that is due, and keep the keepers' leases."""
+        idle_s = time.monotonic() - self.driver.last_contact
+        if idle_s < _IDLE_S:
             return
-        waits = self.coordinator.pending is not None
         due = self.coordinator.is_due
-        lease = idle * 1000 > self._b.settings.keeper_lease_ms / 3
-        if waits or due or lease:
+        if due or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
+        elif idle_s * 1000 > self._b.settings.keeper_lease_ms / 3:
+            assert self._fleet is not None
+            self._fleet.ping()
+            self.driver.last_contact = time.monotonic()
 
     def _query_finished(self) -> bool:
         assert self._query is not None

@@ -58,6 +58,7 @@ class EpochDriver:
         self._generation = generation
         self._lock = threading.Lock()
         self._staged: dict[str, list[str]] = {}
+        self._staging = threading.Lock()
         self._wanted_source: tuple[CheckpointId, int] | None = None
         self.progress = Progress(epoch=epoch)
         self.error: BaseException | None = None
@@ -110,9 +111,10 @@ class EpochDriver:
 
     def committed(self, sinks: Sequence[SinkInfo]) -> None:
         """These staged epochs are visible now."""
-        for sink in sinks:
-            done = set(sink.pending)
-            self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
+        with self._staging:
+            for sink in sinks:
+                done = set(sink.pending)
+                self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
 
     def _run(self, df: DataFrame, epoch: Epoch) -> None:
         started = time.perf_counter()
@@ -125,7 +127,8 @@ class EpochDriver:
                 failpoints.hit("epoch.sink.before")
                 staged = sink.write(rows, epoch)
                 if staged is not None:
-                    self._staged.setdefault(name, []).append(staged)
+                    with self._staging:
+                        self._staged.setdefault(name, []).append(staged)
             acks = self._fleet.take_acks(epoch)
             if len(acks) < len(self._fleet.slots):
                 # A sink that did not read all of its rows: the epoch must reach every keeper all the same.
@@ -159,7 +162,8 @@ class EpochDriver:
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
-        infos = [SinkInfo(name=name, pending=list(self._staged.get(name, []))) for name, _, _ in self._plan.sinks]
+        with self._staging:
+            infos = [SinkInfo(name=name, pending=list(self._staged.get(name, []))) for name, _, _ in self._plan.sinks]
         self._coordinator.add_sinks(checkpoint, infos)
 
     def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:

@@ -87,6 +87,10 @@ class Fleet:
         self.last.update(found)
         return found
 
+    def ping(self) -> None:
+        """Renew every keeper's lease, whatever it is doing."""
+        self._control(Instructions(generation=self._generation, epoch=0), p.PING)
+
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""
         instructions = Instructions(generation=self._generation, epoch=0, forget=forget)

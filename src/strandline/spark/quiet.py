@@ -48,7 +48,7 @@ def start_jvm(settings: dict[str, str]) -> None:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     read, write = os.pipe()
     try:
-        gateway = launch_gateway(conf, {"stderr": write})
+        gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
     finally:
         os.close(write)
         threading.Thread(target=_pass_on, args=(os.fdopen(read, "rb"),), name="strandline-jvm-log", daemon=True).start()
