@@ -1,6 +1,6 @@
 """Stored keys: `key group (2 bytes, big-endian) ‖ columns`, ordered as bytes as their values are, prefix-free.
 
-See docs/format-values.md.
+See docs/format.md.
 """
 
 from __future__ import annotations

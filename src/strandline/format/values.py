@@ -1,4 +1,4 @@
-"""Stored values: a header of flags and schema id, then the fixed or the packed layout. See docs/format-values.md."""
+"""Stored values: a header of flags and schema id, then the fixed or the packed layout. See docs/format.md."""
 
 from __future__ import annotations
 
