@@ -1,0 +1,145 @@
+"""What an epoch costs that has nothing to do: a job of one operator, beside a foreachBatch that only shuffles.
+
+The stream brings one row an epoch. The peer sends it through `repartition(2, column)` and a mapInArrow that hands on
+what it gets, into the `noop` sink: the least that any engine in this place must do. The job has RocksDB state, two
+keepers and no checkpoint interval. Both figures are Spark's own `triggerExecution`, the median of many epochs; each
+subject runs in a process of its own, in turn, several rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+import strandline as sl
+from benchmarks._harness import (
+    Result,
+    emit,
+    measure_in_turn,
+    median_of,
+    progress,
+    report_result,
+    run_epochs,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BENCHMARK = "epoch_floor"
+JOB = "strandline"
+SHUFFLE = "spark-shuffle-and-map"
+SUBJECTS = (JOB, SHUFFLE)
+PARTITIONS = 2
+WANTED_RATIO = 1.5
+
+SPARK_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    "spark.sql.streaming.numRecentProgressUpdates": "2000",
+    # Off in the job's epochs; left on, it would only slow the peer down.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+class Last(sl.KeyedBatchProcess):
+    """Remembers each key's last value."""
+
+    value = sl.Value("bigint")
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: sl.BatchContext) -> pa.RecordBatch:
+        states: Any = self.value
+        states.put_many(ctx.keys, batch.column("value"))
+        return batch
+
+
+def run_subject(name: str, directory: Path, epochs: int, warm_up: int) -> Result:
+    """Run one subject in this process."""
+    spark = sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
+    if name == JOB:
+        costs = _run_job(spark, directory, warm_up + epochs)
+    else:
+        costs = _run_shuffle(spark, directory, warm_up + epochs)
+    spark.stop()
+    return {"epoch_ms": float(median(costs[warm_up:])), "fastest_ms": min(costs[warm_up:])}
+
+
+def _run_job(spark: SparkSession, directory: Path, epochs: int) -> list[int]:
+    rows = (
+        sl.stream(_one_row_an_epoch(spark)).key_by("key").process(Last(), output="key bigint, value bigint", uid="last")
+    )
+    job = sl.Job(
+        BENCHMARK,
+        sinks=[rows.to(sl.sinks.noop())],
+        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri()),
+        restart=sl.Restart.never(),
+        settings=sl.Settings(backend="rocksdb", parallelism=PARTITIONS, local_dir=directory / "local"),
+    )
+    with job.start(spark) as run:
+        return [cost.duration_ms for cost in run_epochs(run.query, epochs)]
+
+
+def _run_shuffle(spark: SparkSession, directory: Path, epochs: int) -> list[int]:
+    def hand_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def epoch(df: DataFrame, number: int) -> None:
+        mapped = df.repartition(PARTITIONS, "key").mapInArrow(hand_on, "key bigint, value bigint")
+        mapped.write.format("noop").mode("overwrite").save()
+
+    writer = _one_row_an_epoch(spark).writeStream.foreachBatch(epoch)
+    query = writer.option("checkpointLocation", str(directory / "spark")).start()
+    costs = [cost.duration_ms for cost in run_epochs(query, epochs)]
+    query.stop()
+    return costs
+
+
+def _one_row_an_epoch(spark: SparkSession) -> DataFrame:
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    return rows.selectExpr("value % 1000 as key", "value")
+
+
+def report(results: dict[str, list[Result]], epochs: int) -> None:
+    """Print each subject's median epoch and their ratio."""
+    for subject, rounds in results.items():
+        extra: dict[str, Any] = {
+            "unit": "ms",
+            "rounds": [result["epoch_ms"] for result in rounds],
+            "fastest_ms": min(result["fastest_ms"] for result in rounds),
+            "epochs_per_round": epochs,
+        }
+        emit(BENCHMARK, subject, "epoch_median_ms", median_of(rounds, "epoch_ms"), **extra)
+    if set(SUBJECTS) <= results.keys():
+        ratio = median_of(results[JOB], "epoch_ms") / median_of(results[SHUFFLE], "epoch_ms")
+        emit(BENCHMARK, JOB, "epoch_ratio", round(ratio, 3), peer=SHUFFLE, wanted_at_most=WANTED_RATIO)
+
+
+def main() -> None:
+    """Measure both subjects in turn, or run one of them (what the measuring process starts)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch_floor", description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="few epochs, one round: shows that it works, measures nothing"
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=120, help="measured epochs of a round")
+    parser.add_argument("--warm-up", type=int, default=60, help="epochs before them")
+    parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.quick:
+        given.rounds, given.epochs, given.warm_up = 1, 10, 5
+    if given.subject:
+        report_result(given.result, run_subject(given.subject, given.scratch, given.epochs, given.warm_up))
+        return
+    progress(f"{BENCHMARK}: {', '.join(SUBJECTS)}; {given.rounds} rounds of {given.warm_up} + {given.epochs} epochs")
+    options = ["--epochs", str(given.epochs), "--warm-up", str(given.warm_up)]
+    report(measure_in_turn("benchmarks.epoch_floor", SUBJECTS, given.rounds, options), given.epochs)
+
+
+if __name__ == "__main__":
+    main()
