@@ -317,9 +317,13 @@ OUT_OF_RANGE: dict[str, Act] = {
 def test_what_is_out_of_range_never_reaches_a_snapshot_and_names_the_state(make: Make, state: str) -> None:
     """Values whose Python type is right are not looked at when they are assigned: encoding them finds out."""
     play = Play(make(Script(), uid="detect"))
-    with pytest.raises(StrandlineError) as caught:
+
+    def assign_and_snapshot() -> None:
         play(OUT_OF_RANGE[state])
         play.bench.snapshot()
+
+    with pytest.raises(StrandlineError) as caught:
+        assign_and_snapshot()
     assert f"operator 'detect', state '{state.strip()}': " in caught.value.message
 
 

@@ -89,8 +89,13 @@ def _short(name: str) -> str:
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
-    """Remove what jobs that were killed left on this machine and nobody came back for."""
+    """Remove what jobs that were killed left on this machine and nobody came back for.
+
+    `local_dir` may be a directory that others use too: only what looks like a job's own in every part is touched.
+    """
     for root in local_dir.glob("????????????"):
+        if not re.fullmatch("[0-9a-f]{12}", root.name) or not all(map(_is_ours, root.glob("*"))):
+            continue
         locks = list(root.glob("*/keeper.lock"))
         try:
             newest = max(path.stat().st_mtime for path in [root, *root.iterdir()])
@@ -98,6 +103,13 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
             continue
         if time.time() - newest > older_than_s and not any(map(_held, locks)):
             shutil.rmtree(root, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether a job's directory may hold this: a socket, a partition's directory, Spark's progress."""
+    if path.is_dir():
+        return path.name.startswith("spark-") or (path / "keeper.lock").exists()
+    return path.suffix in (".sock", ".tmp")
 
 
 def _held(lock: Path) -> bool:

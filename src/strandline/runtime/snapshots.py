@@ -136,8 +136,8 @@ class Snapshots:
             files = self._backend.persist(frozen.changes(), into)
             frozen.release()
         except Exception as error:
-            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {error}"))
             self._fail(error)
+            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {error}"))
             return
         self._uploader.submit(self._upload, checkpoint, mode, files, pause_ms, started)
 

@@ -54,7 +54,7 @@ class Watchdog:
             fd = os.pidfd_open(self._pid)
         except (OSError, AttributeError):
             fd = -1
-        if process_start(self._pid) != self._started:
+        if not self._started or process_start(self._pid) != self._started:
             self._end("its executor is gone")
             return
         poll = select.poll()

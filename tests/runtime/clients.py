@@ -1,0 +1,275 @@
+"""A small client of a keeper's socket, and keepers as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from strandline.api.process import KeyedProcess
+from strandline.api.states import Value
+from strandline.core.ids import Generation, Partition
+from strandline.format.columns import arrow_schema
+from strandline.format.manifest import FileRef
+from strandline.format.types import parse_schema
+from strandline.runtime import protocol as p
+from strandline.runtime.places import Places
+from strandline.runtime.program import Program, Restore
+from strandline.runtime.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
+from strandline.runtime.watchdog import process_start
+from tests.runtime.bench import ANSWERS, Event, batch_of, program
+
+TIMEOUT_S = 30.0
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """Wait until the condition holds; return its value."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
+        time.sleep(0.01)
+    return found
+
+
+class Counter(KeyedProcess):
+    """Counts the events of a key, and does what an event says."""
+
+    seen = Value("bigint", default=0)
+    filling = Value("string")
+
+    def open(self) -> None:
+        if os.environ.get("TEST_NOT_OPENED"):
+            raise ValueError("not today")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        getattr(self, event.op)(event.a)
+        yield ctx.key, str(self.seen.value) + "." * (event.b if event.op == "big" else 0)
+
+    def count(self, a: int) -> None:
+        pass
+
+    big = count
+
+    def fill(self, a: int) -> None:
+        self.filling.value = os.urandom(a).hex()
+
+    def fail(self, a: int) -> None:
+        raise LookupError(f"no {a} here")
+
+    def wait(self, a: int) -> None:
+        time.sleep(a / 1000)
+
+    def leave(self, a: int) -> None:
+        sys.exit(a)
+
+    def close(self) -> None:
+        if marker := os.environ.get("TEST_CLOSED"):
+            Path(marker).touch()
+
+
+class Talk:
+    """One conversation."""
+
+    def __init__(self, connection: Connection, program: Program) -> None:
+        self.connection = connection
+        self._program = program
+
+    def ask(self, kind: int, message: Any, *answers: int) -> tuple[int, pa.Buffer]:
+        """Send the first frame, and the program if it is wanted; return the answer."""
+        self.connection.send(kind, message)
+        answer, payload = self.connection.expect(p.NEED_PROGRAM, *answers)
+        if answer == p.NEED_PROGRAM:
+            self.connection.send(p.PROGRAM, self._program)
+            answer, payload = self.connection.expect(*answers)
+        return answer, payload
+
+    def begin(self, instructions: Instructions) -> int:
+        schema = batch_of([], self._program.input_schema).schema
+        return self.ask(
+            p.BEGIN, Begin(instructions=instructions, schema=schema.serialize().to_pybytes()), p.READY, p.REPLAY
+        )[0]
+
+    def rows(self, *batches: Sequence[Event]) -> None:
+        for events in batches:
+            self.connection.send(p.ROWS, batch_of(events).serialize())
+
+    def finish(self) -> tuple[list[bytes], Ack]:
+        """Read the rest; return the output's frames and the ack."""
+        frames = []
+        while True:
+            kind, payload = self.connection.expect(p.OUTPUT, p.ACK)
+            if kind == p.ACK:
+                return frames, msgspec.msgpack.decode(payload, type=Ack)
+            frames.append(payload.to_pybytes())
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Keeper:
+    """A keeper's process, its places, and what its driver would know of it."""
+
+    def __init__(
+        self, root: Path, storage: Path, *, watched: int = 0, env: dict[str, str] | None = None, **given: Any
+    ) -> None:
+        given.setdefault("store_url", f"file://{storage}")
+        self.program = program(Counter(), **given)
+        self.generation = self.program.generation
+        self.epoch = self.program.restore.epoch if self.program.restore else 0
+        self.places = Places(root, self.program.store_url, self.program.job)
+        self.places.make()
+        self.socket = self.places.socket(self.program.uid, Partition(0), Generation(self.generation))
+        self.directory = self.places.state(self.program.uid, Partition(0))
+        self.log = root / f"log-{self.generation}"
+        watched = watched or os.getpid()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "strandline.runtime.keeper", str(self.socket), str(self.directory),
+                 str(watched), process_start(watched)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def connect(self) -> Talk:
+        def connected() -> socket.socket | None:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(TIMEOUT_S)
+            try:
+                sock.connect(str(self.socket))
+            except (FileNotFoundError, ConnectionRefusedError):
+                sock.close()
+                assert self.process.poll() is None, self.log.read_text()
+                return None
+            return sock
+
+        return Talk(Connection(eventually(connected, "the keeper listens")), self.program)
+
+    def instructions(self, epoch: int, **given: Any) -> Instructions:
+        return Instructions(generation=self.generation, epoch=epoch, **given)
+
+    def run(self, *batches: Sequence[Event], epoch: int = 0, **given: Any) -> tuple[list[bytes], Ack]:
+        """Have an epoch processed, the next one if none is given, or replayed."""
+        epoch = epoch or self.epoch + 1
+        with self.connect() as talk:
+            if talk.begin(self.instructions(epoch, **given)) == p.READY:
+                # A keeper that gives up closes its side; why, it has said before.
+                with contextlib.suppress(OSError):
+                    talk.rows(*batches)
+                    talk.connection.send(p.END)
+            found = talk.finish()
+        self.epoch = epoch
+        return found
+
+    def counts(self, *keys: str) -> list[tuple[str, str]]:
+        """Count an event of each key; return what is counted."""
+        return answers(self.run([(key, "count", 0, 0) for key in keys])[0])
+
+    def poll(self, epoch: int | None = None, **given: Any) -> Ack:
+        with self.connect() as talk:
+            _, payload = talk.ask(p.POLL, self.instructions(self.epoch if epoch is None else epoch, **given), p.ACK)
+        return msgspec.msgpack.decode(payload, type=Ack)
+
+    def checkpoint(self, number: int, mode: Any = "incremental", confirmed: int | None = None) -> Report:
+        """Take a checkpoint without an epoch; return its report."""
+        self.poll(trigger=Trigger(number, mode), pending=number, confirmed=confirmed)
+        return self.report(number)
+
+    def report(self, number: int) -> Report:
+        def reported() -> Report | None:
+            found = [r for r in self.poll(pending=number).reports if r.checkpoint == number]
+            return found[0] if found else None
+
+        report: Report = eventually(reported, f"a report of checkpoint {number}")
+        return report
+
+    def stop(self, *, forget: bool = False) -> None:
+        with self.connect() as talk:
+            talk.connection.send(p.STOP, self.instructions(0, forget=forget))
+            talk.connection.expect(p.ACK)
+        assert self.ended() == 0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def ended(self) -> int:
+        """Wait until the process has ended by itself; return its code."""
+        return self.process.wait(TIMEOUT_S)
+
+    def opened(self) -> tuple[int, int]:
+        """Return how many files and threads the process has."""
+        return len(self.files()), len(list(Path(f"/proc/{self.pid}/task").iterdir()))
+
+    def files(self) -> list[str]:
+        """Return what the process holds open."""
+        found = []
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found.append(str(link.readlink()))
+        return found
+
+    def restored(self) -> tuple[int, int]:
+        """Return how many bytes the keeper restored from its local copy, and from storage, as its log says."""
+        words = next(line for line in self.log.read_text().splitlines() if "restored checkpoint" in line).split()
+        at = words.index("bytes")
+        return int(words[at - 1]), int(words[words.index("storage") - 2])
+
+
+def answers(frames: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Return the rows of an output."""
+    schema = arrow_schema(parse_schema(ANSWERS))
+    batches = [pa.ipc.read_record_batch(pa.py_buffer(frame), schema) for frame in frames]
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+def restore_of(report: Report, epoch: int) -> Restore:
+    assert report.info is not None, report.failure
+    return Restore(checkpoint=report.checkpoint, epoch=epoch, files={0: report.info.files})
+
+
+def shared(files: Sequence[FileRef]) -> dict[str, str]:
+    return {ref.name: ref.path for ref in files if ref.shared}
+
+
+class Nursery:
+    """Starts keepers of one job on one machine, and leaves none behind."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "local"
+        self.storage = root / "storage"
+        self._keepers: list[Keeper] = []
+
+    def start(self, **given: Any) -> Keeper:
+        self._keepers.append(Keeper(self.root, self.storage, **given))
+        return self._keepers[-1]
+
+    def objects(self) -> set[str]:
+        """Return the paths of everything in storage."""
+        found = self.storage.rglob("*")
+        return {str(path.relative_to(self.storage)) for path in found if path.is_file()}
+
+    def close(self) -> None:
+        for keeper in self._keepers:
+            keeper.kill()
+        shutil.rmtree(self.root, ignore_errors=True)

@@ -1,0 +1,143 @@
+"""When a keeper ends, what it leaves behind, and who takes over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from strandline.runtime import protocol as p
+from strandline.runtime.watchdog import process_start
+from tests.runtime.clients import Keeper, Nursery
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    made = Nursery(tmp_path)
+    yield made
+    made.close()
+
+
+def left(keeper: Keeper) -> set[str]:
+    """Return what is left of a keeper on this machine."""
+    return {str(path.relative_to(keeper.places.root)).rpartition("/")[2] for path in keeper.places.root.rglob("*")}
+
+
+def children(pid: int) -> str:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().strip()
+
+
+def test_a_keeper_ends_with_the_process_it_watches(nursery: Nursery) -> None:
+    with subprocess.Popen(["sleep", "600"]) as executor:
+        keeper = nursery.start(watched=executor.pid)
+        keeper.counts("a")
+        assert children(keeper.pid) == ""
+        executor.kill()
+        assert keeper.ended() == 0
+    assert left(keeper) == {keeper.directory.name, "keeper.lock"}
+
+
+def test_a_keeper_ends_in_the_middle_of_an_epoch_with_the_process_it_watches(nursery: Nursery) -> None:
+    with subprocess.Popen(["sleep", "600"]) as executor:
+        keeper = nursery.start(watched=executor.pid)
+        with keeper.connect() as talk:
+            talk.begin(keeper.instructions(1))
+            talk.rows([("a", "wait", 600_000, 0)])
+            executor.kill()
+            assert keeper.ended() == 0
+
+
+def test_a_keeper_whose_executor_is_gone_before_it_starts_ends(nursery: Nursery) -> None:
+    with subprocess.Popen(["sleep", "0"]) as executor:
+        executor.wait()
+    keeper = nursery.start(watched=executor.pid)
+    assert keeper.ended() == 0
+
+
+def test_another_process_with_the_pid_is_not_taken_for_the_executor(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.runtime.clients.process_start", lambda pid: str(int(process_start(pid)) + 1))
+    assert nursery.start().ended() == 0
+
+
+def test_a_keeper_that_nobody_asks_for_ends(nursery: Nursery) -> None:
+    keeper = nursery.start(lease_ms=300)
+    keeper.counts("a")
+    assert keeper.ended() == 0
+    assert "within its lease" in keeper.log.read_text()
+
+
+def test_an_epoch_may_take_longer_than_the_lease(nursery: Nursery) -> None:
+    keeper = nursery.start(lease_ms=300)
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(1))
+        talk.rows([("a", "wait", 1500, 0)])
+        talk.connection.send(p.END)
+        assert talk.finish()[1].rows_out == 1
+
+
+def test_stop_ends_a_keeper_at_once_and_lets_the_function_close(nursery: Nursery, tmp_path: Path) -> None:
+    keeper = nursery.start(env={"TEST_CLOSED": str(tmp_path / "closed")})
+    keeper.counts("a")
+    keeper.checkpoint(1)
+    keeper.stop()
+    assert (tmp_path / "closed").exists()
+    assert {"chk-1", "keeper.lock"} <= left(keeper)
+    assert not [name for name in left(keeper) if name.startswith("db-") or name.endswith(".sock")]
+
+
+def test_stop_removes_everything_when_it_is_to_forget(nursery: Nursery) -> None:
+    keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.persist.before=sleep:0.3"})
+    keeper.run([(str(n), "fill", 500, 0) for n in range(100)], trigger=p.Trigger(1, "incremental"), pending=1)
+    keeper.stop(forget=True)
+    assert left(keeper) == set()
+
+
+def test_stop_does_not_wait_for_an_epoch(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(1))
+        talk.rows([("a", "count", 0, 0)])
+        talk.connection.expect(p.OUTPUT)
+        keeper.stop(forget=True)
+    assert left(keeper) == set()
+
+
+def test_a_keeper_that_never_got_a_program_can_be_stopped(nursery: Nursery) -> None:
+    nursery.start().stop(forget=True)
+
+
+def test_after_sigkill_the_next_keeper_clears_up(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    keeper.counts("a")
+    keeper.checkpoint(1)
+    assert children(keeper.pid) == ""
+    keeper.kill()
+    next_one = nursery.start()
+    assert next_one.counts("a") == [("a", "1")]
+    assert {"chk-1", "chk-2"} & left(next_one) == set()
+    next_one.stop()
+    assert left(next_one) == {keeper.directory.name, "keeper.lock"}
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_keeper_takes_over_from_a_stale_one(nursery: Nursery, generation: int) -> None:
+    stale = nursery.start()
+    stale.counts("a")
+    fresh = nursery.start(generation=generation)
+    assert stale.ended() == -9
+    assert fresh.counts("a") == [("a", "1")]
+    assert (fresh.directory / "keeper.lock").read_text().split()[0] == str(fresh.pid)
+
+
+def test_a_lock_of_a_process_that_is_no_more_is_taken_from_nobody(nursery: Nursery) -> None:
+    """The pid in the lock may be another process's by now: it must live."""
+    keeper = nursery.start()
+    keeper.counts("a")
+    keeper.kill()
+    (keeper.directory / "keeper.lock").write_text(f"{os.getpid()} 1")
+    assert nursery.start().counts("a") == [("a", "1")]

@@ -1,0 +1,271 @@
+"""Checkpoints of a keeper: taken, confirmed, given up, and restored by the next keeper."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.backends.base import Changes, LocalFile
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core import failpoints
+from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
+from strandline.core.ids import CheckpointId, Partition
+from strandline.format.manifest import FileRef
+from strandline.runtime.places import local_copies, local_copy
+from strandline.runtime.protocol import Trigger
+from strandline.runtime.snapshots import Snapshots
+from strandline.storage.remote import open_store
+from tests.runtime.bench import KINDS, Bench
+from tests.runtime.clients import Keeper, Nursery, eventually, restore_of, shared
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    made = Nursery(tmp_path)
+    yield made
+    made.close()
+
+
+def fill(keeper: Keeper, keys: int, **given: Any) -> None:
+    keeper.run([(str(n), "fill", 500, 0) for n in range(keys)], **given)
+
+
+def copies(keeper: Keeper) -> set[int]:
+    return {checkpoint for checkpoint, _ in local_copies(keeper.directory)}
+
+
+@pytest.mark.parametrize("backend", KINDS)
+def test_a_checkpoint_is_restored_as_of_its_epoch(nursery: Nursery, backend: str) -> None:
+    keeper = nursery.start(backend=backend)
+    keeper.counts("a", "b", "a")
+    keeper.run([("a", "count", 0, 0)], trigger=Trigger(1, "incremental"), pending=1)
+    keeper.run([("a", "count", 0, 0), ("c", "count", 0, 0)], pending=1)
+    report = keeper.report(1)
+    keeper.stop()
+    next_one = nursery.start(backend=backend, generation=2, restore=restore_of(report, epoch=2))
+    assert next_one.poll().epoch == 2
+    assert next_one.counts("a", "b", "c") == [("a", "4"), ("b", "2"), ("c", "1")]
+
+
+def test_a_confirmed_checkpoint_makes_the_next_one_small(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    fill(keeper, 300)
+    first = keeper.checkpoint(1)
+    fill(keeper, 1)
+    again = keeper.checkpoint(2)
+    fill(keeper, 1, confirmed=2)
+    small = keeper.checkpoint(3, confirmed=2)
+    assert first.info
+    assert again.info
+    assert small.info
+    assert again.info.uploaded_bytes >= first.info.uploaded_bytes > 10 * small.info.uploaded_bytes
+    assert not set(shared(first.info.files).values()) & set(shared(again.info.files).values())
+    assert set(shared(again.info.files).values()) < set(shared(small.info.files).values())
+    assert first.info.sync_ms >= 0
+    assert first.info.first_key_group == 0
+    assert first.info.last_key_group == 127
+
+
+def test_a_full_checkpoint_shares_nothing(nursery: Nursery) -> None:
+    keeper = nursery.start(mode="full")
+    fill(keeper, 100)
+    keeper.checkpoint(1, "incremental")
+    full = keeper.checkpoint(2, "full", confirmed=1)
+    assert full.info
+    assert shared(full.info.files) == {}
+    assert full.info.uploaded_bytes == sum(ref.size for ref in full.info.files)
+    after = keeper.checkpoint(3, "incremental", confirmed=2)
+    assert after.info
+    assert sum(ref.size for ref in after.info.files if ref.shared) <= after.info.uploaded_bytes
+
+
+def test_reports_stay_until_the_driver_has_decided(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    fill(keeper, 10)
+    report = keeper.checkpoint(1)
+    assert keeper.run(pending=1)[1].reports == [report]
+    assert keeper.poll(pending=1).reports == [report]
+    assert keeper.poll(confirmed=1).reports == []
+
+
+def test_only_the_confirmed_local_copy_stays(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    fill(keeper, 10)
+    keeper.checkpoint(1)
+    fill(keeper, 10)
+    keeper.checkpoint(2)
+    assert copies(keeper) == {1, 2}
+    keeper.poll(confirmed=2)
+    assert copies(keeper) == {2}
+    keeper.stop()
+    assert {path.name for path in keeper.directory.iterdir()} == {"chk-2", "keeper.lock"}
+
+
+def test_an_upload_that_nobody_waits_for_is_given_up(nursery: Nursery) -> None:
+    keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.upload.before=sleep:0.3"})
+    fill(keeper, 100)
+    keeper.poll(trigger=Trigger(1, "incremental"), pending=1)
+    keeper.poll(pending=None)
+    eventually(lambda: "upload failed" in keeper.log.read_text(), "the upload is given up")
+    assert nursery.objects() == set()
+    eventually(lambda: copies(keeper) == set(), "its local copy is gone")
+    assert keeper.checkpoint(2).info
+
+
+def test_an_upload_that_fails_is_reported_and_the_next_one_works(nursery: Nursery) -> None:
+    keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.upload.before=error"})
+    fill(keeper, 100)
+    failed = keeper.checkpoint(1)
+    assert failed.info is None
+    assert "keeper.upload.before" in failed.failure
+    done = keeper.checkpoint(2)
+    assert done.info
+    assert nursery.objects() == {f"job/{ref.path}" for ref in done.info.files if ref.path}
+
+
+@pytest.mark.parametrize("backend", ["filesystem", "rocksdb"])
+def test_a_restore_takes_what_is_whole_of_the_local_copy_and_the_rest_from_storage(
+    nursery: Nursery, backend: str
+) -> None:
+    keeper = nursery.start(backend=backend)
+    keeper.run([(str(n), "fill", 500, 0) for n in range(200)])
+    report = keeper.checkpoint(1)
+    restore = restore_of(report, epoch=1)
+    keeper.kill()
+    whole = nursery.start(backend=backend, generation=2, restore=restore)
+    assert whole.counts("7") == [("7", "2")]
+    local_bytes, remote_bytes = whole.restored()
+    assert local_bytes > 100_000
+    assert remote_bytes == 0
+    whole.kill()
+    for path in local_copy(keeper.directory, CheckpointId(1)).iterdir():
+        if path.stat().st_size > 1000:
+            damaged = bytearray(path.read_bytes())
+            damaged[len(damaged) // 2] ^= 1
+            # A file of its own: the copy is linked to.
+            path.unlink()
+            path.write_bytes(damaged)
+    fallback = nursery.start(backend=backend, generation=3, restore=restore)
+    assert fallback.counts("7") == [("7", "2")]
+    local_bytes, remote_bytes = fallback.restored()
+    assert remote_bytes > 100_000
+    assert local_bytes < 1000
+
+
+def test_a_restore_that_finds_storage_damaged_says_which_file(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    fill(keeper, 100)
+    report = keeper.checkpoint(1)
+    keeper.stop(forget=True)
+    damaged = next(ref for ref in report.info.files if ref.path) if report.info else None
+    assert damaged
+    (nursery.storage / "job" / damaged.path).write_bytes(b"no more")
+    next_one = nursery.start(generation=2, restore=restore_of(report, epoch=1))
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=damaged.path):
+            next_one.poll()
+
+
+def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    fill(keeper, 300)
+    report = keeper.checkpoint(1)
+    keeper.kill()
+    next_one = nursery.start(generation=2, restore=restore_of(report, epoch=1))
+    fill(next_one, 1)
+    after = next_one.checkpoint(2)
+    assert after.info
+    assert report.info
+    assert set(shared(report.info.files).values()) < set(shared(after.info.files).values())
+    third = nursery.start(generation=3, restore=restore_of(after, epoch=2))
+    assert third.counts("0", "1") == [("0", "3"), ("1", "2")]
+
+
+# -- in this process
+
+
+class Stubborn:
+    """A backend whose next write fails."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.fail = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def write(self, changes: Changes) -> None:
+        if self.fail:
+            self.fail = False
+            raise UnavailableError("the disk is full")
+        self._backend.write(changes)
+
+    def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
+        found: list[LocalFile] = self._backend.persist(changes, into)
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench("rocksdb", tmp_path)
+    yield made
+    made.close()
+
+
+def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapping[str, FileRef] = {}) -> Snapshots:
+    jobdir = JobDirectory(open_store(f"file://{bench.root}/storage"), "job")
+    return Snapshots(
+        bench.program, Partition(0), bench.task, backend, jobdir, bench.root, base, write_behind_bytes
+    )  # fmt: skip
+
+
+def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench) -> None:
+    backend = Stubborn(bench.backend)
+    snapshots = snapshots_of(bench, backend, write_behind_bytes=1)
+    bench.run([("lost", "set_value", 1, 0)])
+    backend.fail = True
+    snapshots.write_behind()
+    bench.run([("k", "set_value", 2, 0)])
+    snapshots.trigger(Trigger(1, "incremental"))
+    report = eventually(snapshots.reports, "a report")[0]
+    assert report.info is None
+    assert "the disk is full" in report.failure
+    with pytest.raises(UnavailableError, match="the disk is full"):
+        snapshots.raise_error()
+    snapshots.close()
+
+
+def test_an_error_that_is_none_of_ours_says_where_writing_failed(bench: Bench) -> None:
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=1)
+    failpoints.arm("keeper.persist.before", lambda: (_ for _ in ()).throw(OSError("no space left")))
+    bench.run([("k", "set_value", 2, 0)])
+    snapshots.trigger(Trigger(1, "incremental"))
+    assert "no space left" in eventually(snapshots.reports, "a report")[0].failure
+    with pytest.raises(StrandlineError, match="operator 'op', partition 0: writing state failed: no space left"):
+        snapshots.raise_error()
+    snapshots.close()
+
+
+def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
+    """A slow backend holds epochs up rather than let changes pile up."""
+    gate = threading.Event()
+    slow = Stubborn(bench.backend)
+    write = slow.write
+    vars(slow)["write"] = lambda changes: (gate.wait(60), write(changes))[1]
+    snapshots = snapshots_of(bench, slow, write_behind_bytes=1)
+    bench.run([(str(n), "set_value", 1, 0) for n in range(50)])
+    snapshots.write_behind()
+    assert bench.task.dirty_bytes == 0
+    bench.run([("k", "set_value", 1, 0)])
+    blocked = threading.Thread(target=snapshots.write_behind)
+    blocked.start()
+    assert bench.task.dirty_bytes > 0
+    gate.set()
+    blocked.join(60)
+    assert bench.task.dirty_bytes == 0
+    assert bench.run([(str(n), "read", 0, 0) for n in range(50)])[0][1].startswith("((1, True")
+    snapshots.close()

@@ -1,0 +1,135 @@
+"""Where things lie on a machine, and what is swept away."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import CheckpointId, Generation, Partition
+from strandline.runtime.places import Places, local_copies, local_copy, sweep
+
+DAY_S = 86_400
+
+
+def places(local_dir: Path, job: str = "job") -> Places:
+    return Places(local_dir, "file:///checkpoints", job)
+
+
+def used(local_dir: Path, job: str = "job") -> Path:
+    """Make what a job of one operator leaves when everything is killed."""
+    made = places(local_dir, job)
+    made.make()
+    state = made.state("op", Partition(0))
+    for directory in (state / "db-1", state / "chk-3", made.root / "spark-1" / "offsets"):
+        directory.mkdir(parents=True)
+    (state / "db-1" / "CURRENT").touch()
+    (state / "keeper.lock").touch()
+    made.socket("op", Partition(0), Generation(1)).touch()
+    return made.root
+
+
+def age(root: Path, by_s: float) -> None:
+    then = time.time() - by_s
+    for path in [root, *root.rglob("*")]:
+        os.utime(path, (then, then))
+
+
+def test_jobs_share_no_directory_and_neither_do_checkpoint_directories(tmp_path: Path) -> None:
+    roots = {Places(tmp_path, url, job).root for url in ("file:///a", "file:///b") for job in ("x", "y")}
+    assert len(roots) == 4
+    assert {root.parent for root in roots} == {tmp_path}
+
+
+def test_operators_and_partitions_share_no_paths(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    slots = [(uid, Partition(n)) for uid in ("a/b", "a_b", "a b", "x" * 90, "x" * 91, "../up") for n in (0, 11)]
+    assert len({made.state(*slot) for slot in slots}) == len(slots)
+    assert len({made.socket(*slot, Generation(1)) for slot in slots}) == len(slots)
+    for slot in slots:
+        assert made.state(*slot).parent == made.root
+        assert made.log(*slot).parent == made.logs
+
+
+def test_a_generation_has_sockets_of_its_own(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    assert made.socket("op", Partition(1), Generation(1)) != made.socket("op", Partition(1), Generation(2))
+
+
+def test_a_socket_path_that_the_system_cannot_take_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    fitting = places(Path("/" + "d" * 60))
+    assert len(str(fitting.socket("op", Partition(100), Generation(10)))) < 107
+    with pytest.raises(ConfigurationError, match="too long") as caught:
+        places(Path("/" + "é" * 45)).socket("op", Partition(0), Generation(1))
+    assert "local_dir" in caught.value.hint
+
+
+def test_directories_are_closed_to_others_and_making_them_twice_is_fine(tmp_path: Path) -> None:
+    made = places(tmp_path / "deep" / "local")
+    made.make()
+    made.make()
+    for path in (made.local_dir, made.root, made.logs):
+        assert path.stat().st_mode & 0o077 == 0
+
+
+def test_logs_outlive_the_job(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    used(tmp_path)
+    made.log("op", Partition(0)).touch()
+    made.remove()
+    made.remove()
+    assert not made.root.exists()
+    assert made.log("op", Partition(0)).exists()
+
+
+def test_local_copies(tmp_path: Path) -> None:
+    for name in ("chk-1", "chk-12", "chk-x", "db-1"):
+        (tmp_path / name).mkdir()
+    assert dict(local_copies(tmp_path)) == {n: local_copy(tmp_path, CheckpointId(n)) for n in (1, 12)}
+
+
+def test_what_nobody_came_back_for_is_swept(tmp_path: Path) -> None:
+    old, recent = used(tmp_path, "old"), used(tmp_path, "recent")
+    empty = places(tmp_path, "empty")
+    empty.make()
+    age(old, 2 * DAY_S)
+    age(empty.root, 2 * DAY_S)
+    sweep(tmp_path)
+    assert not old.exists()
+    assert not empty.root.exists()
+    assert recent.exists()
+    sweep(tmp_path, older_than_s=-1)
+    assert not recent.exists()
+    assert empty.logs.exists()
+
+
+def test_a_job_whose_keeper_lives_is_not_swept(tmp_path: Path) -> None:
+    root = used(tmp_path)
+    age(root, 2 * DAY_S)
+    with next(root.glob("*/keeper.lock")).open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweep(tmp_path)
+        assert root.exists()
+    sweep(tmp_path)
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("name", ["my-documents"[:12], "0123456789ab", "work-of-2024"])
+def test_what_is_not_a_jobs_is_never_swept(tmp_path: Path, name: str) -> None:
+    """A user may say local_dir='/tmp', or the home directory."""
+    theirs = tmp_path / name
+    (theirs / "thesis").mkdir(parents=True)
+    (theirs / "thesis" / "chapter-1").touch()
+    (tmp_path / "twelve chars").touch()
+    age(tmp_path, 2 * DAY_S)
+    sweep(tmp_path)
+    assert (theirs / "thesis" / "chapter-1").exists()
+    assert (tmp_path / "twelve chars").exists()
+
+
+def test_a_directory_that_is_not_there_is_nothing_to_sweep(tmp_path: Path) -> None:
+    sweep(tmp_path / "none")
