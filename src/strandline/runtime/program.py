@@ -12,10 +12,12 @@ import msgspec
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.settings import BackendName
+from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo
 from strandline.format.types import parse_schema, parse_type
+from strandline.format.values import ValueCodec
 
 Process = KeyedProcess | KeyedBatchProcess
 
@@ -98,10 +100,13 @@ def check_state(process: Process, name: str, state: State) -> None:
     if not isinstance(state, Value | List | Map | Reducing | Aggregating):
         raise ConfigurationError(f"{where} is a {type(state).__name__}, not a state that this release knows")
     try:
-        parse_type(state.value_type)
+        value_type = parse_type(state.value_type)
         if isinstance(state, Map):
-            parse_type(state.key_type)
-    except ConfigurationError as error:
+            KeyCodec([parse_type(state.key_type)])
+        default = getattr(state, "default", None)
+        if default is not None:
+            ValueCodec(value_type).coerce(default)
+    except (ConfigurationError, StateTypeError) as error:
         raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
 
 

@@ -103,9 +103,20 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def to_failure(error: StrandlineError) -> Failure:
-    """Make an error fit for sending."""
-    fields = {name: v if isinstance(v, int | float | str | None) else repr(v) for name, v in error.fields.items()}
-    return Failure(kind=type(error).__name__, message=error.message, hint=error.hint, fields=fields)
+    """Make an error fit for sending, whatever the user's function put into it."""
+    fields = {name: _sendable(value) for name, value in error.fields.items()}
+    return Failure(kind=type(error).__name__, message=_text(error.message), hint=_text(error.hint), fields=fields)
+
+
+def _sendable(value: Any) -> Any:
+    if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
+        return value
+    return _text(value if isinstance(value, str) else repr(value))
+
+
+def _text(text: str) -> str:
+    """Half a surrogate pair is no text, and would end the connection instead of the epoch."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def from_failure(failure: Failure) -> StrandlineError:

@@ -1,0 +1,152 @@
+"""Declarations: what a class declares, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from strandline.api.config import Checkpoints, Restart
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
+from strandline.core.errors import ConfigurationError
+from strandline.format.manifest import StateInfo
+from strandline.runtime.program import check_process, pickle_process, state_infos
+
+
+class Base(KeyedProcess):
+    seen = Value("BIGINT", default=0)
+    gone = Value("int")
+    other = Value("int")
+
+    def on_event(self, event: Any, ctx: Any) -> None: ...
+
+
+class Derived(Base):
+    gone = None  # type: ignore[assignment]
+    other = List("struct<a:int,b:array<string>>")  # type: ignore[assignment]
+    by = Map("string", "double")
+    top = Reducing("double", max)
+    mean = Aggregating("struct<n: bigint>", create=lambda: (0,), add=lambda acc, x: acc)
+
+
+def test_states_are_inherited_replaced_and_taken_away() -> None:
+    assert list(declared_states(Base)) == ["seen", "gone", "other"]
+    found = declared_states(Derived)
+    assert {name: state.kind for name, state in found.items()} == {
+        "seen": "value", "other": "list", "by": "map", "top": "reducing", "mean": "aggregating",
+    }  # fmt: skip
+    assert all(state.name == name for name, state in found.items())
+
+
+def test_what_stands_in_a_manifest() -> None:
+    infos = {info.name: info for info in state_infos(Derived())}
+    assert infos["seen"] == StateInfo(name="seen", kind="value", value_type="bigint")
+    assert infos["by"] == StateInfo(name="by", kind="map", value_type="double", key_type="string")
+    assert infos["other"].kind == "list"
+    assert infos["other"].value_type == state_infos(Derived())[1].value_type
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Value(""), "Value: its type is ''"),
+        (lambda: Value(int), "Value: its type is <class 'int'>"),
+        (lambda: Map("string", ""), "Map: its type is ''"),
+        (lambda: Map(str, "int"), "Map: its key type is <class 'str'>"),
+    ],
+)
+def test_a_declaration_without_a_type_is_refused_at_once(make: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        make()
+    assert said in caught.value.message
+
+
+class Custom(State):
+    kind = "custom"
+
+
+@pytest.mark.parametrize(
+    ("base", "state", "said"),
+    [
+        (KeyedProcess, Value("bigints"), "state 'it' of P: "),
+        (KeyedProcess, List("array<"), "state 'it' of P: "),
+        (KeyedProcess, Map("nothing", "int"), "state 'it' of P: "),
+        (KeyedProcess, Map("array<int>", "int"), "state 'it' of P: "),
+        (KeyedProcess, Map("map<int,int>", "int"), "state 'it' of P: "),
+        (KeyedProcess, Custom("int"), "state 'it' of P is a Custom, not a state that this release knows"),
+        (KeyedProcess, Value("int", default="x"), "state 'it' of P: "),
+        (KeyedProcess, Value("int", default=1 << 40), "state 'it' of P: "),
+        (KeyedBatchProcess, List("int"), "state 'it' of P is a List, but a KeyedBatchProcess can only have Value"),
+    ],
+)
+def test_a_state_that_cannot_work_is_refused_before_the_job_runs(base: type, state: State, said: str) -> None:
+    process = type("P", (base,), {"it": state})()
+    with pytest.raises(ConfigurationError) as caught:
+        state_infos(process)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [
+        (Base, "was given the class Base, expected an instance"),
+        (len, "was given a builtin_function_or_method"),
+        (KeyedProcess(), "KeyedProcess does not define on_event"),
+        (KeyedBatchProcess(), "KeyedBatchProcess does not define on_batch"),
+    ],
+)
+def test_what_is_no_process_function(process: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_process(process, "detect")
+    assert "operator 'detect'" in caught.value.message
+    assert said in caught.value.message
+
+
+def test_a_function_that_cannot_be_shipped_says_what_to_do() -> None:
+    process = Base()
+    process.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="operator 'detect': Base cannot be shipped") as caught:
+        pickle_process(process, "detect")
+    assert "open()" in caught.value.hint
+
+
+@pytest.mark.parametrize("state", ["seen", "other", "by", "top", "mean"])
+def test_state_outside_of_a_job_says_so(state: str) -> None:
+    assert isinstance(getattr(Derived, state), State)
+    with pytest.raises(ConfigurationError, match=f"state '{state}' was used outside of a running job"):
+        getattr(Derived(), state)
+
+
+def test_checkpoints() -> None:
+    given = Checkpoints("/tmp/x", every="10s", timeout="1 min", min_pause=0.5, storage_options={"secret": "hush"})
+    assert (given.interval_ms, given.timeout_ms, given.min_pause_ms) == (10_000, 60_000, 500)
+    assert Checkpoints("/tmp/x").interval_ms is None
+    assert Checkpoints("/tmp/x", every=0).interval_ms == 1
+    assert "hush" not in repr(given)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"mode": "changelog"}, "mode is 'changelog', expected 'full' or 'incremental'"),
+        ({"retain": 0}, "retain is 0, expected 1 or more"),
+        ({"retain": "2"}, "retain is '2'"),
+        ({"tolerable_failures": -1}, "tolerable_failures is -1"),
+        ({"directory": " "}, "the directory is empty"),
+        ({"every": "soon"}, "checkpoints: every is 'soon'"),
+        ({"timeout": "x"}, "checkpoints: timeout is 'x'"),
+        ({"min_pause": -1}, "checkpoints: min_pause is -1"),
+    ],
+)
+def test_checkpoints_that_cannot_work(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Checkpoints(**{"directory": "/tmp/x", **wrong})
+    assert said in caught.value.message
+
+
+def test_restarts_wait_longer_each_time() -> None:
+    restart = Restart(delay="1s", max_delay="10s")
+    assert [restart.delay_ms(n) for n in (1, 2, 3, 4, 5, 50)] == [1000, 2000, 4000, 8000, 10_000, 10_000]
+    assert Restart.never().attempts == 0

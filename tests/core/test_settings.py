@@ -1,0 +1,79 @@
+"""Durations, sizes and the settings that users write."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.settings import Settings, parse_duration_ms, parse_size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("500ms", 500), ("10s", 10_000), ("2 min", 120_000), ("2m", 120_000), ("1h", 3_600_000), ("1 d", 86_400_000),
+        (" 1.5 Seconds ", 1500), ("0s", 0), ("3 hours", 10_800_000), ("1 minute", 60_000), ("2 days", 172_800_000),
+        (10, 10_000), (0.25, 250), (0, 0),
+    ],
+)  # fmt: skip
+def test_durations(text: Any, ms: int) -> None:
+    assert parse_duration_ms(text, "it") == ms
+
+
+@pytest.mark.parametrize("text", ["", "10", "s", "-1s", "10 parsecs", "1s 2ms", -1, None, True, "1e3s", float("nan")])
+def test_what_is_no_duration_is_refused_by_name(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^the lease is .*, expected a duration") as caught:
+        parse_duration_ms(text, "the lease")
+    assert repr(text) in caught.value.message
+    assert "10s" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("512MB", 512 << 20), ("4 GB", 4 << 30), ("1tb", 1 << 40), ("10 KiB", 10 << 10), ("7", 7), ("7b", 7), (1, 1),
+        ("1.5k", 1536), ("2g", 2 << 30),
+    ],
+)  # fmt: skip
+def test_sizes(text: Any, size: int) -> None:
+    assert parse_size_bytes(text, "it") == size
+
+
+@pytest.mark.parametrize("text", ["", "0", 0, -1, "-5MB", "MB", "5 PB", None, True, 1.5, "5MBs"])
+def test_what_is_no_size_is_refused_by_name(text: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"^state_memory is .*, expected a size"):
+        parse_size_bytes(text, "state_memory")
+
+
+def test_defaults() -> None:
+    settings = Settings()
+    assert settings.backend == "rocksdb"
+    assert settings.parallelism is None
+    assert settings.state_memory_bytes > 1 << 20
+    assert settings.memory_backend_limit_bytes == 10 << 20
+    assert settings.keeper_lease_ms == 600_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"backend": "heap"}, "backend is 'heap', expected one of memory, filesystem, rocksdb"),
+        ({"parallelism": 0}, "parallelism is 0"),
+        ({"parallelism": "4"}, "parallelism is '4'"),
+        ({"state_memory": "lots"}, "state_memory is 'lots'"),
+        ({"memory_backend_limit": "-1"}, "memory_backend_limit is '-1'"),
+        ({"keeper_lease": "soon"}, "keeper_lease is 'soon'"),
+    ],
+)
+def test_a_wrong_setting_fails_where_it_is_written(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(**wrong)
+    assert said in caught.value.message
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().backend = "memory"  # type: ignore[misc]
