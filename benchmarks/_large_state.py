@@ -1,0 +1,147 @@
+"""A state larger than its caches: one random value a key, set by epochs that a benchmark feeds one by one.
+
+An epoch is a file with the keys to set and the stamp that each value shall begin with, or with the keys to check and
+the stamp that must be found. So a benchmark decides exactly what changes between two checkpoints, and proves at the
+end, or after a recovery, that the state is right: a wrong value ends the job with an error.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import strandline as sl
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOB = "large-state"
+UID = "values"
+PARTITIONS = 2
+VALUE_BYTES = 100
+ENTRY_BYTES = 8 + VALUE_BYTES
+"""What the user stores for a key: the bigint and its value."""
+STATE_MEMORY = "1GB"
+"""Of which blocks and objects get 65 %: less than the state at full size."""
+RESTART_DELAY = "100ms"
+_STAMP_BYTES = 8
+_SCHEMA = pa.schema([("key", pa.int64()), ("stamp", pa.int64()), ("check", pa.bool_())])
+
+SPARK_SETTINGS = {
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": str(PARTITIONS),
+    "spark.sql.streaming.numRecentProgressUpdates": "10000",
+    # Looking for files 100 times a second would cost part of a core while the benchmark rests.
+    "spark.sql.streaming.pollingDelay": "50ms",
+    # Lets an epoch's file be read by two tasks, one row group each.
+    "spark.sql.files.openCostInBytes": "0",
+    "spark.sql.files.minPartitionNum": str(PARTITIONS),
+}
+
+
+class Stamped(sl.KeyedBatchProcess):
+    """Sets each key's value, or checks whose stamp it bears."""
+
+    value = sl.Value("binary")
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: sl.BatchContext) -> None:
+        states: Any = self.value
+        stamps = batch.column("stamp").to_numpy()
+        # An epoch holds one or the other.
+        if batch.column("check")[0].as_py():
+            self._check(batch.column("key").to_numpy(), stamps, states.get_many(ctx.keys))
+            return
+        # From the rows, not from chance: a replayed epoch gives the same values.
+        noise = np.random.default_rng([ctx.epoch, batch.column("key")[0].as_py()])
+        values = np.frombuffer(noise.bytes(len(stamps) * VALUE_BYTES), np.uint8).reshape(-1, VALUE_BYTES).copy()
+        values[:, :_STAMP_BYTES] = stamps.view(np.uint8).reshape(-1, _STAMP_BYTES)
+        fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(VALUE_BYTES), len(stamps), [None, pa.py_buffer(values)])
+        states.put_many(ctx.keys, fixed.cast(pa.binary()))
+
+    def _check(self, keys: Any, stamps: Any, values: pa.Array) -> None:
+        for key, stamp, value in zip(keys.tolist(), stamps.tolist(), values.to_pylist(), strict=True):
+            found = None if value is None else int.from_bytes(value[:_STAMP_BYTES], "little")
+            if found != stamp:
+                raise ValueError(f"key {key}: the value bears the stamp {found}, expected {stamp}")
+
+
+class Feed:
+    """Writes epochs, and remembers which stamp each key's value must bear."""
+
+    def __init__(self, directory: Path, keys: int, seed: int = 1) -> None:
+        self._incoming = directory / "in"
+        self._incoming.mkdir()
+        self._random = np.random.default_rng(seed)
+        self._stamps = np.zeros(keys, dtype=np.int64)
+        self._newest_ns = 0
+        self.keys = keys
+        self.epochs = 0
+        """How many were fed: the job is through when its epoch is this."""
+        self.rows_set = 0
+
+    def load(self, rows: int) -> None:
+        """Set every key once, `rows` keys an epoch."""
+        for first in range(0, self.keys, rows):
+            self._show(self._set(np.arange(first, min(first + rows, self.keys))))
+
+    def change(self, rows: int, epochs: int = 1) -> None:
+        """Set so many keys, chosen at random, in each of some epochs, which become visible at the same time."""
+        written = [self._set(self._choose(rows)) for _ in range(epochs)]
+        for hidden in written:
+            self._show(hidden)
+
+    def check(self, rows: int) -> None:
+        """Check so many keys, chosen at random, in one epoch."""
+        chosen = self._choose(rows)
+        self._show(self._write(chosen, self._stamps[chosen], check=True))
+
+    def _choose(self, rows: int) -> Any:
+        return self._random.choice(self.keys, min(rows, self.keys), replace=False)
+
+    def _set(self, keys: Any) -> Path:
+        self._stamps[keys] = self.epochs + 1
+        self.rows_set += len(keys)
+        return self._write(keys, self._stamps[keys], check=False)
+
+    def _write(self, keys: Any, stamps: Any, *, check: bool) -> Path:
+        table = pa.table([keys, stamps, np.full(len(keys), check)], schema=_SCHEMA)
+        hidden = self._incoming / f"_{self.epochs:06}.parquet"
+        pq.write_table(table, hidden, compression="none", row_group_size=-(-len(keys) // PARTITIONS))
+        self.epochs += 1
+        return hidden
+
+    def _show(self, hidden: Path) -> None:
+        # The source reads files in the order of their times, which a file system may round.
+        self._newest_ns = max(time.time_ns(), self._newest_ns + 10_000_000)
+        os.utime(hidden, ns=(self._newest_ns, self._newest_ns))
+        hidden.rename(hidden.with_name(hidden.name[1:]))
+
+
+def make_session() -> SparkSession:
+    """Return the session that the job runs in."""
+    return sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
+
+
+def make_job(spark: SparkSession, directory: Path) -> sl.Job:
+    """Return the job that reads what a Feed of this directory writes; checkpoints are taken on demand."""
+    rows = (
+        spark.readStream.schema("key bigint, stamp bigint, check boolean")
+        .option("maxFilesPerTrigger", 1)
+        .parquet(str(directory / "in"))
+    )
+    values = sl.stream(rows).key_by("key").process(Stamped(), output="key bigint", uid=UID)
+    return sl.Job(
+        JOB,
+        sinks=[values.to(sl.sinks.noop())],
+        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri()),
+        restart=sl.Restart(delay=RESTART_DELAY),
+        settings=sl.Settings(
+            backend="rocksdb", parallelism=PARTITIONS, state_memory=STATE_MEMORY, local_dir=directory / "local"
+        ),
+    )
