@@ -60,9 +60,10 @@ def decode_base(data: bytes, where: str) -> BaseRecord:
 class Claim:
     """A driver's ownership of a job, until a newer one claims it."""
 
-    def __init__(self, jobdir: JobDirectory, generation: Generation) -> None:
+    def __init__(self, jobdir: JobDirectory, generation: Generation, owner: str = "") -> None:
         self._jobdir = jobdir
         self.generation = generation
+        self.owner = owner
         self.has_base = False
         self.highest_seen = 0
         """The highest checkpoint number that was found in storage when this driver chose what to restore."""
@@ -74,11 +75,7 @@ class Claim:
             self._jobdir.head(generation_path(Generation(self.generation + 1)))
         except NotFoundError:
             return
-        raise FencedError(
-            f"job '{self._jobdir.job}': generation {self.generation} was replaced by a newer driver",
-            hint="another driver runs the same job on the same directory: keep only one",
-            generation=self.generation,
-        )
+        raise _fenced(self._jobdir, self.generation)
 
     def set_base(self, checkpoint: CheckpointId | None) -> None:
         """Record which checkpoint this generation goes on from; None: from empty state.
@@ -121,19 +118,48 @@ class Claim:
             raise CorruptionError(f"{self._jobdir.url}/{path}: gone after it was chosen for restore") from error
 
 
-def claim(jobdir: JobDirectory, clock: Clock) -> Claim:
-    """Become the job's owner: every older claim is fenced from now on."""
-    newest = max((g for info in jobdir.list(GENERATIONS) if (g := claimed_generation(info.path))), default=0)
-    owner = unique_name()
+def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> Claim:
+    """Become the job's owner: every older claim is fenced from now on.
+
+    A driver that restarts its job gives its `previous` claim, and raises FencedError if another driver's is newer:
+    else two drivers would take the job from each other for ever.
+    """
+    owner = previous.owner if previous else unique_name()
+    newest = previous.generation if previous else _newest_claimed(jobdir)
     while True:
         generation = Generation(newest + 1)
         record = ClaimRecord(generation=generation, owner=owner, claimed_ms=clock.now_ms())
         try:
             _create_own(jobdir, generation_path(generation), frame(CLAIM_MAGIC, _VERSION, msgspec.json.encode(record)))
         except ConflictError:
+            if previous is not None and _owner_of(jobdir, generation) != owner:
+                raise _fenced(jobdir, previous.generation) from None
             newest = generation
         else:
-            return Claim(jobdir, generation)
+            return Claim(jobdir, generation, owner)
+
+
+def _newest_claimed(jobdir: JobDirectory) -> Generation:
+    claimed = (g for info in jobdir.list(GENERATIONS) if (g := claimed_generation(info.path)))
+    return max(claimed, default=Generation(0))
+
+
+def _owner_of(jobdir: JobDirectory, generation: Generation) -> str:
+    path = generation_path(generation)
+    where = f"{jobdir.url}/{path}"
+    _, payload = unframe(jobdir.get(path), CLAIM_MAGIC, (_VERSION,), where)
+    try:
+        return msgspec.json.decode(payload, type=ClaimRecord).owner
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{where}: the claim does not have the expected fields: {error}") from error
+
+
+def _fenced(jobdir: JobDirectory, generation: Generation) -> FencedError:
+    return FencedError(
+        f"job '{jobdir.job}': generation {generation} was replaced by a newer driver",
+        hint="another driver runs the same job on the same directory: keep only one",
+        generation=generation,
+    )
 
 
 def _create_own(jobdir: JobDirectory, path: str, data: bytes) -> None:

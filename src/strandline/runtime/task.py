@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +31,8 @@ from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 
 _GATHER_ROWS = 262_144
 _GROUPS_KEPT = 200_000
+
+_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +290,7 @@ class Task:
     def _user_error(self, error: BaseException, method: str, key: Any, event: Any) -> StrandlineError:
         # The first frame is ours; what comes after it is the user's.
         trace = error.__traceback__.tb_next if error.__traceback__ else None
-        text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+        text = _users_trace(error, trace)
         where = f" for key {key!r}, in the event {event!r}" if event is not None else ""
         kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
         said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
@@ -321,4 +326,15 @@ class Task:
                 limit_bytes=limit,
             )
         self._size = size
-        self._sizes.update(changed)
+        for at, new in changed.items():
+            if new:
+                self._sizes[at] = new
+            else:
+                self._sizes.pop(at, None)
+
+
+def _users_trace(error: BaseException, trace: TracebackType | None) -> str:
+    """Format a traceback without the frames of this package: a handle that refuses a value is no help to look at."""
+    said = traceback.TracebackException(type(error), error, trace)
+    said.stack = traceback.StackSummary.from_list([f for f in said.stack if not f.filename.startswith(_PACKAGE)])
+    return "".join(said.format()).rstrip()

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
-from strandline.checkpoint.generation import claim
+from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose, damage_in
 from strandline.checkpoint.source_log import capture, restore_source, upload_source
@@ -63,10 +63,13 @@ class Blueprint:
 class Attempt:
     """Starts, watches and ends one run."""
 
-    def __init__(self, blueprint: Blueprint, exclude: frozenset[CheckpointId], least_id: CheckpointId) -> None:
+    def __init__(
+        self, blueprint: Blueprint, exclude: frozenset[CheckpointId], least_id: CheckpointId, previous: Claim | None
+    ) -> None:
         self._b = blueprint
         self._exclude = exclude
         self._least_id = least_id
+        self.claim = previous
         self._cleanup = contextlib.ExitStack()
         self._query: StreamingQuery | None = None
         self._fleet: Fleet | None = None
@@ -88,7 +91,7 @@ class Attempt:
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
         self._settle(choose(b.jobdir, exclude=self._exclude).manifest)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
-        owned = claim(b.jobdir, b.clock)
+        owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         self.generation = owned.generation
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
         choice = choose(b.jobdir, claim=owned, exclude=self._exclude)

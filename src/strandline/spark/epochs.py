@@ -135,6 +135,10 @@ class EpochDriver:
                 for _, _, rows in built.outputs:
                     rows.write.format("noop").mode("overwrite").save()
                 acks = {**acks, **self._fleet.take_acks(epoch)}
+            if len(acks) < len(self._fleet.slots):
+                # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
+                # the keepers know whether they have applied the epoch.
+                acks = {**self._fleet.poll(self._instructions(epoch, None)), **acks}
         finally:
             built.close()
         missing = self._fleet.slots - acks.keys()

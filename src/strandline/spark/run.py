@@ -14,6 +14,7 @@ from typing import Literal
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
+from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats
 from strandline.core.errors import (
     CheckpointError,
@@ -94,6 +95,7 @@ class Run:
         self._in_a_row = 0
         self._excluded: frozenset[CheckpointId] = frozenset()
         self._least_id = CheckpointId(1)
+        self._claim: Claim | None = None
         self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self) -> None:
@@ -245,8 +247,11 @@ class Run:
         return False
 
     def _begin(self) -> None:
-        self._attempt = Attempt(self._b, self._excluded, self._least_id)
-        self._attempt.start()
+        self._attempt = Attempt(self._b, self._excluded, self._least_id, self._claim)
+        try:
+            self._attempt.start()
+        finally:
+            self._claim = self._attempt.claim
         self._state = "running"
 
     def _recover(self, error: BaseException) -> None:
