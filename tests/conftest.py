@@ -17,6 +17,9 @@ from strandline.core import failpoints
 
 _ROOT = Path(__file__).parent.parent
 
+# A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
+LIGHT_JVM = {"spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
 
 def pytest_configure() -> None:
     # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
@@ -29,7 +32,7 @@ def spark() -> Iterator[Any]:
     """The one session of this process; its JVM takes seconds to start."""
     import strandline as sl
 
-    session = sl.session("tests", "local[2,4]", **{"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "2"})
+    session = sl.session("tests", "local[2,4]", **{"spark.driver.memory": "2g", **LIGHT_JVM})
     yield session
     session.stop()
     with warnings.catch_warnings():

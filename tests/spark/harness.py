@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -12,10 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyspark
+
 import strandline as sl
 from tests.spark import pipeline
 
-TIMEOUT_S = 90.0
+_ROOT = Path(__file__).parent.parent.parent
+TIMEOUT_S = 120.0
 Rows = tuple[Counter[tuple[Any, ...]], Counter[tuple[Any, ...]]]
 
 
@@ -197,3 +203,84 @@ def keepers(local_dir: Path) -> dict[int, str]:
         for pid, command in processes("strandline.runtime.keeper").items()
         if "strandline.runtime.keeper" in command and str(local_dir) in command
     }
+
+
+class App:
+    """A driver in a process of its own. Its JVM, workers and keepers can be told by the directory in their environment."""
+
+    def __init__(self, case: Case, failpoints: str = "", **given: str) -> None:
+        self._case = case
+        self.temporary = case.root / "tmp"
+        self.temporary.mkdir(exist_ok=True)
+        (case.root / "in").mkdir(exist_ok=True)
+        for name in ("stop", "status.json"):
+            (case.root / name).unlink(missing_ok=True)
+        environment = {
+            **os.environ,
+            "STRANDLINE_FAILPOINTS": failpoints,
+            "TMPDIR": str(self.temporary),
+            "SPARK_LOCAL_DIRS": str(self.temporary),
+            "SPARK_HOME": str(_spark_home(case.root / "home")),
+        }
+        environment.pop("STRANDLINE_FAILPOINTS_DIR", None)
+        command = [sys.executable, "-m", "tests.spark.app", str(case.root), str(case.local_dir)]
+        self._output = (case.root / "app.log").open("ab")
+        self._process = subprocess.Popen(
+            [*command, *(f"{name}={value}" for name, value in given.items())],
+            env=environment, cwd=_ROOT, stdout=self._output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Return what the driver last said; nothing before it has said anything."""
+        assert self._process.poll() is None, f"the driver ended with {self._process.returncode}: {self.output()}"
+        try:
+            found: dict[str, Any] = json.loads((self._case.root / "status.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def output(self) -> str:
+        """Return the end of what all drivers of this job printed."""
+        return (self._case.root / "app.log").read_text(errors="replace")[-3000:]
+
+    def wait_killed(self) -> None:
+        """Wait until a failpoint has killed the driver."""
+        assert self._wait() == -signal.SIGKILL, self.output()
+
+    def ended(self) -> bool:
+        """Whether the driver is dead."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """Kill the driver now."""
+        self._process.kill()
+        self._wait()
+
+    def finish(self) -> dict[str, Any]:
+        """Have the driver process everything, take a last checkpoint and end; return its last status."""
+        (self._case.root / "stop").touch()
+        assert self._wait() == 0, self.output()
+        said: dict[str, Any] = json.loads((self._case.root / "status.json").read_text())
+        return said
+
+    def relatives(self) -> dict[int, str]:
+        """Return the processes that this driver and its predecessors brought into being and that are alive."""
+        return processes(f"SPARK_LOCAL_DIRS={self.temporary}")
+
+    def _wait(self) -> int:
+        try:
+            return self._process.wait(TIMEOUT_S)
+        finally:
+            if self._process.poll() is None:
+                self._process.kill()
+                self._process.wait()
+            self._output.close()
+
+
+def _spark_home(directory: Path) -> Path:
+    """Return a home for Spark in which the workers of a cluster may write."""
+    if not directory.exists():
+        directory.mkdir()
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            (directory / entry.name).symlink_to(entry)
+    return directory

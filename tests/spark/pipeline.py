@@ -53,9 +53,7 @@ class Profile(sl.KeyedProcess):
         }
 
 
-PROFILE_OUTPUT = (
-    "user string, n bigint, before string, history bigint, kinds int, kind string, of_kind bigint, highest bigint, mean double"
-)
+PROFILE_OUTPUT = "user string, n bigint, before string, history bigint, kinds int, kind string, of_kind bigint, highest bigint, mean double"
 
 
 class PerKind(sl.KeyedProcess):
@@ -103,14 +101,19 @@ def events_of(seed: int, file: int, rows: int = 60, users: int = 25) -> list[dic
 
 def write_file(directory: Path, seed: int, file: int, rows: int = 60) -> list[dict[str, Any]]:
     """Add one input file atomically and return its events."""
-    directory.mkdir(parents=True, exist_ok=True)
     events = events_of(seed, file, rows)
+    write_events(directory, file, events)
+    return events
+
+
+def write_events(directory: Path, file: int, events: list[dict[str, Any]]) -> None:
+    """Add these events as one input file, atomically."""
+    directory.mkdir(parents=True, exist_ok=True)
     hidden = directory / f".{file:05d}.json"
     hidden.write_text("".join(json.dumps(e) + "\n" for e in events))
     # The file source reads files by age: without this, files made in one millisecond come in any order.
     os.utime(hidden, (1_700_000_000 + file, 1_700_000_000 + file))
     hidden.rename(directory / f"{file:05d}.json")
-    return events
 
 
 def build(spark: Any, source: Path, out: Path, **kwargs: Any) -> sl.Job:

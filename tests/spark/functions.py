@@ -1,0 +1,109 @@
+"""Process functions of the tests. Keepers import this module: nothing in here that needs Spark or pytest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import strandline as sl
+
+
+class Count(sl.KeyedProcess):
+    """Count events a key: the state shows every event applied twice or not at all."""
+
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.value += 1
+        yield (ctx.key, self.seen.value)
+
+
+class CountText(sl.KeyedProcess):
+    """Count, with a state of the same name and another type."""
+
+    seen = sl.Value("string", default="0")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.value = str(int(self.seen.value) + 1)
+        yield (ctx.key, int(self.seen.value))
+
+
+class CountList(sl.KeyedProcess):
+    """Count, with a state of the same name and another kind."""
+
+    seen = sl.List("bigint")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.append(event.v)
+        yield (ctx.key, len(self.seen))
+
+
+class CountWide(sl.KeyedProcess):
+    """Count by several columns; gives the key back as it came."""
+
+    seen = sl.Value("int", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.value += 1
+        yield (*ctx.key, self.seen.value)
+
+
+class CountBatch(sl.KeyedBatchProcess):
+    """Count and sum with whole columns; one row a key and batch."""
+
+    stats = sl.Value("struct<n: bigint, total: bigint>")
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: sl.BatchContext) -> pa.RecordBatch:
+        keys, row_of = ctx.keys.unique()
+        old = self.stats.get_many(keys)
+        n = np.bincount(row_of, minlength=len(keys)) + old.field("n").fill_null(0).to_numpy()
+        added = np.zeros(len(keys), np.int64)
+        np.add.at(added, row_of, batch.column("v").to_numpy())
+        total = added + old.field("total").fill_null(0).to_numpy()
+        new = pa.StructArray.from_arrays([pa.array(n), pa.array(total)], names=["n", "total"])
+        self.stats.put_many(keys, new)
+        return pa.RecordBatch.from_arrays([keys.columns[0], pa.array(n), pa.array(total)], names=["user", "n", "total"])
+
+
+class Boom(sl.KeyedProcess):
+    """Raise at one event, in a function below on_event."""
+
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.value += 1
+        yield (ctx.key, self.divide(event.v))
+
+    def divide(self, v: int) -> int:
+        return 100 // (v - 13)
+
+
+class Answers(sl.KeyedProcess):
+    """Give whatever row it was made with."""
+
+    def __init__(self, row: Any) -> None:
+        self.row = row
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        yield self.row
+
+
+class Hoard(sl.KeyedProcess):
+    """Grow."""
+
+    all = sl.List("string")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> None:
+        self.all.append("x" * 500)
+
+
+class BadState(sl.KeyedProcess):
+    """Put text where a number belongs."""
+
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> None:
+        self.seen.value = "many"

@@ -1,0 +1,54 @@
+"""Two executors: state stays where it is, and a dead executor takes nothing with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.harness import App, Case, Reader, eventually, processes
+
+pytestmark = pytest.mark.spark
+
+
+def executor_of(keeper: int) -> int:
+    """Return the process that a keeper watches."""
+    return int(Path(f"/proc/{keeper}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")[-2])
+
+
+def reached(app: App, case: Case) -> dict[str, Any]:
+    """Wait until everything that is there was processed, on one life of the job or several."""
+    return eventually(
+        lambda: (s := app.status()).get("epoch") == case.files and s["state"] == "running" and s, "processed"
+    )
+
+
+@pytest.mark.timeout(300)
+def test_an_executor_of_two_is_killed(case: Case) -> None:
+    with Reader(case):
+        case.add(3)
+        app = App(case, master="local-cluster[2,1,1024]")
+        first = reached(app, case)
+        executors = {name: executor_of(pid) for name, pid in first["keepers"].items()}
+        assert executors.keys() == {f"{uid}/{i}" for uid in ("profile", "per-kind") for i in (0, 1)}
+        assert len(set(executors.values())) == 2
+        assert all("CoarseGrainedExecutorBackend" in processes()[pid] for pid in executors.values())
+        # Every epoch on the same executors, partition by partition: a keeper elsewhere would be another process.
+        case.add(4)
+        later = reached(app, case)
+        assert later["keepers"] == first["keepers"]
+        assert later["restarts"] == 0
+
+        dead = executors["profile/0"]
+        os.kill(dead, signal.SIGKILL)
+        eventually(lambda: app.status()["restarts"] > 0, "restarted")
+        case.add(3)
+        after = reached(app, case)
+        assert after["restored_from"] is not None
+        assert dead not in {executor_of(pid) for pid in after["keepers"].values()}
+        app.finish()
+        eventually(lambda: not app.relatives(), "nothing left of the driver", 15)
+    case.check()

@@ -1,0 +1,103 @@
+"""The driver killed with -9: the same command goes on, the result is exact, and nothing of ours is left behind."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+
+from tests.spark.harness import App, Case, Reader, eventually, keepers
+
+pytestmark = pytest.mark.spark
+
+# Everything a killed driver may leave below local_dir; the next start of the job takes it over.
+_LEFT = re.compile(r"logs(/.*)?|[0-9a-f]{12}(/spark-\d+(/.*)?|/[\w.-]+-\d+(/keeper\.lock|/chk-\d+(/.*)?)?)?")
+
+RUNNING = [
+    "sink.staged",
+    "epoch.done",
+    "upload.source",
+    "checkpoint.publish.before",
+    "checkpoint.publish.after",
+    "checkpoint.commit_sinks.before",
+    "sink.file_shown",
+    "checkpoint.commit_sinks.after",
+    "checkpoint.subsume.manifest_deleted",
+]
+RESTORING = [
+    "generation.base.before",
+    "restore.claimed",
+    "sink.file_shown",
+    "restore.sinks_recovered",
+    "restore.keepers_opened",
+]
+
+
+def check_nothing_left(app: App, case: Case) -> None:
+    eventually(lambda: not app.relatives(), f"nothing left of the driver: {app.relatives()}", 10)
+    assert not keepers(case.local_dir)
+    assert not [path for path in app.temporary.rglob("*") if "strandline" in path.name]
+    left = [str(path.relative_to(case.local_dir)) for path in case.local_dir.rglob("*")]
+    assert not [path for path in left if not _LEFT.fullmatch(path)]
+
+
+def armed(name: str, at: int) -> str:
+    return f"{name}=kill@{at}"
+
+
+@pytest.mark.timeout(600)
+def test_driver_killed_while_it_runs_and_while_it_restores(case: Case) -> None:
+    with Reader(case):
+        for failpoint, at in (
+            # Two sinks, so: the second epoch, staged in full, seen in part, and not in any checkpoint.
+            ("sink.staged", 4),
+            ("checkpoint.publish.before", 2),
+            # Published, and nothing visible yet: the restore shows it. It is killed, too, in the middle of that.
+            ("checkpoint.commit_sinks.before", 2),
+            ("sink.file_shown", 1),
+            ("restore.claimed", 1),
+            ("restore.sinks_recovered", 1),
+            ("restore.keepers_opened", 1),
+            ("sink.file_shown", 2),
+        ):
+            case.add(2)
+            app = App(case, armed(failpoint, at))
+            app.wait_killed()
+            check_nothing_left(app, case)
+        case.add(1)
+        app = App(case)
+        status = app.finish()
+        assert status["restored_from"] is not None
+        assert status["restarts"] == 0
+        check_nothing_left(app, case)
+    case.check()
+    # The last run found what the keepers before it, dead with their driver, had left on this machine.
+    assert re.search(r"restored checkpoint \d+: [1-9]\d* bytes from the local copy, 0 from storage", case.logs())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_driver_killed_at_random_many_seeds(case: Case, seed: int) -> None:
+    case.seed = seed
+    rng = random.Random(seed)
+    with Reader(case):
+        for _ in range(8):
+            case.add(rng.randint(1, 3))
+            how = rng.choice(["running", "restoring", "any time"])
+            if how == "any time":
+                app = App(case)
+                time.sleep(rng.uniform(3, 15))
+                app.kill()
+            else:
+                failpoint = rng.choice(RUNNING if how == "running" else RESTORING)
+                app = App(case, armed(failpoint, rng.randint(1, 3) if how == "running" else 1))
+                # Not every place is passed in every life: what does not die of itself is killed.
+                if eventually(lambda app=app: app.ended() or app.status().get("epoch", 0) >= case.files, "over"):
+                    app.kill()
+            check_nothing_left(app, case)
+        app = App(case)
+        app.finish()
+    case.check()

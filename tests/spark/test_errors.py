@@ -1,0 +1,213 @@
+"""What is wrong is said so that its author can act: which operator, which key, which event, and none of Spark's words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from tests.spark import functions, small
+from tests.spark.harness import Case, eventually, keepers, settle
+
+pytestmark = pytest.mark.spark
+
+NOISE = (
+    "Py4J",
+    "org.apache.spark",
+    "SparkException",
+    "PythonException",
+    "pyspark/",
+    "strandline/runtime",
+    "Job aborted",
+)
+
+
+def fail(spark: Any, case: Case, process: Any, rows: list[tuple[Any, ...]], **given: Any) -> Any:
+    """Run a job that must fail; return its error."""
+    directory = case.root / "in"
+    stream = sl.stream(small.source(spark, directory))
+    small.write_rows(directory, 0, rows)
+    run = small.job(stream, case.root, case.local_dir, process=process, **given).start(spark)
+    with pytest.raises(sl.errors.StrandlineError) as caught:
+        run.await_termination(60)
+    assert run.status().state == "failed"
+    assert str(caught.value) == run.status().last_failure
+    assert not keepers(case.local_dir)
+    for noise in NOISE:
+        assert noise not in str(caught.value)
+    return caught.value
+
+
+def test_user_code_that_raises(spark: Any, case: Case) -> None:
+    rows = [("ann", "a", 1), ("bob", "b", 13), ("ann", "a", 2)]
+    # More restarts would be allowed: the same event would only come again.
+    error = fail(spark, case, functions.Boom(), rows, restart=sl.Restart(attempts=5, delay="10ms"))
+    assert type(error) is sl.errors.UserCodeError
+    message = str(error)
+    assert "operator 'count': on_event of Boom raised for key 'bob', in the event" in message
+    assert "ZeroDivisionError" in message
+    assert "user='bob', kind='b', v=13" in message
+    assert "in divide" in message
+    assert "return 100 // (v - 13)" in message
+    assert (error.operator, error.key) == ("count", "'bob'")
+    assert message.count("Traceback") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (("ann", "many"), ["'n'", "'many'", "bigint", "('ann', 'many')"]),
+        ({"user": "ann", "m": 1}, ["misses n and has unknown m", "expected the columns user, n"]),
+    ],
+)
+def test_output_rows_that_do_not_fit(spark: Any, case: Case, row: Any, said: list[str]) -> None:
+    error = fail(spark, case, functions.Answers(row), [("ann", "a", 1)])
+    assert type(error) is sl.errors.OutputError
+    for part in ["operator 'count'", *said]:
+        assert part in str(error)
+
+
+def test_a_state_of_the_wrong_type(spark: Any, case: Case) -> None:
+    error = fail(spark, case, functions.BadState(), [("ann", "a", 1)])
+    assert type(error) is sl.errors.StateTypeError
+    for part in ("operator 'count'", "'seen'", "bigint", "'many'", "key 'ann'"):
+        assert part in str(error)
+
+
+def test_a_null_key(spark: Any, case: Case) -> None:
+    error = fail(spark, case, functions.Count(), [("ann", "a", 1), (None, "b", 2)])
+    assert type(error) is sl.errors.NullKeyError
+    assert "operator 'count': the key column 'user' is null" in str(error)
+    assert "kind='b', v=2" in str(error)
+
+
+def test_the_memory_backends_limit(spark: Any, case: Case) -> None:
+    rows = [("ann", "a", i) for i in range(40)]
+    settings = {"backend": "memory", "memory_backend_limit": "4KB"}
+    error = fail(spark, case, functions.Hoard(), rows, settings=settings, restart=sl.Restart(attempts=5))
+    assert type(error) is sl.errors.StateLimitError
+    assert error.limit_bytes == 4096 < error.size_bytes
+    assert "use backend='rocksdb'" in str(error)
+
+
+def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
+    stream = sl.stream(small.source(spark, tmp_path / "in"))
+    count = functions.Count
+
+    def refused(make: Any, *said: str) -> None:
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            make()
+        for part in said:
+            assert part in str(caught.value)
+
+    refused(lambda: stream.key_by("usr"), "there is no column 'usr'", "user, kind, v")
+    refused(lambda: stream.key_by(), "at least one column")
+    refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=""), "Count has no uid")
+    refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]
+    refused(
+        lambda: stream.key_by("user").process(count, output="n bigint", uid="a"), "class Count, expected an instance"
+    )  # type: ignore[arg-type]
+    refused(lambda: stream.key_by("user").process(count(), output="n bigtin", uid="a"), "bigtin")
+    refused(lambda: stream.select("usr"), "usr")
+    once = stream.key_by("user").process(count(), output=small.OUTPUT, uid="count")
+    twice = once.key_by("n").process(count(), output=small.OUTPUT, uid="count")
+    ck = sl.Checkpoints(tmp_path / "ck")
+    refused(
+        lambda: sl.Job("j", sinks=[twice.to(sl.sinks.memory())], checkpoints=ck),
+        "the uid 'count' is used by 2 operators",
+    )
+    refused(lambda: sl.Job("j", sinks=[], checkpoints=ck), "no sinks")
+    refused(lambda: sl.Job("a/b", sinks=[once.to(sl.sinks.memory())], checkpoints=ck).start(spark), "job name 'a/b'")
+    assert not (tmp_path / "ck").exists() or not list((tmp_path / "ck").iterdir())
+
+
+def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:
+    df = small.source(spark, tmp_path / "in")
+    timed = df.selectExpr("user", "cast(v as timestamp) t").withWatermark("t", "1 minute")
+    for wrong, said in (
+        (spark.range(3), "a batch DataFrame"),
+        (spark, "expected a Structured Streaming DataFrame"),
+        (df.groupBy("user").count(), "an aggregation"),
+        (df.dropDuplicates(["user"]), "dropDuplicates"),
+        (timed.join(timed.withColumnRenamed("t", "t2"), "user"), "a join of two streams"),
+        (timed.groupBy("t", "user").count().where("count > 1"), "an aggregation"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            sl.stream(wrong)
+        assert said in str(caught.value)
+    # A join with a batch DataFrame keeps no state.
+    sl.stream(df.join(spark.createDataFrame([("ann", 1)], "user string, age int"), "user"))
+
+
+def test_spark_connect_is_refused(spark: Any, tmp_path: Path) -> None:
+    class SparkSession:
+        """A session as Spark Connect's client makes them, as far as can be told from outside."""
+
+    SparkSession.__module__ = "pyspark.sql.connect.session"
+    stream = sl.stream(small.source(spark, tmp_path / "in"))
+    job = small.job(stream, tmp_path, tmp_path / "l")
+    with pytest.raises(sl.errors.ConfigurationError, match="Spark Connect session, which Strandline does not support"):
+        job.start(SparkSession())  # type: ignore[arg-type]
+
+    class DataFrame:
+        sparkSession = SparkSession()
+
+    DataFrame.__module__ = "pyspark.sql.connect.dataframe"
+    with pytest.raises(sl.errors.ConfigurationError, match="Spark Connect"):
+        sl.stream(DataFrame())  # type: ignore[arg-type]
+    assert not (tmp_path / "ck").exists()
+
+
+@pytest.mark.parametrize("home", ["", "/nowhere"])
+def test_no_java(tmp_path: Path, home: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "JAVA_HOME"}
+    environment.update(PATH=str(tmp_path), **({"JAVA_HOME": home} if home else {}))
+    code = "import strandline as sl\ntry: sl.session()\nexcept sl.errors.ConfigurationError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "Spark needs Java, and none was found" in done.stdout
+    assert (home or "no 'java' on the PATH") in done.stdout
+    assert "install Java 17 or 21" in done.stdout
+
+
+def test_a_checkpoint_directory_that_cannot_be_written(spark: Any, case: Case) -> None:
+    """The job goes on, the checkpoint fails for everyone to see, and later ones complete again."""
+    case.add(1)
+    checkpoints = case.checkpoints(None, tolerable_failures=None)
+    with case.job(spark, checkpoints=checkpoints, restart=sl.Restart.never()).start(spark) as run:
+        settle(run)
+        shared, aside = case.directory / "shared", case.directory / "aside"
+        shared.rename(aside)
+        shared.write_text("this is no directory")
+        case.add(1)
+        run.process_all_available(60)
+        with pytest.raises(sl.errors.CheckpointError, match="checkpoint 2 failed"):
+            run.checkpoint(60)
+        case.add(1)
+        run.process_all_available(60)
+        status = run.status()
+        assert (status.state, status.epoch, status.restarts) == ("running", 3, 0)
+        assert status.checkpoints["failed"] == 1
+        assert [c.status for c in run.checkpoints()] == ["completed", "failed"]
+        assert "upload failed" in run.checkpoints()[-1].failure
+        shared.unlink()
+        aside.rename(shared)
+        case.finish(run)
+        assert run.checkpoints()[-1].status == "completed"
+
+
+def test_failed_checkpoints_end_the_job_where_none_is_tolerated(spark: Any, case: Case) -> None:
+    case.add(1)
+    checkpoints = case.checkpoints(None, tolerable_failures=0)
+    run = case.job(spark, checkpoints=checkpoints, restart=sl.Restart.never()).start(spark)
+    run.process_all_available(60)
+    (case.directory / "shared").write_text("this is no directory")
+    with pytest.raises(sl.errors.CheckpointError, match="checkpoint 1 failed"):
+        run.checkpoint(60)
+    with pytest.raises(sl.errors.CheckpointError, match="1 checkpoints failed in a row, 0 are tolerated"):
+        run.await_termination(60)
+    assert eventually(lambda: not keepers(case.local_dir), "keepers ended")

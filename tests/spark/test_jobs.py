@@ -1,0 +1,233 @@
+"""Jobs of every shape: sources, triggers, keys, vectorised functions, and what is left when they stop."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections import Counter, defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import strandline as sl
+from strandline.format.murmur import key_group
+from strandline.format.types import parse_type
+from tests.spark import pipeline, small
+from tests.spark.functions import Count, CountBatch, CountWide
+from tests.spark.harness import Case, eventually, keepers, settle
+
+pytestmark = pytest.mark.spark
+
+
+def users(case: Case) -> list[str]:
+    return [event["user"] for event in case.events]
+
+
+def test_a_source_without_files_is_rewound(spark: Any, case: Case) -> None:
+    """The rate source: what was processed after the last checkpoint comes again, and the same."""
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).option("numPartitions", 2).load()
+    sink = sl.sinks.memory()
+
+    def start() -> sl.Run:
+        stream = sl.stream(rate).select_expr("cast(value % 5 as string) user", "value v")
+        return small.job(stream, case.root, case.local_dir, sink=sink, trigger="100ms").start(spark)
+
+    with start() as run:
+        eventually(lambda: run.status().epoch >= 3, "three epochs")
+        run.checkpoint(60)
+        done = run.status().epoch
+        # Not in any checkpoint: to be forgotten.
+        eventually(lambda: run.status().epoch >= done + 2, "two epochs more")
+    with start() as run:
+        assert run.status().restored_from == 1
+        eventually(lambda: run.status().epoch >= done + 2, "two epochs more")
+        last = run.checkpoint(60)
+    assert small.rows_of(sink) == small.counted([str(value % 5) for value in range(20 * last.epoch)])
+
+
+def test_a_union_of_two_sources_is_rewound(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    expected: list[str] = []
+
+    def add(directory: str, number: int) -> None:
+        events = pipeline.write_file(case.root / directory, int(directory == "two"), number, 20)
+        expected.extend(event["user"] for event in events)
+
+    def start() -> sl.Run:
+        both = small.source(spark, case.root / "one").union(small.source(spark, case.root / "two"))
+        return small.job(sl.stream(both), case.root, case.local_dir, sink=sink).start(spark)
+
+    with start() as run:
+        add("one", 0)
+        add("one", 1)
+        add("two", 0)
+        settle(run)
+        assert small.rows_of(sink) == small.counted(expected)
+        add("two", 1)
+        run.process_all_available(60)
+    add("one", 2)
+    with start() as run:
+        settle(run)
+    assert small.rows_of(sink) == small.counted(expected)
+
+
+def test_available_now_processes_everything_and_ends(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    for _ in range(2):
+        case.add(2)
+        stream = sl.stream(small.source(spark, case.root / "in"))
+        run = small.job(stream, case.root, case.local_dir, sink=sink, trigger="available-now").start(spark)
+        assert run.await_termination(60)
+        assert run.status().state == "finished"
+        assert run.checkpoints()[-1].status == "completed"
+        assert small.rows_of(sink) == small.counted(users(case))
+
+
+def test_a_checkpoint_on_demand_while_nothing_comes(spark: Any, case: Case) -> None:
+    case.add(1)
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with small.job(stream, case.root, case.local_dir, sink=sink).start(spark) as run:
+        # Before anything was read, too.
+        run.process_all_available(60)
+        assert not sink.rows
+        first = run.checkpoint(60)
+        assert (first.status, first.epoch, first.acknowledged) == ("completed", 1, 2)
+        assert small.rows_of(sink) == small.counted(users(case))
+        second = run.checkpoint(60)
+        assert second.checkpoint == first.checkpoint + 1
+        assert second.epoch == 1
+    with small.job(stream, case.root, case.local_dir, sink=sink).start(spark) as run:
+        case.add(1)
+        settle(run)
+    assert small.rows_of(sink) == small.counted(users(case))
+
+
+def test_a_checkpoint_before_the_first_event(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with small.job(stream, case.root, case.local_dir, sink=sink).start(spark) as run:
+        assert run.checkpoint(60).epoch == 0
+    case.add(1)
+    with small.job(stream, case.root, case.local_dir, sink=sink).start(spark) as run:
+        assert settle(run).restored_from == 1
+    assert small.rows_of(sink) == small.counted(users(case))
+
+
+def test_a_vectorised_function_gives_what_its_oracle_does(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    for _ in range(2):
+        case.add(2)
+        stream = sl.stream(small.source(spark, case.root / "in"))
+        job = small.job(
+            stream, case.root, case.local_dir, sink=sink, process=CountBatch(),
+            output="user string, n bigint, total bigint",
+        )  # fmt: skip
+        with job.start(spark) as run:
+            settle(run)
+    # Each file was one epoch, and each of a key's epochs gave one row.
+    wanted: Counter[tuple[Any, ...]] = Counter()
+    so_far: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for file in range(case.files):
+        events = pipeline.events_of(case.seed, file, 40)
+        for e in events:
+            n, total = so_far[e["user"]]
+            so_far[e["user"]] = (n + 1, total + e["v"])
+        wanted.update((user, *so_far[user]) for user in {e["user"] for e in events})
+    assert small.rows_of(sink) == wanted
+
+
+# A column of each type that a key can have; every value appears in two epochs.
+KEY_TYPES: dict[str, list[Any]] = {
+    "boolean": [True, False],
+    "tinyint": [-128, 5],
+    "smallint": [-300, 300],
+    "int": [-70000, 70000],
+    "bigint": [-(2**40), 2**40],
+    "float": [1.5, -2.25],
+    "double": [0.1, -1e300],
+    "decimal(9,2)": [Decimal("-1.25"), Decimal("99.99")],
+    "decimal(38,4)": [Decimal("-12345678901234567890.1234"), Decimal("3.0000")],
+    "string": ["", "Zürich €"],
+    "binary": [b"", b"\x00\xff"],
+    "date": [datetime.date(1969, 12, 31), datetime.date(2024, 2, 29)],
+    "timestamp": [datetime.datetime(1999, 12, 31, 23, 59, 59, 999999), datetime.datetime(2024, 1, 1)],
+    "timestamp_ntz": [datetime.datetime(1960, 1, 1, 0, 0, 0, 1), datetime.datetime(2024, 1, 1)],
+}
+KEY_NAMES = [f"k{i}" for i in range(len(KEY_TYPES))]
+KEY_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in zip(KEY_NAMES, KEY_TYPES, strict=True))
+
+
+def key_rows() -> list[tuple[Any, ...]]:
+    return list(zip(*KEY_TYPES.values(), strict=True))
+
+
+def test_keys_of_all_types_together_survive_a_restart(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    directory = case.root / "keys"
+    hidden = case.root / "_one"
+
+    def start() -> sl.Run:
+        directory.mkdir(exist_ok=True)
+        df = spark.readStream.schema(KEY_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(directory))
+        job = small.job(
+            sl.stream(df), case.root, case.local_dir, sink=sink, keys=KEY_NAMES, process=CountWide(),
+            output=f"{KEY_SCHEMA}, n int",
+        )  # fmt: skip
+        return job.start(spark)
+
+    spark.createDataFrame(key_rows(), KEY_SCHEMA).coalesce(1).write.parquet(str(hidden))
+    file = next(hidden.glob("*.parquet"))
+    for number in (1, 2):
+        with start() as run:
+            (directory / f"{number}.parquet").hardlink_to(file)
+            settle(run)
+            assert run.status().rows_in == 2
+    wanted = Counter((*row, n) for row in key_rows() for n in (1, 2))
+    assert Counter((*(bytes(v) if isinstance(v, bytearray) else v for v in row),) for row in sink.rows) == wanted
+
+
+def test_key_groups_are_the_same_in_spark_and_here(spark: Any) -> None:
+    df = spark.createDataFrame(key_rows(), KEY_SCHEMA)
+    most = 32768
+    groups = [F.pmod(F.hash(name), F.lit(most)).alias(name) for name in KEY_NAMES]
+    found = df.select(*groups, F.pmod(F.hash(*KEY_NAMES), F.lit(most)).alias("all")).collect()
+    types = [parse_type(kind) for kind in KEY_TYPES]
+    for collected, row in zip(df.collect(), found, strict=True):
+        # Spark gives instants in local time, without saying so.
+        values = [v.astimezone() if t == parse_type("timestamp") else v for v, t in zip(collected, types, strict=True)]
+        assert [key_group([v], [t], most) for v, t in zip(values, types, strict=True)] == list(row)[:-1]
+        assert key_group(values, types, most) == row["all"]
+
+
+def test_stop_leaves_nothing(spark: Any, case: Case) -> None:
+    before = set(threading.enumerate())
+    temporary = {path.name for path in Path(case.local_dir.parent).iterdir() if "strandline" in path.name}
+    case.add(1)
+    run = case.job(spark).start(spark)
+    settle(run)
+    assert len(keepers(case.local_dir)) == 4
+    assert run.query is not None
+    run.stop()
+    assert not keepers(case.local_dir)
+    assert not [t.name for t in set(threading.enumerate()) - before if t.name.startswith("strandline")]
+    assert [path.name for path in case.local_dir.iterdir()] == ["logs"]
+    assert {p.name for p in Path(case.local_dir.parent).iterdir() if "strandline" in p.name} <= temporary
+    assert run.status().state == "stopped"
+    assert not spark.streams.active
+    # Once more is no mistake.
+    run.stop()
+    with pytest.raises(sl.errors.CheckpointError, match="is stopped"):
+        run.checkpoint(1)
+
+
+def test_a_run_is_a_context_that_stops_it(spark: Any, case: Case) -> None:
+    case.add(1)
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with pytest.raises(KeyError), small.job(stream, case.root, case.local_dir, sink=sink, process=Count()).start(spark):
+        raise KeyError("the program around it fails")
+    assert not keepers(case.local_dir)

@@ -1,0 +1,219 @@
+"""What a job is restored from: the newest checkpoint that is whole, files of this machine where they are right."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.format.manifest import Manifest, decode_manifest
+from tests.spark import small
+from tests.spark.functions import CountList, CountText
+from tests.spark.harness import Case, Reader, eventually, settle
+
+pytestmark = pytest.mark.spark
+
+
+def manifests(directory: Path) -> dict[int, Manifest]:
+    """Return the manifests of a job by checkpoint."""
+    found = {}
+    for path in directory.glob("chk-*/_metadata"):
+        found[int(path.parent.name.removeprefix("chk-"))] = decode_manifest(path.read_bytes(), str(path))
+    return found
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file, in a copy: hard links to it keep the right bytes."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged = path.with_name("damaged")
+    damaged.write_bytes(data)
+    damaged.replace(path)
+
+
+def tree(*roots: Path) -> dict[str, bytes]:
+    """Return every file below these directories, with its bytes."""
+    return {str(path): path.read_bytes() for root in roots for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def only_in_newest(directory: Path) -> str:
+    """Return a shared file that the newest checkpoint needs and the one before does not."""
+    paths = {n: {f.path for f in manifest.files() if f.shared} for n, manifest in manifests(directory).items()}
+    newest = paths.pop(max(paths))
+    return sorted(newest.difference(*paths.values()))[0]
+
+
+def damage_shared(directory: Path) -> str:
+    path = only_in_newest(directory)
+    flip(directory / path)
+    return path
+
+
+def truncate_manifest(directory: Path) -> str:
+    path = directory / f"chk-{max(manifests(directory))}" / "_metadata"
+    path.write_bytes(path.read_bytes()[:-20])
+    return "_metadata"
+
+
+def remove_shared(directory: Path) -> str:
+    path = only_in_newest(directory)
+    (directory / path).unlink()
+    return path
+
+
+@pytest.mark.parametrize("damage", [damage_shared, truncate_manifest, remove_shared])
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    spark: Any, case: Case, damage: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with case.job(spark, checkpoints=case.checkpoints(None)).start(spark) as run:
+        for _ in range(2):
+            case.add(2)
+            settle(run)
+    newest = max(manifests(case.directory))
+    what = damage(case.directory)
+    case.add(1)
+    # Rows of the damaged checkpoint were visible: they are taken back, and come again.
+    again = case.job(spark, checkpoints=case.checkpoints(None))
+    with Reader(case, may_vanish=True), caplog.at_level(logging.WARNING), again.start(spark) as run:
+        status = settle(run)
+        assert status.restored_from == newest - 1
+        case.check()
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert [text for text in warnings if f"checkpoint {newest}" in text and what in text], warnings
+
+
+def restored(case: Case) -> list[tuple[int, int]]:
+    """Return, for each restore in the keepers' logs, the bytes from the local copy and from storage."""
+    found = re.findall(r"restored checkpoint \d+: (\d+) bytes from the local copy, (\d+) from storage", case.logs())
+    return [(int(local), int(remote)) for local, remote in found]
+
+
+def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case) -> None:
+    case.add(2)
+    with case.job(spark).start(spark) as run:
+        settle(run)
+        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+        eventually(lambda: run.status().restarts == 1 and run.status().state == "running", "restarted")
+        case.add(1)
+        settle(run)
+        used = restored(case)
+        assert len(used) == 4
+        assert all(local > 0 and remote == 0 for local, remote in used)
+
+        copies = [path for path in case.local_dir.glob("*/profile-*/chk-*/*.sst") if path.stat().st_size > 1000]
+        assert copies
+        for path in copies:
+            flip(path)
+        os.kill(run.status().keepers[-1].pid, signal.SIGKILL)
+        eventually(lambda: run.status().restarts == 2 and run.status().state == "running", "restarted")
+        case.add(1)
+        case.finish(run)
+    assert len(restored(case)) == 8
+    assert sum(remote > 0 for _, remote in restored(case)) == 2
+
+
+def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark: Any, case: Case) -> None:
+    out, root = sl.sinks.files(str(case.out), format="json", name="out"), case.root
+    stream = sl.stream(small.source(spark, root / "in"))
+
+    def job(**changed: Any) -> sl.Job:
+        given: dict[str, Any] = {"stream": stream, "sink": out, "max_parallelism": 128}
+        return small.job(**{**given, **changed}, root=root, local_dir=case.local_dir)
+
+    case.add(1)
+    with job().start(spark) as run:
+        settle(run)
+    before = tree(root / "ck", case.out)
+    for differences, changed in (
+        (["its key", "`user` binary"], {"stream": stream.select_expr("cast(user as binary) user", "kind", "v")}),
+        (["its key", "`kind` string"], {"keys": ["kind"]}),
+        (["no operator with uid 'count'", "it has other"], {"uid": "other"}),
+        (["max_parallelism is 64, was 128"], {"max_parallelism": 64}),
+        (["the type of state 'seen' is string, was bigint"], {"process": CountText()}),
+        (["the kind of state 'seen' is list, was value"], {"process": CountList()}),
+        (["the backend is filesystem, was rocksdb"], {"settings": {"backend": "filesystem"}}),
+        (["parallelism is 3, was 2"], {"settings": {"parallelism": 3}}),
+        # Everything at once: one message names it all.
+        (
+            ["its key", "max_parallelism is 64", "the type of state 'seen'", "the backend is memory"],
+            {"keys": ["kind"], "max_parallelism": 64, "process": CountText(), "settings": {"backend": "memory"}},
+        ),
+    ):
+        with pytest.raises(sl.errors.IncompatibleStateError) as caught:
+            job(**changed).start(spark)
+        for difference in [*differences, "job 'small' cannot go on from checkpoint 1"]:
+            assert difference in str(caught.value)
+        assert tree(root / "ck", case.out) == before
+    # A fresh directory knows of nothing: the other program starts there, and starts empty.
+    sink = sl.sinks.memory()
+    fresh = small.job(
+        stream, root, case.local_dir, sink=sink, process=CountText(), max_parallelism=64,
+        checkpoints=sl.Checkpoints(root / "fresh"),
+    )  # fmt: skip
+    with fresh.start(spark) as run:
+        assert settle(run).restored_from is None
+    assert small.rows_of(sink) == small.counted([event["user"] for event in case.events])
+    assert tree(root / "ck", case.out) == before
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem"])
+def test_state_on_the_heap_goes_on_after_kill_and_restart(spark: Any, case: Case, backend: str) -> None:
+    case.add(2)
+    with Reader(case):
+        with case.job(spark, settings={"backend": backend}).start(spark) as run:
+            settle(run)
+            os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+            case.add(1)
+            assert settle(run).restarts == 1
+        case.add(2)
+        with case.job(spark, settings={"backend": backend}).start(spark) as run:
+            status = settle(run)
+            assert status.restored_from is not None
+            case.check()
+    operators = manifests(case.directory)[max(manifests(case.directory))].operators
+    assert [operator.backend for operator in operators] == [backend, backend]
+    if backend == "memory":
+        assert all(f.inline is not None for o in operators for p in o.partitions for f in p.files)
+
+
+def test_full_checkpoints_share_nothing(spark: Any, case: Case) -> None:
+    case.add(2)
+    checkpoints = case.checkpoints(None, mode="full")
+    with case.job(spark, checkpoints=checkpoints).start(spark) as run:
+        settle(run)
+        case.add(1)
+        settle(run)
+    older, newer = (manifests(case.directory)[n].operators for n in sorted(manifests(case.directory)))
+    paths = [
+        {f.path for o in operators for p in o.partitions for f in p.files if f.path} for operators in (older, newer)
+    ]
+    assert paths[0]
+    assert not paths[0] & paths[1]
+    case.add(1)
+    with case.job(spark, checkpoints=checkpoints).start(spark) as run:
+        case.finish(run)
+
+
+@pytest.mark.parametrize("same_machine", [True, False])
+def test_of_two_drivers_the_older_stops(spark: Any, case: Case, local_dir: Path, same_machine: bool) -> None:
+    case.add(2)
+    with Reader(case), case.job(spark).start(spark) as older:
+        settle(older)
+        if not same_machine:
+            case.local_dir = local_dir / "other"
+        case.add(2)
+        with case.job(spark).start(spark) as newer:
+            case.add(1)
+            with pytest.raises(sl.errors.FencedError, match="replaced by a newer driver"):
+                older.await_termination(60)
+            assert older.status().state == "failed"
+            status = settle(newer)
+            assert status.generation == older.status().generation + 1
+            assert status.restarts == 0
+            case.finish(newer)

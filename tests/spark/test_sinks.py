@@ -1,0 +1,204 @@
+"""Sinks that fail, tasks that Spark runs again, sinks that read twice or in part: each event counts once."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from tests.spark import pipeline, small
+from tests.spark.functions import Count
+from tests.spark.harness import Case, Reader, settle
+
+pytestmark = pytest.mark.spark
+
+USERS = [f"u{i % 7}" for i in range(40)]
+
+
+def users(case: Case) -> list[str]:
+    return [event["user"] for event in case.events]
+
+
+class FlakyFiles(sl.sinks.files):
+    """Fails at each of its steps, once each."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, format="json")
+        self.failures = {"write": 1, "staged": 2, "commit": 1, "committed": 2}
+        self.failed: list[str] = []
+
+    def write(self, df: Any, epoch: Any) -> str | None:
+        self._step("write")
+        staged = super().write(df, epoch)
+        self._step("staged")
+        return staged
+
+    def commit(self, pending: Sequence[str]) -> None:
+        if pending:
+            self._step("commit")
+        super().commit(pending)
+        if pending:
+            self._step("committed")
+
+    def _step(self, name: str) -> None:
+        if name in self.failures:
+            self.failures[name] -= 1
+            if self.failures[name] == 0:
+                del self.failures[name]
+                self.failed.append(name)
+                raise OSError(f"the sink failed at {name}")
+
+
+def test_a_failing_sink_is_tried_again_from_the_last_checkpoint(spark: Any, case: Case) -> None:
+    flaky = FlakyFiles(str(case.out / "profiles"))
+    df = small.source(spark, case.root / "in")
+    profiles = sl.stream(df).key_by("user").process(pipeline.Profile(), output=pipeline.PROFILE_OUTPUT, uid="profile")
+    kinds = profiles.key_by("kind").process(pipeline.PerKind(), output="kind string, n bigint", uid="per-kind")
+    job = sl.Job(
+        "pipeline",
+        sinks=[profiles.to(flaky), kinds.to(sl.sinks.files(str(case.out / "kinds"), format="json"))],
+        checkpoints=case.checkpoints(),
+        restart=sl.Restart(attempts=10, delay="10ms"),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
+    )
+    with Reader(case), job.start(spark) as run:
+        while flaky.failures:
+            case.add()
+            settle(run)
+        assert run.status().restarts == 4
+        assert sorted(flaky.failed) == ["commit", "committed", "staged", "write"]
+        assert "the sink failed at" in run.status().last_failure
+        case.check()
+
+
+def fail_once_at_the_end(marker: Path) -> Any:
+    """Return a step that reads all of its rows, and so the keeper's ack, before it fails its task once."""
+
+    def step(batches: Iterator[Any]) -> Iterator[Any]:
+        everything = list(batches)
+        try:
+            marker.touch(exist_ok=False)
+        except FileExistsError:
+            yield from everything
+            return
+        raise RuntimeError("the task fails once")
+
+    return lambda df: df.mapInArrow(step, df.schema)
+
+
+@pytest.mark.parametrize("how", ["files", "several actions", "one row only"])
+def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, case: Case, how: str) -> None:
+    case.add(3)
+    marker = case.root / "failed"
+    seen: Counter[tuple[Any, ...]] = Counter()
+
+    def several(df: Any, epoch: int) -> None:
+        assert df.count() == len(df.collect())
+        seen.update(map(tuple, df.collect()))
+
+    def one_row(df: Any, epoch: int) -> None:
+        df.take(1)
+
+    sink = {
+        "files": lambda: sl.sinks.files(str(case.out), format="json"),
+        "several actions": lambda: sl.sinks.foreach_batch(several),
+        "one row only": lambda: sl.sinks.foreach_batch(one_row),
+    }[how]()
+    out = (
+        sl.stream(small.source(spark, case.root / "in"))
+        .key_by("user")
+        .process(Count(), output=small.OUTPUT, uid="count")
+    )
+    watched = sl.sinks.memory()
+    job = sl.Job(
+        "small",
+        sinks=[out.transform(fail_once_at_the_end(marker)).to(sink), out.to(watched)],
+        checkpoints=sl.Checkpoints(case.root / "ck"),
+        restart=sl.Restart.never(),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir),
+    )
+    with job.start(spark) as run:
+        settle(run)
+        assert run.status().restarts == 0
+    assert marker.exists()
+    assert small.rows_of(watched) == small.counted(users(case))
+    if how == "files":
+        assert Counter((row["user"], row["n"]) for row in pipeline.read_json(case.out)) == small.counted(users(case))
+    if how == "several actions":
+        assert seen == small.counted(users(case))
+
+
+def test_a_retried_task_gets_the_kept_output(spark: Any, case: Case) -> None:
+    """Without anything that keeps the operator's rows, the keeper itself must give them again."""
+    case.add(2)
+    sink = sl.sinks.files(str(case.out), format="json")
+    out = (
+        sl.stream(small.source(spark, case.root / "in"))
+        .key_by("user")
+        .process(Count(), output=small.OUTPUT, uid="count")
+    )
+    job = sl.Job(
+        "pipeline",
+        sinks=[out.transform(fail_once_at_the_end(case.root / "failed")).to(sink)],
+        checkpoints=sl.Checkpoints(case.root / "ck"),
+        restart=sl.Restart.never(),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir),
+    )
+    with job.start(spark) as run:
+        settle(run)
+        assert run.status().restarts == 0
+    assert Counter((row["user"], row["n"]) for row in pipeline.read_json(case.out)) == small.counted(users(case))
+    assert "is replayed" in case.logs()
+
+
+def test_several_sinks_of_one_operator_touch_its_state_once(spark: Any, case: Case) -> None:
+    case.add(3)
+    first, second, third = sl.sinks.memory(name="a"), sl.sinks.memory(name="b"), sl.sinks.memory(visibility="epoch")
+    out = (
+        sl.stream(small.source(spark, case.root / "in"))
+        .key_by("user")
+        .process(Count(), output=small.OUTPUT, uid="count")
+    )
+    even = out.where("n % 2 = 0")
+    job = sl.Job(
+        "small",
+        sinks=[out.to(first), even.to(second), out.to(third)],
+        checkpoints=sl.Checkpoints(case.root / "ck"),
+        restart=sl.Restart.never(),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir),
+    )
+    with job.start(spark) as run:
+        run.process_all_available(60)
+        wanted = small.counted(users(case))
+        # Visible with the epoch, and with the checkpoint.
+        assert small.rows_of(third) == wanted
+        assert not first.rows
+        settle(run)
+    assert small.rows_of(first) == wanted
+    assert small.rows_of(second) == Counter({row: n for row, n in wanted.items() if row[1] % 2 == 0})
+
+
+def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
+    case.add(1)
+    over = threading.Event()
+
+    def add() -> None:
+        while case.files < 12:
+            case.add(1, rows=20)
+            over.wait(0.15)
+
+    adding = threading.Thread(target=add)
+    with Reader(case), case.job(spark).start(spark) as run:
+        adding.start()
+        try:
+            while case.files < 12:
+                settle(run)
+        finally:
+            adding.join()
+        assert run.status().restarts == 0
+        case.finish(run)
