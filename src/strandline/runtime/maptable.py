@@ -38,6 +38,7 @@ class MapTable:
         self.dirty: dict[Any, Cell] = {}
         self.inflight: list[dict[Any, Cell]] = []
         self._complete: set[Any] = set()
+        self._absent: set[tuple[Any, Any]] = set()
         self._backend = backend
         self._encode_key = encode_key
         self._encode_sub = encode_sub
@@ -60,6 +61,8 @@ class MapTable:
             return value
         value = self._find(key, sub)
         cell[sub] = value
+        if value is None and self._backend.keeps_all:
+            self._absent.add((key, sub))
         return value
 
     def put(self, key: Any, sub: Any, value: Any) -> None:
@@ -83,11 +86,13 @@ class MapTable:
         return cell.get(sub) if cell else None
 
     def entries(self, key: Any) -> Cell:
-        """Return the key's complete cell: stored and changed entries, absent ones as None."""
+        """Return the key's complete cell, to be looked at: stored and changed entries, absent ones as None."""
+        if self._backend.keeps_all:
+            return self.cells.get(key, {})
         cell = self.cells.get(key)
         if cell is None:
             cell = self.cells[key] = {}
-        if key in self._complete or self._backend.keeps_all:
+        if key in self._complete:
             return cell
         whole = self._scan(key)
         whole.update(cell)
@@ -99,6 +104,10 @@ class MapTable:
     def commit(self) -> None:
         """Keep this epoch's writes."""
         dirty, cells = self.dirty, self.cells
+        if self._backend.keeps_all:
+            self._absent.update((key, sub) for key, sub in self.undo if cells[key][sub] is None)
+            self.undo.clear()
+            return
         for key, sub in self.undo:
             dirty.setdefault(key, {})[sub] = cells[key][sub]
         self._writes += len(self.undo)
@@ -108,6 +117,8 @@ class MapTable:
         """Forget this epoch's writes."""
         for (key, sub), value in self.undo.items():
             self.cells[key][sub] = value
+            if value is None and self._backend.keeps_all:
+                self._absent.add((key, sub))
         self.undo.clear()
 
     def changed(self) -> Iterator[Entry]:
@@ -120,8 +131,8 @@ class MapTable:
         """Take what the backend must be given for a snapshot; later writes do not show in it."""
         self._writes = 0
         if self._backend.keeps_all:
-            self.dirty = {}
             everything = {key: dict(cell) for key, cell in self.cells.items()}
+            self.inflight.append(everything)
             return lambda: self._encode(everything, with_absent=False)
         frozen, self.dirty = self.dirty, {}
         self.inflight.append(frozen)
@@ -129,8 +140,7 @@ class MapTable:
 
     def release(self) -> None:
         """The oldest frozen changes are in the backend now."""
-        if not self._backend.keeps_all:
-            self.inflight.pop(0)
+        self.inflight.pop(0)
 
     def adopt(self, key: Any, entry: bytes, end: int, value: bytes) -> None:
         """Take over an entry of a backend that keeps nothing itself; its sub key begins at `end`."""
@@ -138,7 +148,10 @@ class MapTable:
 
     def evict(self) -> None:
         """Let go of all cells when they are beyond the budget; what is not yet written stays in dirty."""
-        if self._backend.keeps_all or not self.cells:
+        if self._backend.keeps_all:
+            self._drop_absent()
+            return
+        if not self.cells:
             return
         self._measure()
         if self.cached_bytes > self._cache_bytes:
@@ -148,8 +161,8 @@ class MapTable:
             self._complete.intersection_update(kept)
 
     def unwritten(self) -> list[dict[Any, Any]]:
-        """Return the layers of changes that the backend does not have yet, by key."""
-        return [self.dirty, *self.inflight]
+        """Return the layers of what the backend does not have yet, by key."""
+        return [self.cells if self._backend.keeps_all else self.dirty, *self.inflight]
 
     @property
     def dirty_bytes(self) -> int:
@@ -184,6 +197,16 @@ class MapTable:
         for layer in layers:
             found.update(layer.get(key, {}))
         return found
+
+    def _drop_absent(self) -> None:
+        """Forget that entries are not there, where everything else stays: memory follows the state."""
+        for key, sub in self._absent.difference(self.undo):
+            cell = self.cells.get(key, {})
+            if cell.get(sub, sub) is None:
+                del cell[sub]
+            if not cell:
+                self.cells.pop(key, None)
+        self._absent.intersection_update(self.undo)
 
     def _measure(self) -> None:
         some = [cell for cell, _ in zip(reversed(self.cells.values()), range(16), strict=False)]

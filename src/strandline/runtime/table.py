@@ -37,6 +37,7 @@ class Table:
         self.dirty: dict[Any, Any] = {}
         self.inflight: list[dict[Any, Any]] = []
         self._evicted: dict[Any, Any] = {}
+        self._absent: set[Any] = set()
         self._backend = backend
         self._encode_keys = encode_keys
         self._encode_values = encode_values
@@ -53,6 +54,10 @@ class Table:
         self.hits += len(wanted) - len(missing)
         if not missing:
             return
+        if self._backend.keeps_all:
+            self.live.update(dict.fromkeys(missing))
+            self._absent |= missing
+            return
         # New before old: the first layer that has a key has its newest value.
         for layer in (self.dirty, *self.inflight[::-1], self._evicted):
             if layer:
@@ -61,9 +66,6 @@ class Table:
                 missing -= found
         if not missing:
             return
-        if self._backend.keeps_all:
-            self.live.update(dict.fromkeys(missing))
-            return
         self.misses += len(missing)
         absent = list(missing)
         stored = self._backend.get_many(self.name, self._encode_keys(absent))
@@ -71,6 +73,10 @@ class Table:
 
     def commit(self) -> None:
         """Keep this epoch's writes."""
+        if self._backend.keeps_all:
+            self._absent.update(key for key in self.undo if self.live[key] is None)
+            self.undo.clear()
+            return
         self.dirty.update(zip(self.undo, map(self.live.__getitem__, self.undo), strict=True))
         self.undo.clear()
 
@@ -89,8 +95,8 @@ class Table:
         The result is called in a background thread, and `release` in the end.
         """
         if self._backend.keeps_all:
-            self.dirty = {}
             everything = dict(self.live)
+            self.inflight.append(everything)
             return lambda: self._encode(everything, with_absent=False)
         frozen, self.dirty = self.dirty, {}
         self.inflight.append(frozen)
@@ -98,8 +104,7 @@ class Table:
 
     def release(self) -> None:
         """The oldest frozen changes are in the backend now."""
-        if not self._backend.keeps_all:
-            self.inflight.pop(0)
+        self.inflight.pop(0)
 
     def adopt(self, entries: Iterable[tuple[Any, bytes]]) -> None:
         """Take over the entries of a backend that keeps nothing itself; keys are already decoded."""
@@ -114,7 +119,10 @@ class Table:
 
         The dicts themselves stay the same objects: handles hold on to them.
         """
-        if self._backend.keeps_all or not self.live:
+        if self._backend.keeps_all:
+            self._drop_absent()
+            return
+        if not self.live:
             return
         self._measure()
         if len(self.live) * self._entry_bytes > self._cache_bytes / 2:
@@ -123,8 +131,8 @@ class Table:
             self.live.update((key, self._evicted[key]) for key in self.undo)
 
     def unwritten(self) -> list[dict[Any, Any]]:
-        """Return the layers of changes that the backend does not have yet, by key."""
-        return [self.dirty, *self.inflight]
+        """Return the layers of what the backend does not have yet, by key."""
+        return [self.live if self._backend.keeps_all else self.dirty, *self.inflight]
 
     @property
     def dirty_bytes(self) -> int:
@@ -135,6 +143,13 @@ class Table:
     def cached_bytes(self) -> int:
         """About how much memory the cached objects take."""
         return int((len(self.live) + len(self._evicted)) * self._entry_bytes)
+
+    def _drop_absent(self) -> None:
+        """Forget that keys have no value, where everything else stays: memory follows the state."""
+        for key in self._absent.difference(self.undo):
+            if self.live.get(key, key) is None:
+                del self.live[key]
+        self._absent.intersection_update(self.undo)
 
     def _measure(self) -> None:
         sampled = [k for k, _ in zip(self.live, range(_SAMPLE), strict=False)]

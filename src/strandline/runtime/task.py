@@ -219,8 +219,6 @@ class Task:
 
     def _forget_groups(self) -> None:
         """Between epochs: keep the key groups of keys that are not written yet, and once in a while drop the others."""
-        if self._backend.keeps_all:
-            return
         waiting = [layer for table in self._all() for layer in table.unwritten()]
         if len(self._groups) > _GROUPS_KEPT + 2 * sum(map(len, waiting)):
             groups = self._groups

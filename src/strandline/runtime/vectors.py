@@ -43,7 +43,10 @@ class BatchKeys:
 
     def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
         """Return the distinct keys, and for each row the index of its key among them."""
-        column = self._columns[0] if len(self._columns) == 1 else pa.array(self.encoded, pa.binary())
+        kind = self._columns[0].type
+        # Arrow knows no equality of structs, and holds 0.0 and -0.0 for different: their encoded bytes are compared.
+        plain = len(self._columns) == 1 and not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
+        column = self._columns[0] if plain else pa.array(self.encoded, pa.binary())
         coded = column.dictionary_encode()
         row_of = coded.indices.to_numpy(zero_copy_only=False)
         first = np.empty(len(coded.dictionary), dtype=np.int64)
