@@ -124,6 +124,17 @@ def test_a_poll_waits_for_the_epoch_that_runs(keeper: Keeper) -> None:
         assert polling.finish()[1].epoch == keeper.epoch
 
 
+def test_a_ping_is_answered_in_the_middle_of_an_epoch(keeper: Keeper) -> None:
+    with keeper.connect() as running, keeper.connect() as pinging:
+        running.begin(keeper.instructions(keeper.epoch + 1))
+        running.rows([("k", "count", 0, 0)])
+        running.connection.expect(p.OUTPUT)
+        pinging.connection.send(p.PING, keeper.instructions(keeper.epoch))
+        assert pinging.finish()[1].pid == keeper.pid
+        running.connection.send(p.END)
+        keeper.epoch = running.finish()[1].epoch
+
+
 def test_an_error_of_the_users_function_says_where(keeper: Keeper) -> None:
     before = count(keeper)
     with pytest.raises(UserCodeError) as caught:
