@@ -34,7 +34,7 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     value_type: str
-    """Spark DDL of the stored value."""
+    """Spark DDL of the value; of a list, of its elements."""
     key_type: str = ""
     """Spark DDL of a map's keys; empty for other kinds."""
     schema_id: int = 0

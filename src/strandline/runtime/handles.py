@@ -128,9 +128,10 @@ class AggregatingHandle:
         self._declared = declared
 
     def add(self, element: Any) -> None:
-        current = self._cell.value
-        accumulator = self._declared.create() if current is None else current
-        self._cell.value = self._declared.add(accumulator, element)
+        if self._cell.value is None:
+            # Stored first, so that `add` always sees the accumulator in its one form.
+            self._cell.value = self._declared.create()
+        self._cell.value = self._declared.add(self._cell.value, element)
 
     def result(self) -> Any:
         current = self._cell.value
