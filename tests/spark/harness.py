@@ -46,6 +46,7 @@ class Case:
         self.events: list[dict[str, Any]] = []
         self.files = 0
         self.out = root / "out"
+        self.apps: list[App] = []
 
     def add(self, files: int = 1, rows: int = 40) -> None:
         """Add input files; each is an epoch of its own."""
@@ -210,6 +211,7 @@ class App:
 
     def __init__(self, case: Case, failpoints: str = "", **given: str) -> None:
         self._case = case
+        case.apps.append(self)
         self.temporary = case.root / "tmp"
         self.temporary.mkdir(exist_ok=True)
         (case.root / "in").mkdir(exist_ok=True)

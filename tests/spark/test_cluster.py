@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -30,13 +31,18 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
         case.add(3)
-        app = App(case, master="local-cluster[2,1,1024]")
+        app = App(case, master="local-cluster[2,1,1024]", executors="wanted")
         first = reached(app, case)
+        # Partitions stay on their executor, with data or without.
+        found = json.loads((case.root / "executors.json").read_text())
+        assert len(found) == 6
+        assert all(places == found[0] for places in found), found
+        assert found[0].keys() == {"0", "1"}
+        assert len(set(found[0].values())) == 2
         executors = {name: executor_of(pid) for name, pid in first["keepers"].items()}
         assert executors.keys() == {f"{uid}/{i}" for uid in ("profile", "per-kind") for i in (0, 1)}
         assert len(set(executors.values())) == 2
         assert all("CoarseGrainedExecutorBackend" in processes()[pid] for pid in executors.values())
-        # Every epoch on the same executors, partition by partition: a keeper elsewhere would be another process.
         case.add(4)
         later = reached(app, case)
         assert later["keepers"] == first["keepers"]
