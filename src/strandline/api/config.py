@@ -18,7 +18,8 @@ class Checkpoints:
 
     `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; without it, checkpoints
     are taken only on demand. `tolerable_failures` is how many may fail in a row before the job is restarted; None
-    means any number. `storage_options` go to the storage client and are never logged nor written anywhere.
+    means any number. `storage_options` go to the storage client; they are never logged, nor written into
+    checkpoints. (They travel to keepers in a Spark broadcast, which Spark keeps in its own temporary files meanwhile.)
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
     """

@@ -112,6 +112,7 @@ class Coordinator:
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
         self._completing = False
+        self._closed = ""
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
         self._changed = restored is None
@@ -167,8 +168,24 @@ class Coordinator:
         """
         future: Future[CheckpointId] = Future()
         with self._lock:
-            self._requests.append(future)
+            closed = self._closed
+            if not closed:
+                self._requests.append(future)
+        if closed:
+            _resolve([future], CheckpointError(f"the checkpoint that was asked for was not taken: {closed}"))
         return future
+
+    def close(self, reason: str) -> None:
+        """Give up what is under way, and take no more requests."""
+        with self._lock:
+            self._closed = reason
+        self.abort(reason)
+
+    def postpone(self) -> None:
+        """Begin the pending checkpoint's time anew: the epoch that carries it still runs, however long it takes."""
+        with self._lock:
+            if self._pending is not None:
+                self._pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
 
     def trigger(self, epoch: Epoch, changed: bool = True) -> Trigger | None:
         """Say whether the epoch that begins now shall end with a checkpoint.

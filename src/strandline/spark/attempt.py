@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import math
 import shutil
 import sys
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
 from strandline.checkpoint.generation import Claim, claim
-from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.jobdir import JobDirectory, generation_path
 from strandline.checkpoint.restore import choose, damage_in
 from strandline.checkpoint.source_log import capture, restore_source, upload_source
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
@@ -41,6 +42,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.01
 _QUERY_LOOK_S = 0.2
 _IDLE_S = 0.15
+_FENCE_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Blueprint:
     settings: Settings
     jobdir: JobDirectory
     store_url: str
-    store_options: dict[str, str]
+    store_options: dict[str, str] = field(repr=False)
     places: Places
     trigger: dict[str, Any]
     clock: Clock
@@ -109,7 +111,7 @@ class Attempt:
         owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
         failpoints.hit("restore.claimed")
         # 4. Sinks commit what the checkpoint lists as pending, and forget what came later.
-        self._recover_sinks(manifest)
+        self._recover_sinks(owned, manifest)
         failpoints.hit("restore.sinks_recovered")
         # 5. The keepers' programs name each partition's files; the keepers restore them.
         epoch = Epoch(manifest.epoch if manifest else 0)
@@ -128,23 +130,30 @@ class Attempt:
             [self._operator_plan(operator) for operator in operators], self._commit_sinks,
         )  # fmt: skip
         self.driver = EpochDriver(b.plan, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch)
-        writer = b.plan.source.writeStream.foreachBatch(self.driver).option("checkpointLocation", str(self._spark_dir))
+        writer = b.plan.source.writeStream.foreachBatch(self.driver).option(
+            "checkpointLocation", f"file://{self._spark_dir}"
+        )
         if b.trigger:
             writer = writer.trigger(**b.trigger)
         self._query = writer.start()
 
     def watch(self, stopping: Any) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
-        looked = 0.0
+        looked, checked = 0.0, time.monotonic()
         finished = False
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
                 raise self.driver.error
+            if self.driver.epoch_carries_trigger:
+                self.coordinator.postpone()
             self.coordinator.advance()
             self._capture_source()
             self._poll_if_idle()
             now = time.monotonic()
+            if now - checked > _FENCE_LOOK_S:
+                checked = now
+                self._check_fence()
             if now - looked > _QUERY_LOOK_S:
                 looked = now
                 finished = finished or self._query_finished()
@@ -160,10 +169,13 @@ class Attempt:
 
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
+        if hasattr(self, "driver"):
+            # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more.
+            self.driver.seal()
         self.stop_query()
         with contextlib.suppress(Exception):
             if hasattr(self, "coordinator"):
-                self.coordinator.abort("the run ended")
+                self.coordinator.close("the run ended")
                 self.coordinator.advance()
         if self._fleet is not None:
             self._fleet.stop(forget=forget)
@@ -189,11 +201,13 @@ class Attempt:
             check_compatible(manifest, operators, self._b.settings.backend, sinks)
         return operators
 
-    def _recover_sinks(self, manifest: Manifest | None) -> None:
+    def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
+        life = hashlib.sha256(self._b.jobdir.get(generation_path(Generation(1)))).hexdigest()[:12]
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
         epoch = Epoch(manifest.epoch if manifest else 0)
         for name, sink, _ in self._b.plan.sinks:
-            sink.open(SinkContext(self._b.spark, self._b.name, self._b.store_url, self.generation, name))
+            owned.check()
+            sink.open(SinkContext(self._b.spark, self._b.name, life, self.generation, name))
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
 
     def _program(self, operator: Operator, manifest: Manifest | None) -> Program:
@@ -228,9 +242,14 @@ class Attempt:
     def _partition_memory(self, parallelism: int) -> int:
         """Divide one machine's budget among the keepers that will be on it."""
         keepers = parallelism * max(1, len(self._b.plan.operators))
-        addresses = self._b.spark._jsc.sc().getExecutorMemoryStatus().keys().mkString(",")
-        hosts = len({address.rpartition(":")[0] for address in addresses.split(",")})
-        return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / hosts))
+        sc: Any = self._b.spark.sparkContext
+        addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        if len(hosts) > 1 and not sc.master.startswith("local["):
+            # The driver is among them, and runs no keepers.
+            with contextlib.suppress(ValueError):
+                hosts.remove(sc.getConf().get("spark.driver.host", ""))
+        return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / len(set(hosts))))
 
     def _operator_plan(self, operator: Operator) -> OperatorPlan:
         return OperatorPlan(
@@ -266,11 +285,11 @@ class Attempt:
             return
         checkpoint, batch = wanted
         if self.coordinator.pending != checkpoint:
-            self.driver.source_done()
+            self.driver.source_done(checkpoint)
             return
         if batch < 0:
             # Nothing was read yet: there is nothing to rewind.
-            self.driver.source_done()
+            self.driver.source_done(checkpoint)
             self.coordinator.add_source(checkpoint, None)
             return
         if not (self._spark_dir / "commits" / str(batch)).exists():
@@ -279,11 +298,13 @@ class Attempt:
         try:
             files = capture(self._spark_dir, batch)
             info = upload_source(self._b.jobdir, files, checkpoint, batch, base.source if base else None)
-        except UnavailableError as error:
-            self.driver.source_done()
+        except FencedError:
+            raise
+        except StrandlineError as error:
+            self.driver.source_done(checkpoint)
             self.coordinator.fail(checkpoint, f"the source's progress could not be stored: {error}")
             return
-        self.driver.source_done()
+        self.driver.source_done(checkpoint)
         self.coordinator.add_source(checkpoint, info)
 
     def _poll_if_idle(self) -> None:
@@ -292,12 +313,17 @@ class Attempt:
         if idle_s < _IDLE_S:
             return
         due = self.coordinator.is_due
-        if due or self.coordinator.pending is not None:
-            self.driver.poll(may_trigger=due)
-        elif idle_s * 1000 > self._b.settings.keeper_lease_ms / 3:
+        polled = (due or self.coordinator.pending is not None) and self.driver.poll(may_trigger=due)
+        if not polled and idle_s * 1000 > self._b.settings.keeper_lease_ms / 3:
             assert self._fleet is not None
             self._fleet.ping()
             self.driver.last_contact = time.monotonic()
+
+    def _check_fence(self) -> None:
+        """Without checkpoints, nothing else would tell that a newer driver has taken over."""
+        assert self.claim is not None
+        with contextlib.suppress(UnavailableError):
+            self.claim.check()
 
     def _query_finished(self) -> bool:
         assert self._query is not None

@@ -63,13 +63,26 @@ class EpochDriver:
         self.progress = Progress(epoch=epoch)
         self.error: BaseException | None = None
         self.failed = threading.Event()
+        self._sealed = threading.Event()
+        self._paused = threading.Event()
+        self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
+
+    def seal(self) -> None:
+        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
+        self._sealed.set()
+
+    def pause(self) -> None:
+        """Begin no more epochs: a last checkpoint is to cover everything there is."""
+        self._paused.set()
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
+        while self._paused.is_set() and not self._sealed.wait(0.05):
+            pass
         with self._lock:
-            if self.failed.is_set():
-                raise KeeperError("the run has failed already")
+            if self.failed.is_set() or self._sealed.is_set():
+                raise KeeperError("the run has ended already")
             try:
                 self._run(df, Epoch(batch + 1))
             except BaseException as error:
@@ -105,9 +118,10 @@ class EpochDriver:
         """Return the checkpoint that needs the source's progress, and after which batch."""
         return self._wanted_source
 
-    def source_done(self) -> None:
-        """The source's progress was captured."""
-        self._wanted_source = None
+    def source_done(self, checkpoint: CheckpointId) -> None:
+        """The source's progress was captured for this checkpoint, or is not wanted any more."""
+        if self._wanted_source is not None and self._wanted_source[0] == checkpoint:
+            self._wanted_source = None
 
     def committed(self, sinks: Sequence[SinkInfo]) -> None:
         """These staged epochs are visible now."""
@@ -120,11 +134,14 @@ class EpochDriver:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
         trigger = self._trigger(epoch, batch=epoch - 1)
+        self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
         built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
         try:
             for name, sink, rows in built.outputs:
                 failpoints.hit("epoch.sink.before")
+                if self._sealed.is_set():
+                    raise KeeperError("the run ended in the middle of an epoch")
                 staged = sink.write(rows, epoch)
                 if staged is not None:
                     with self._staging:
@@ -147,6 +164,7 @@ class EpochDriver:
         self._note(epoch, acks, (time.perf_counter() - started) * 1000)
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
+            self.epoch_carries_trigger = False
         self._heed(acks)
         failpoints.hit("epoch.done")
 
@@ -171,12 +189,11 @@ class EpochDriver:
         self._coordinator.add_sinks(checkpoint, infos)
 
     def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
+        # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
+        pending = self._coordinator.pending
+        confirmed = self._coordinator.confirmed
         return Instructions(
-            generation=self._generation,
-            epoch=epoch,
-            trigger=trigger,
-            confirmed=self._coordinator.confirmed,
-            pending=self._coordinator.pending,
+            generation=self._generation, epoch=epoch, trigger=trigger, confirmed=confirmed, pending=pending
         )
 
     def _heed(self, acks: dict[Slot, Ack]) -> None:

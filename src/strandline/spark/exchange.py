@@ -7,9 +7,13 @@ follow the executor that caches it, and gives every keeper a part in every epoch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+
+from strandline.format.murmur import spark_hash
+from strandline.format.types import IntegerType
 
 PARTITION = "__strandline_partition"
 KEY_GROUP = "__strandline_key_group"
@@ -28,13 +32,22 @@ class Exchange:
 
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
         self._parallelism = parallelism
+        active = SparkSession.getActiveSession() or spark
         session = spark.newSession()
         prepare_session(session)
-        self._routes = _find_routes(session, parallelism)
+        self._routes = _find_routes(parallelism)
         rows = [(route, partition) for partition, route in enumerate(self._routes)]
         anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
+        # Computed and cached with its first use.
         self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
-        self._anchor.count()
+        # Making a DataFrame made our session the active one; the user's own comes back.
+        SparkSession._activeSession = active
+        jvm: Any = session._jvm
+        jvm.SparkSession.setActiveSession(active._jsparkSession)
+        # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
+        self._hinted = self._anchor.hint("shuffle_hash")
+        self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
+        self._route = F.col(_ROUTE)
 
     @property
     def partitions(self) -> DataFrame:
@@ -48,16 +61,15 @@ class Exchange:
 
         A partition without rows has one, with a null key group.
         """
-        columns = [_quoted(name) for name in df.columns]
-        group = F.pmod(F.hash(*(F.col(_quoted(key)) for key in keys)), F.lit(max_parallelism))
-        routes = F.array(*(F.lit(route) for route in self._routes))
-        partition = F.expr(f"cast({KEY_GROUP} * {self._parallelism} div {max_parallelism} as int)")
-        routed = (
-            df.withColumn(KEY_GROUP, group).withColumn(_ROUTE, routes[partition]).repartition(self._parallelism, _ROUTE)
+        group = f"pmod(hash({', '.join(map(_quoted, keys))}), {max_parallelism})"
+        routes = f"array({', '.join(map(str, self._routes))})"
+        route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
+        routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
+        joined = (
+            routed.repartition(self._parallelism, self._route)
+            .join(self._hinted, self._meet, "full_outer")
+            .selectExpr(PARTITION, KEY_GROUP, f"* except ({PARTITION}, {KEY_GROUP}, {_ROUTE}, {_ANCHOR_ROUTE})")
         )
-        joined = routed.join(
-            self._anchor.hint("shuffle_hash"), routed[_ROUTE] == self._anchor[_ANCHOR_ROUTE], "full_outer"
-        ).select(PARTITION, KEY_GROUP, *columns)
         return joined.sortWithinPartitions(*(F.col(_quoted(name)) for name in order_by)) if order_by else joined
 
     def close(self) -> None:
@@ -71,17 +83,13 @@ def prepare_session(session: SparkSession) -> None:
         session.conf.set(name, value)
 
 
-def _find_routes(session: SparkSession, parallelism: int) -> list[int]:
+def _find_routes(parallelism: int) -> list[int]:
     """For each partition, find the smallest number that Spark's hash partitioning sends there."""
     routes: dict[int, int] = {}
-    start, step = 0, max(64, 16 * parallelism)
+    number = 0
     while len(routes) < parallelism:
-        numbers = session.range(start, start + step, 1, 1).select(
-            F.col("id").cast("int").alias("n"), F.pmod(F.hash(F.col("id").cast("int")), F.lit(parallelism)).alias("p")
-        )
-        for row in numbers.collect():
-            routes.setdefault(row.p, row.n)
-        start += step
+        routes.setdefault(spark_hash([number], [IntegerType()]) % parallelism, number)
+        number += 1
     return [routes[partition] for partition in range(parallelism)]
 
 

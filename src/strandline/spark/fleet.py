@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,12 +14,12 @@ import msgspec
 from pyspark import Accumulator, AccumulatorParam, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.ids import Epoch, Generation
+from strandline.core.ids import Epoch, Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.program import Program
 from strandline.runtime.protocol import Ack, Instructions
-from strandline.spark.exchange import KEY_GROUP, PARTITION, Exchange
+from strandline.spark.exchange import Exchange
 from strandline.spark.worker import ControlWorker, EpochWorker, KeeperRef
 
 Slot = tuple[str, int]
@@ -60,11 +61,9 @@ class Fleet:
         self.last: dict[Slot, Ack] = {}
 
     def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
-        """Return what an operator's keepers give for the routed rows of an epoch."""
+        """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
         worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema)
-        columns = [PARTITION, KEY_GROUP, *(c for c in routed.columns if c not in (PARTITION, KEY_GROUP))]
-        quoted = ["`" + c.replace("`", "``") + "`" for c in columns]
-        return routed.select(*quoted).mapInArrow(worker, output_schema)
+        return routed.mapInArrow(worker, output_schema)
 
     def take_acks(self, epoch: int) -> dict[Slot, Ack]:
         """Return this epoch's acks, one a slot, and forget all others."""
@@ -88,8 +87,12 @@ class Fleet:
         return found
 
     def ping(self) -> None:
-        """Renew every keeper's lease, whatever it is doing."""
-        self._control(Instructions(generation=self._generation, epoch=0), p.PING)
+        """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be."""
+        instructions = Instructions(generation=self._generation, epoch=0)
+        direct = ControlWorker(list(self._refs.values()), instructions, p.PING)
+        answered = {uid for uid, partition in self.slots if direct.ask(self._refs[uid], Partition(partition))}
+        if len(answered) < len(self._refs):
+            self._control(instructions, p.PING)
 
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""
@@ -107,7 +110,9 @@ class Fleet:
     def close(self) -> None:
         """Let go of what the driver holds for the keepers."""
         for broadcast in self._broadcasts.values():
-            broadcast.unpersist()
+            # Spark keeps a broadcast's bytes in a temporary file until it is destroyed.
+            with contextlib.suppress(Exception):
+                broadcast.destroy()
 
     def _control(self, instructions: Instructions, kind: int, *, start: bool = False) -> list[Ack]:
         if not self._refs:

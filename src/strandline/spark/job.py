@@ -52,28 +52,39 @@ class Job:
         self.settings = settings or Settings()
         self._trigger = _trigger(trigger)
         self._plan = Plan(sinks)
+        self._run: Run | None = None
         if not isinstance(checkpoints, Checkpoints):
             raise ConfigurationError(
                 f"job '{name}': checkpoints is {checkpoints!r}", hint="write checkpoints=Checkpoints('…', every='10s')"
             )
 
     def start(self, spark: SparkSession | None = None) -> Run:
-        """Start the job, or continue it from its newest complete checkpoint. Return at once with the run.
+        """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
+        if self._run is not None and self._run.status().state in ("starting", "running", "restarting"):
+            raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.source.sparkSession
         check_session(spark)
         warning = locality_warning(spark)
         if warning:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
-        run = Run(self._blueprint(spark), self.restart)
-        run.start()
+        run = self._run = Run(self._blueprint(spark), self.restart)
+        try:
+            run.start()
+        except BaseException:
+            self._run = None
+            raise
         return run
 
     def _blueprint(self, spark: SparkSession) -> Blueprint:
         ck = self.checkpoints
+        if str(ck.directory).startswith("memory:"):
+            raise ConfigurationError(
+                "checkpoints: memory:// is a store of one process, and a job has several", hint="give a directory"
+            )
         store = RetryingStore(open_store(str(ck.directory), ck.storage_options))
         places = Places(_absolute(self.settings), store.url, self.name)
         places.make()

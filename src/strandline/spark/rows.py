@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
+from strandline.core.errors import UserCodeError
 from strandline.format.columns import to_python
 from strandline.format.records import record_type
 from strandline.format.types import parse_schema
 from strandline.runtime.outputs import OutputBuilder
+from strandline.spark.worker import mark
 
 
 class RowFunction:
@@ -28,9 +31,27 @@ class RowFunction:
         for batch in batches:
             columns = [to_python(c, f.type) for c, f in zip(batch.columns, fields, strict=True)]
             rows: list[Any] = []
-            for row in map(make, zip(*columns, strict=True)):
-                out = self._function(row)
-                if out is not None:
-                    rows.extend(out)
-            if rows:
-                yield outputs.from_rows(rows)
+            row = None
+            try:
+                for row in map(make, zip(*columns, strict=True)):
+                    out = self._function(row)
+                    if out is not None:
+                        rows.extend(out)
+                built = outputs.from_rows(rows) if rows else None
+            except UserCodeError as error:
+                raise RuntimeError(mark(error)) from None
+            except Exception as error:
+                raise RuntimeError(mark(_user_error(error, row))) from None
+            if built is not None:
+                yield built
+
+
+def _user_error(error: Exception, row: Any) -> UserCodeError:
+    trace = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return UserCodeError(
+        f"map: the function raised on the row {row!r}: {type(error).__name__}: {error}\n{text}",
+        hint="fix the function and start again: the job goes on from its last checkpoint",
+        event=repr(row),
+        traceback=text,
+    )

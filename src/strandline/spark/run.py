@@ -183,10 +183,9 @@ class Run:
                 raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout} seconds")
             attempt = self._attempt
             if self._state == "running" and attempt is not None and attempt.query is not None:
-                with contextlib.suppress(Exception):
-                    attempt.query.processAllAvailable()
-                    if self._attempt is attempt and not attempt.driver.failed.is_set():
-                        return
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if _exhausted(attempt.query, left) and self._attempt is attempt and not attempt.driver.failed.is_set():
+                    return
             time.sleep(0.02)
 
     def await_termination(self, timeout: float | None = None) -> bool:
@@ -200,7 +199,8 @@ class Run:
 
         Without it, rows after the last checkpoint stay invisible, and are processed again by the next start.
         """
-        if checkpoint and self._state == "running":
+        if checkpoint and self._state == "running" and self._attempt is not None:
+            self._attempt.driver.pause()
             self.checkpoint(timeout)
         self._stopping.set()
         attempt = self._attempt
@@ -222,8 +222,11 @@ class Run:
     def _supervise(self) -> None:
         try:
             finished = self._run_attempts()
-            self._end_attempt(forget=True)
-            self._b.places.remove()
+            # A newer driver on this machine has its working state in the same place.
+            owned = not self._is_fenced()
+            self._end_attempt(forget=owned)
+            if owned:
+                self._b.places.remove()
             self._state = "finished" if finished else "stopped"
         except BaseException as error:
             self._error = error
@@ -294,6 +297,17 @@ class Run:
         if self._attempt is not None:
             self._attempt.close(forget=forget)
 
+    def _is_fenced(self) -> bool:
+        try:
+            if self._claim is not None:
+                self._claim.check()
+        except FencedError:
+            return True
+        except StrandlineError as error:
+            log.warning("job '%s': whether another driver owns it is not known: %s", self._b.name, error)
+            return True
+        return False
+
     def _raise_if_failed(self) -> None:
         if self._ended.is_set() and self._error is not None:
             if isinstance(self._error, StrandlineError):
@@ -301,6 +315,22 @@ class Run:
             raise StrandlineError(
                 f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
             ) from self._error
+
+
+def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:
+    """Wait until a query has processed what there is; False if it failed or the time was up."""
+    done = threading.Event()
+
+    def wait() -> None:
+        with contextlib.suppress(Exception):
+            query.processAllAvailable()
+            done.set()
+
+    # In a thread of its own, because Spark's call knows no time-out; it ends with the query.
+    waiting = threading.Thread(target=wait, name="strandline-wait", daemon=True)
+    waiting.start()
+    waiting.join(timeout)
+    return done.is_set()
 
 
 def live_runs() -> list[Run]:

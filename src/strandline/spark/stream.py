@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
@@ -222,14 +223,28 @@ def _input_schema(probe: DataFrame, where: str) -> str:
         raise ConfigurationError(f"{where}: the column {', '.join(twice)} is there more than once", hint="rename one")
     parts = []
     for column in probe.schema.fields:
-        quoted = "`" + column.name.replace("`", "``") + "`"
-        parts.append(f"{quoted} {column.dataType.simpleString()}")
+        parts.append(f"{_quoted(column.name)} {_ddl(column.dataType)}")
     try:
         return parse_schema(", ".join(parts)).ddl
     except ConfigurationError as error:
         raise ConfigurationError(
             f"{where}: a column's type is not supported: {error.message}", hint="cast it, or select other columns"
         ) from None
+
+
+def _ddl(kind: DataType) -> str:
+    """Return a type's DDL with every name quoted, as Spark's own simpleString has not."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{_quoted(f.name)}: {_ddl(f.dataType)}' for f in kind.fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_ddl(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
+    return kind.simpleString()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _first_line(error: AnalysisException) -> str:

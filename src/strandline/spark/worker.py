@@ -188,10 +188,11 @@ class ControlWorker:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                found = [ack for keeper in self._keepers for ack in self._ask(keeper, partition)]
+                found = [ack for keeper in self._keepers for ack in self.ask(keeper, partition)]
                 yield pa.RecordBatch.from_pydict({"ack": pa.array(found, pa.binary())})
 
-    def _ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
+    def ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
+        """Hold one control conversation; return the ack, or nothing if there is no answer."""
         connection = keeper.connect(partition)
         try:
             if connection is None:

@@ -22,14 +22,15 @@ class SinkContext:
 
     spark: SparkSession
     job: str
-    store_url: str
+    life: str
+    """Names the job's life from its very first start: a job made anew in the same place has another."""
     generation: Generation
     sink: str
 
     @property
     def identity(self) -> str:
         """Names this sink of this job among all that write to the same place."""
-        return hashlib.sha256(f"{self.store_url}\n{self.job}\n{self.sink}".encode()).hexdigest()[:8]
+        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:8]
 
 
 class Sink(ABC):
@@ -52,7 +53,10 @@ class Sink(ABC):
         """Write an epoch's rows; return what `commit` needs to make them visible, or None if they already are."""
 
     def commit(self, pending: Sequence[str]) -> None:
-        """Make staged epochs visible, oldest first. Called once the checkpoint that lists them is published."""
+        """Make staged epochs visible, oldest first. Called once the checkpoint that lists them is published.
+
+        Runs in another thread than `write`, and at the same time.
+        """
         if pending:
             raise NotImplementedError(f"{type(self).__name__} stages rows and does not define commit")
 

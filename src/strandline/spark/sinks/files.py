@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.filesystem import FileSystem, open_filesystem
@@ -25,8 +26,10 @@ _STAGING = "_strandline"
 
 
 class Committable(msgspec.Struct, frozen=True):
-    """A staged epoch: its directory below the sink's path, and its files."""
+    """A staged epoch: the sink's path then, its directory below it, and its files."""
 
+    root: str
+    generation: int
     epoch: int
     directory: str
     files: list[str]
@@ -35,8 +38,9 @@ class Committable(msgspec.Struct, frozen=True):
 class FileSink(Sink):
     """Write rows as files of a Spark format (parquet, json, csv, orc, text) below a directory.
 
-    With `visibility="checkpoint"` (the default) a reader never sees partial, duplicate or lost rows; they appear when
-    the checkpoint after them completes. With `visibility="epoch"` they appear at once, at least once.
+    With `visibility="checkpoint"` (the default) rows appear when the checkpoint after them completes, each exactly
+    once and each file in one step: a reader never sees partial, duplicate or lost rows, though it may see the files
+    of one checkpoint one after the other. With `visibility="epoch"` they appear at once, at least once.
     """
 
     def __init__(
@@ -49,29 +53,32 @@ class FileSink(Sink):
         **options: Any,
     ) -> None:
         super().__init__(name=name, visibility=visibility)
-        self.path = str(path).rstrip("/")
+        # Made absolute here: Spark's JVM has a working directory of its own.
+        self.path = str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
         self.format = format
         self.options = options
         self._fs: FileSystem | None = None
-        self._staging = ""
-        self._identity = ""
+        self._context: SinkContext | None = None
 
     def open(self, context: SinkContext) -> None:
         self._fs = open_filesystem(context.spark, self.path)
-        self._identity = context.identity
-        self._staging = f"{_STAGING}/{context.identity}/g{context.generation}"
+        self._context = context
         self._fs.mkdirs("")
 
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
-        directory = f"{self._staging}/epoch-{epoch:010d}"
-        df.write.format(self.format).options(**self.options).mode("overwrite").save(f"{self.path}/{directory}")
+        run = self._run
+        directory = f"{_STAGING}/{run.identity}/g{run.generation}/epoch-{epoch:010d}"
+        where = self._files.for_spark(directory)
+        df.write.format(self.format).options(**self.options).mode("overwrite").save(where)
+        if not self._files.exists(directory):
+            raise UnavailableError(f"sink {self.path}: Spark wrote epoch {epoch} to {where}, and it is not there")
         files = [
             name
             for name, size in self._files.list(directory)
             if not name.startswith(("_", ".")) and not self._is_empty(f"{directory}/{name}", name, size)
         ]
         failpoints.hit("sink.staged")
-        staged = Committable(epoch, directory, sorted(files))
+        staged = Committable(self.path, run.generation, epoch, directory, sorted(files))
         if self.visibility == "epoch":
             self._show(staged)
             return None
@@ -87,7 +94,10 @@ class FileSink(Sink):
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         self.commit(pending)
         # Of no use any more: staged by runs that are over, after the checkpoint that is restored.
-        self._files.delete(f"{_STAGING}/{self._identity}")
+        staging = f"{_STAGING}/{self._run.identity}"
+        for name in self._files.directories(staging):
+            if name[1:].isdigit() and int(name[1:]) < self._run.generation:
+                self._files.delete(f"{staging}/{name}")
         if not fresh and self.visibility == "checkpoint":
             self._take_back(epoch)
 
@@ -96,28 +106,38 @@ class FileSink(Sink):
         assert self._fs is not None
         return self._fs
 
+    @property
+    def _run(self) -> SinkContext:
+        assert self._context is not None
+        return self._context
+
     def _show(self, staged: Committable) -> None:
+        files = self._files if staged.root == self.path else open_filesystem(self._run.spark, staged.root)
+        if not files.exists(staged.directory):
+            # Removed last: this epoch has been shown, and its files may have been consumed since.
+            return
         for name in staged.files:
-            source, target = f"{staged.directory}/{name}", self._target(staged.epoch, name)
-            if not self._files.rename(source, target) and not self._files.exists(target):
+            source, target = f"{staged.directory}/{name}", self._target(staged, name)
+            if not files.rename(source, target) and not files.exists(target):
                 raise CorruptionError(
                     f"sink {self.path}: the staged file {source} of epoch {staged.epoch} is gone, and was never made "
                     "visible: its rows are lost",
                     hint="something outside of the job deleted it; keep away from the _strandline directory",
                 )
             failpoints.hit("sink.file_shown")
-        self._files.delete(staged.directory)
+        files.delete(staged.directory)
 
     def _take_back(self, epoch: Epoch) -> None:
-        """Hide what was committed with checkpoints later than the restored one: its epochs are coming again."""
-        pattern = re.compile(rf"part-(\d+)-{self._identity}-")
+        """Hide what older runs committed after the restored checkpoint: its epochs are coming again."""
+        pattern = re.compile(rf"part-(\d+)-{self._run.identity}-g(\d+)-")
         for name, _ in self._files.list(""):
             found = pattern.match(name)
-            if found and int(found[1]) > epoch:
+            if found and int(found[1]) > epoch and int(found[2]) < self._run.generation:
                 self._files.delete(name)
 
-    def _target(self, epoch: int, name: str) -> str:
-        return f"part-{epoch:010d}-{self._identity}-{name.removeprefix('part-')}"
+    def _target(self, staged: Committable, name: str) -> str:
+        run = f"{self._run.identity}-g{staged.generation}"
+        return f"part-{staged.epoch:010d}-{run}-{name.removeprefix('part-')}"
 
     def _is_empty(self, path: str, name: str, size: int) -> bool:
         """Spark writes one file even for no rows at all; nobody needs it."""

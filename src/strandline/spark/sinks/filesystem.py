@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
@@ -40,13 +41,21 @@ class FileSystem(Protocol):
         """Return the path on this machine, if it has one."""
         ...
 
+    def directories(self, path: str) -> Sequence[str]:
+        """Return the names of the directories in a directory; nothing if it is not there."""
+        ...
+
+    def for_spark(self, path: str) -> str:
+        """Return the path as Spark must be given it to mean the same place."""
+        ...
+
 
 def open_filesystem(spark: SparkSession, root: str) -> FileSystem:
     """Return the file system that holds `root`, as Spark would understand it."""
     parsed = urlparse(root)
     default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
     if parsed.scheme == "file" or (not parsed.scheme and default.startswith("file:")):
-        return LocalFiles(Path(unquote(parsed.path) if parsed.scheme else root))
+        return LocalFiles(Path(unquote(parsed.path) if parsed.scheme else root).absolute())
     return HadoopFiles(spark, root)
 
 
@@ -88,6 +97,15 @@ class LocalFiles:
     def local(self, path: str) -> Path | None:
         return self._root / path
 
+    def directories(self, path: str) -> Sequence[str]:
+        try:
+            return [entry.name for entry in os.scandir(self._root / path) if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+
+    def for_spark(self, path: str) -> str:
+        return f"file:{self._root / path}"
+
 
 class HadoopFiles:
     """Files of any file system that Hadoop knows."""
@@ -119,6 +137,14 @@ class HadoopFiles:
 
     def local(self, path: str) -> Path | None:
         return None
+
+    def directories(self, path: str) -> Sequence[str]:
+        if not self.exists(path):
+            return []
+        return [s.getPath().getName() for s in self._fs.listStatus(self._path(path)) if s.isDirectory()]
+
+    def for_spark(self, path: str) -> str:
+        return f"{self._root}/{path}"
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{path}" if path else self._root)
