@@ -19,7 +19,17 @@ def test_urls_of_one_directory_are_one_store(tmp_path: Path, monkeypatch: pytest
     open_store(f"file://{tmp_path}/a%20b").put("k", b"1")
     assert open_store(str(tmp_path / "a b")).get("k") == b"1"
     assert open_store("a b").get("k") == b"1"
-    assert open_store("a b").url == f"file://{tmp_path}/a b"
+    assert open_store("a b").url == f"file://{tmp_path}/a%20b"
+
+
+@pytest.mark.parametrize("name", ["a#b", "a?b=c", "50%20off", "a%b", "é ü"])
+def test_a_directory_of_any_name_is_the_same_one_by_the_stores_url(tmp_path: Path, name: str) -> None:
+    store = open_store(str(tmp_path / name))
+    store.put("k", b"1")
+    again = open_store(store.url)
+    assert again.get("k") == b"1"
+    assert again.url == store.url
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize("url", ["", "file://host/path", "hdfs://x/y", "s4://b", "://"])

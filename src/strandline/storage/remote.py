@@ -72,7 +72,8 @@ def _open_local(url: str, host: str, path: Path) -> ObjectStore:
     if not url or host not in ("", "localhost") or not str(path):
         raise ConfigurationError(f"storage {url!r} names no local directory", hint="write file:///absolute/path")
     path = path.expanduser().absolute()
-    shown = f"file://{path}"
+    # Keepers open what is shown here: every character of the path must survive being read as a url.
+    shown = path.as_uri()
     try:
         path.mkdir(parents=True, exist_ok=True)
         store = LocalStore(path, mkdir=True, automatic_cleanup=True)
