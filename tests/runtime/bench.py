@@ -262,13 +262,15 @@ class Bench:
                 self.task.evict()
             found += _rows(self.task.finish())
             if not abort:
-                self.task.commit()
+                self.task.check()
         except BaseException:
             self.task.abort()
             raise
         if abort:
             self.task.abort()
         else:
+            self.task.commit()
+            self.task.tidy()
             self.epoch += 1
         return found
 

@@ -26,6 +26,7 @@ from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
+from strandline.runtime.task import Task
 from strandline.runtime.watchdog import process_start
 from tests.runtime.bench import ANSWERS, Event, batch_of, program
 
@@ -69,6 +70,13 @@ class Counter(KeyedProcess):
 
     def wait(self, a: int) -> None:
         time.sleep(a / 1000)
+
+    def break_task(self, a: int) -> None:
+        def broken(task: Task) -> None:
+            raise MemoryError("broken by a test")
+
+        # The class of this keeper's process, which ends with it.
+        setattr(Task, ("commit", "_forget_groups")[a], broken)
 
     def leave(self, a: int) -> None:
         sys.exit(a)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.core.errors import KeeperError
 from strandline.runtime import protocol as p
 from strandline.runtime.watchdog import process_start
 from tests.runtime.clients import Keeper, Nursery
@@ -69,6 +70,18 @@ def test_a_keeper_that_nobody_asks_for_ends(nursery: Nursery) -> None:
     keeper.counts("a")
     assert keeper.ended() == 0
     assert "within its lease" in keeper.log.read_text()
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_keeper_that_fails_once_it_commits_ends_rather_than_apply_the_epoch_twice(
+    nursery: Nursery, step: int
+) -> None:
+    keeper = nursery.start()
+    keeper.counts("a")
+    with pytest.raises(KeeperError, match="closed in the middle"):
+        keeper.run([("a", "break_task", step, 0)])
+    assert keeper.ended() == 1
+    assert "broken by a test" in keeper.log.read_text()
 
 
 def test_an_epoch_may_take_longer_than_the_lease(nursery: Nursery) -> None:

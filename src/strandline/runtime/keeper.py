@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -216,17 +217,21 @@ class Keeper:
                     break
                 task.evict()
                 failpoints.hit("keeper.epoch.middle")
-            task.commit()
+            task.check()
         except BaseException:
             # The state stays at the version before: whoever tries again starts from there.
-            task.abort()
+            with _or_end():
+                task.abort()
             kept.close()
             raise
-        self._version = epoch
-        if self._kept is not None:
-            self._kept.close()
-        # Until the epoch has its own ack there is nothing to replay.
-        self._kept, self._ack = kept, None
+        with _or_end():
+            task.commit()
+            self._version = epoch
+            if self._kept is not None:
+                self._kept.close()
+            # Until the epoch has its own ack there is nothing to replay.
+            self._kept, self._ack = kept, None
+            task.tidy()
         pause_ms = 0.0
         if begin.instructions.trigger is not None:
             pause_ms = opened.snapshots.trigger(begin.instructions.trigger)
@@ -380,6 +385,17 @@ class Keeper:
         if time.monotonic() - self._collected > _COLLECTION_S:
             gc.collect()
             self._collected = time.monotonic()
+
+
+@contextmanager
+def _or_end() -> Iterator[None]:
+    """End the process if state was left half changed: whatever it did next would be wrong."""
+    try:
+        yield
+    except BaseException:
+        log.exception("the state is of no epoch any more: ending")
+        logging.shutdown()
+        os._exit(1)
 
 
 def _kill_keeper(identity: list[str]) -> None:

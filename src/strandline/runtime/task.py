@@ -30,6 +30,7 @@ from strandline.runtime.table import Table
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 
 _GATHER_ROWS = 262_144
+_GATHER_BYTES = 64 << 20
 _GROUPS_KEPT = 200_000
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
@@ -81,7 +82,7 @@ class Task:
         for name, state in states.items():
             vars(self._process)[name] = self._bind(name, state, cache_bytes // max(1, len(states)))
         self._gathered: list[pa.RecordBatch] = []
-        self._gathered_rows = 0
+        self._gathered_rows = self._gathered_bytes = 0
         self._sizes: dict[tuple[str, bytes], int] = {}
         self._size = 0
         if backend.keeps_all:
@@ -96,7 +97,7 @@ class Task:
     def begin(self, epoch: Epoch) -> None:
         """Start an epoch."""
         self.scope.epoch = epoch
-        self._gathered, self._gathered_rows = [], 0
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
     def process(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """Run the user's function on a batch: the key group, then the event's columns. Return its output, if any."""
@@ -107,18 +108,26 @@ class Task:
             return self._process_events(batch.column(0), batch.columns[1:])
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
-        return self._process_gathered() if self._gathered_rows >= _GATHER_ROWS else None
+        self._gathered_bytes += batch.nbytes
+        enough = self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES
+        return self._process_gathered() if enough else None
 
     def finish(self) -> pa.RecordBatch | None:
         """Process what `process` has only gathered so far; the epoch has no more events."""
         return self._process_gathered() if self._gathered else None
 
-    def commit(self) -> None:
-        """Keep what the epoch wrote; raise StateLimitError, with nothing applied, if that is too much."""
+    def check(self) -> None:
+        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
         if self._backend.limit_bytes is not None:
             self._check_limit(self._backend.limit_bytes)
+
+    def commit(self) -> None:
+        """Keep what the epoch wrote. If this raises, the state is of no epoch."""
         for table in self._all():
             table.commit()
+
+    def tidy(self) -> None:
+        """Let go, after a commit, of what is not needed any more."""
         self.evict()
         self._forget_groups()
 
@@ -262,7 +271,7 @@ class Task:
         """Run a vectorised function on few large batches rather than many small ones: each costs per distinct key."""
         assert isinstance(self._process, KeyedBatchProcess)
         batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
-        self._gathered, self._gathered_rows = [], 0
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
         groups, columns = batch.column(0), batch.columns[1:]
         self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self._keys)
         events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[1:])
