@@ -16,7 +16,7 @@ class Context(Protocol):
     key: Any
     """The current key: the column's value, or a tuple when the stream is keyed by several columns."""
     epoch: int
-    """The epoch that is being processed; the same again when it is replayed after a failure."""
+    """The epoch that is being processed. After a failure, epochs since the last checkpoint come again."""
     partition: int
     """Index of this parallel instance."""
     uid: str

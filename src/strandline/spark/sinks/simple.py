@@ -65,7 +65,11 @@ class ForeachSink(Sink):
 
 
 class ForeachBatchSink(Sink):
-    """Call `function(df, epoch)` on the driver for each epoch, at least once; the epoch's number stays the same."""
+    """Call `function(df, epoch)` on the driver for each epoch, at least once.
+
+    An epoch that comes again after a failure may hold other rows under the same number: where the source is cut into
+    epochs is not kept beyond the last checkpoint. So do not skip an epoch because its number was seen before.
+    """
 
     reads_once = False
 
