@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Map, Value
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, UserCodeError
+from strandline.core.ids import Epoch
 from strandline.runtime import task as task_module
+from strandline.runtime.table import Table
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
 
@@ -112,6 +114,8 @@ class Wrong(KeyedBatchProcess):
         (pa.array([1.5, 2.0]), "put_many got double, expected int32"),
         (pa.array(["x", "y"]), "put_many got string, expected int32"),
         (pa.array([1 << 40, 1]), "put_many got int64, expected int32"),
+        (pa.array([True, False]), "put_many got bool, expected int32"),
+        (pa.array([1, 2], pa.uint32()), "put_many got uint32, expected int32"),
     ],
 )
 def test_arrays_that_do_not_fit_name_operator_and_state(make: Make, values: pa.Array, said: str) -> None:
@@ -259,6 +263,26 @@ def test_the_cache_keeps_to_its_budget(rocks: Bench) -> None:
     figures = rocks.task.metrics()
     assert figures["cached_bytes"] < 200_000
     assert figures["cache_misses"] > 0
+
+
+@pytest.mark.parametrize("op", ["set_value", "put"])
+def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op: str) -> None:
+    tables = rocks.task._all()
+    for table in tables:
+        table._cache_bytes = 1 << 16
+    rocks.task.begin(Epoch(1))
+    rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)]))
+    rocks.task.evict()
+    caches: list[dict[Any, Any]] = [table.live if isinstance(table, Table) else table.cells for table in tables]
+    assert max(map(len, caches)) == 3000
+    for cache in caches:
+        cache["read"] = {}
+    rocks.task.evict()
+    # What was read since is let go of whenever the cache is gone through.
+    assert all("read" in cache for cache in caches)
+    rocks.task.abort()
+    rocks.task.evict()
+    assert max(map(len, caches)) == 0
 
 
 @pytest.mark.parametrize("kind", ["memory", "filesystem"])

@@ -108,6 +108,8 @@ def conform(array: pa.Array | pa.ChunkedArray, kind: DataType) -> pa.Array:
     wanted = to_arrow_type(kind)
     if array.type == wanted:
         return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), wanted)
     why = ""
     if _may_cast(from_arrow_type(array.type), kind):
         try:

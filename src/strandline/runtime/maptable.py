@@ -46,6 +46,7 @@ class MapTable:
         self._values = values
         self._cache_bytes = cache_bytes
         self._cell_bytes = 0.0
+        self._held = 0
         self._writes = 0
         self.hits = 0
         self.misses = 0
@@ -112,6 +113,7 @@ class MapTable:
             dirty.setdefault(key, {})[sub] = cells[key][sub]
         self._writes += len(self.undo)
         self.undo.clear()
+        self._held = 0
 
     def abort(self) -> None:
         """Forget this epoch's writes."""
@@ -120,6 +122,7 @@ class MapTable:
             if value is None and self._backend.keeps_all:
                 self._absent.add((key, sub))
         self.undo.clear()
+        self._held = 0
 
     def changed(self) -> Iterator[Entry]:
         """Encode what this epoch wrote so far."""
@@ -154,11 +157,13 @@ class MapTable:
         if not self.cells:
             return
         self._measure()
-        if self.cached_bytes > self._cache_bytes:
+        # What the epoch wrote, and the last call kept, has to stay: it is no reason to look at all of it again.
+        if (len(self.cells) - self._held) * self._cell_bytes > self._cache_bytes:
             kept = {key: self.cells[key] for key, _ in self.undo}
             self.cells.clear()
             self.cells.update(kept)
             self._complete.intersection_update(kept)
+            self._held = len(kept)
 
     def unwritten(self) -> list[dict[Any, Any]]:
         """Return the layers of what the backend does not have yet, by key."""

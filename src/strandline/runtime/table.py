@@ -125,7 +125,8 @@ class Table:
         if not self.live:
             return
         self._measure()
-        if len(self.live) * self._entry_bytes > self._cache_bytes / 2:
+        # What the epoch wrote has to stay: it is no reason to copy everything at each batch.
+        if (len(self.live) - len(self.undo)) * self._entry_bytes > self._cache_bytes / 2:
             self._evicted = dict(self.live)
             self.live.clear()
             self.live.update((key, self._evicted[key]) for key in self.undo)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.core.errors import StateTypeError
-from strandline.format.columns import to_arrow_type
+from strandline.core.errors import ConfigurationError, StateTypeError
+from strandline.format.columns import conform, to_arrow_type
 from strandline.format.keys import KeyCodec
 from strandline.format.types import parse_type
 from strandline.format.values import ValueCodec
@@ -68,7 +68,8 @@ class VectorValueHandle:
         self._table = table
         self._codec = codec
         self._name = name
-        self._arrow_type = to_arrow_type(parse_type(value_type))
+        self._type = parse_type(value_type)
+        self._arrow_type = to_arrow_type(self._type)
         self._default = None if default is None else pa.scalar(default, type=self._arrow_type)
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
@@ -78,21 +79,18 @@ class VectorValueHandle:
 
     def put_many(self, keys: BatchKeys, values: pa.Array) -> None:
         """Set the value of each key; null clears it. Of equal keys the last one counts."""
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
         if len(values) != len(keys):
             raise self._error(f"put_many got {len(values)} values for {len(keys)} keys")
-        if values.type != self._arrow_type:
-            try:
-                values = values.cast(self._arrow_type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise self._error(f"put_many got {values.type}, expected {self._arrow_type}: {error}") from None
+        try:
+            values = conform(values, self._type)
+        except (StateTypeError, ConfigurationError) as error:
+            said = f"put_many got {values.type}, expected {self._arrow_type}: {error.message}"
+            raise self._error(said, error.hint) from None
         encoded = keys.encoded
         undo = self._table.undo
-        before = dict(zip(encoded, self._stored(keys), strict=True))
+        before = zip(encoded, self._stored(keys), strict=True)
         # What the epoch's first write found stays; what later ones find was written by it.
-        before.update(undo)
-        undo.update(before)
+        undo.update([found for found in before if found[0] not in undo] if undo else before)
         given = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
         stored: list[bytes | None] = list(given)
         if values.null_count:
@@ -108,5 +106,5 @@ class VectorValueHandle:
             self._table.load(encoded)
             return list(map(live.__getitem__, encoded))
 
-    def _error(self, message: str) -> StateTypeError:
-        return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}")
+    def _error(self, message: str, hint: str = "") -> StateTypeError:
+        return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}", hint=hint)
