@@ -70,6 +70,57 @@ def test_rows_that_do_not_fit_are_shown(build: OutputBuilder, row: Any, said: st
     assert error.hint
 
 
+class Row(tuple[Any, ...]):
+    """As PySpark's: each object has its own names."""
+
+    def __new__(cls, **named: Any) -> Row:
+        row = super().__new__(cls, named.values())
+        row.__fields__ = list(named)
+        return row
+
+
+Swapped = namedtuple("Swapped", "n k")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [Swapped(1, "a"), Swapped(None, None)],
+        [record_type(["n", "k"])._make([1, "a"]), (None, None)],
+        [Row(n=1, k="a"), Row(k=None, n=None)],
+        [Named("a", 1), Swapped(None, None)],
+    ],
+)
+def test_names_win_over_positions(build: OutputBuilder, rows: list[Any]) -> None:
+    assert build.from_rows(rows).to_pylist() == WANTED
+
+
+@pytest.mark.parametrize("row", [Row(k="a", m=1), namedtuple("Other", "k m")("a", 1)])
+def test_names_that_are_no_columns_are_refused(build: OutputBuilder, row: Any) -> None:
+    with pytest.raises(OutputError, match="misses n and has unknown m") as caught:
+        build.from_rows([row])
+    assert repr(row) in caught.value.message
+
+
+def test_rows_with_a_name_twice_are_refused(build: OutputBuilder) -> None:
+    twice = Row(k="a", m=1)
+    twice.__fields__ = ["k", "k"]
+    with pytest.raises(OutputError, match="has a name twice"):
+        build.from_rows([twice])
+
+
+def test_a_table_that_stays_in_pieces_is_refused_rather_than_cut(build: OutputBuilder) -> None:
+    pieces = [pa.record_batch({"k": ["a"], "n": [1]})] * 2
+    with pytest.raises(OutputError, match="too large for one batch"):
+        build._one(pieces)
+
+
+def test_a_column_of_nothing_but_nulls_fits_any_type(build: OutputBuilder) -> None:
+    batch = build.from_arrow(pa.table({"k": ["a"], "n": pa.nulls(1)}))
+    assert batch is not None
+    assert batch.to_pylist() == [{"k": "a", "n": None}]
+
+
 @pytest.mark.parametrize("make", [pa.RecordBatch.from_pydict, pa.Table.from_pydict])
 def test_arrow_columns_are_matched_by_name_and_cast_if_nothing_is_lost(build: OutputBuilder, make: Any) -> None:
     batch = build.from_arrow(make({"n": pa.array([1, None], pa.int64()), "k": ["a", None]}))
@@ -99,6 +150,9 @@ def test_nothing_is_an_output(build: OutputBuilder) -> None:
         (pa.table({"k": ["a"], "n": [1 << 40]}), "column 'n' is int64, expected int32"),
         (pa.table({"k": ["a"], "n": ["x"]}), "column 'n' is string, expected int32"),
         (pa.table({"k": ["a"], "n": [1.5]}), "column 'n' is double, expected int32"),
+        (pa.table({"k": ["a"], "n": [True]}), "column 'n' is bool, expected int32"),
+        (pa.table({"k": [5], "n": [1]}), "column 'k' is int64, expected string"),
+        (pa.table({"k": ["a"], "n": pa.array([1], pa.uint8())}), "column 'n' is uint8, expected int32"),
     ],
 )
 def test_arrow_results_that_do_not_fit(build: OutputBuilder, given: Any, said: str) -> None:
