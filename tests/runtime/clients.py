@@ -150,7 +150,7 @@ class Keeper:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "strandline.runtime.keeper", str(self.socket), str(self.directory),
-                 str(watched), process_start(watched)],
+                 str(watched), process_start(watched), str(self.generation)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
             )  # fmt: skip

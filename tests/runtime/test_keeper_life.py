@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from strandline.core.errors import KeeperError
+from strandline.core.errors import KeeperError, VersionMismatchError
+from strandline.core.ids import Generation
 from strandline.runtime import protocol as p
+from strandline.runtime.keeper import Keeper as KeeperProcess
+from strandline.runtime.program import Restore
+from strandline.runtime.protocol import Connection
 from strandline.runtime.watchdog import process_start
 from tests.runtime.clients import Keeper, Nursery
 
@@ -147,10 +154,58 @@ def test_a_keeper_takes_over_from_a_stale_one(nursery: Nursery, generation: int)
     assert (fresh.directory / "keeper.lock").read_text().split()[0] == str(fresh.pid)
 
 
+def test_a_keeper_of_an_older_run_leaves_a_newer_one_alone(nursery: Nursery) -> None:
+    newer = nursery.start(generation=2)
+    newer.counts("a")
+    newer.checkpoint(1)
+    files = left(newer)
+    late = nursery.start(generation=1)
+    assert late.ended() == 1
+    assert "held by a keeper of generation 2" in late.log.read_text()
+    assert left(newer) == files
+    assert newer.counts("a") == [("a", "2")]
+
+
+@pytest.mark.parametrize("epoch", [1, 4, 6])
+def test_a_keeper_that_would_start_at_another_epoch_refuses_before_it_restores(nursery: Nursery, epoch: int) -> None:
+    keeper = nursery.start(restore=Restore(checkpoint=7, epoch=4, files={0: []}))
+    with pytest.raises(VersionMismatchError, match="would start at epoch 4"):
+        keeper.run(epoch=epoch)
+    if epoch != 4:
+        with pytest.raises(VersionMismatchError, match=f"expected to be at epoch {epoch}"):
+            keeper.poll(epoch)
+    assert list(keeper.directory.glob("db-*")) == []
+    assert "restored checkpoint" not in keeper.log.read_text()
+
+
+class OutOfFiles:
+    """A listening socket that cannot accept at first."""
+
+    def __init__(self, then: socket.socket) -> None:
+        self._answers: list[Any] = [OSError(errno.EMFILE, "too many open files"), (then, ""), LookupError("the end")]
+
+    def accept(self) -> Any:
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_a_keeper_that_is_out_of_files_accepts_again_later(tmp_path: Path) -> None:
+    ours, its = socket.socketpair()
+    keeper = KeeperProcess(tmp_path / "s", tmp_path / "op-0", os.getpid(), process_start(os.getpid()), Generation(1))
+    with pytest.raises(LookupError, match="the end"):
+        keeper._accept(OutOfFiles(its))  # type: ignore[arg-type]
+    connection = Connection(ours)
+    connection.send(p.PING)
+    connection.expect(p.ACK)
+    connection.close()
+
+
 def test_a_lock_of_a_process_that_is_no_more_is_taken_from_nobody(nursery: Nursery) -> None:
     """The pid in the lock may be another process's by now: it must live."""
     keeper = nursery.start()
     keeper.counts("a")
     keeper.kill()
-    (keeper.directory / "keeper.lock").write_text(f"{os.getpid()} 1")
+    (keeper.directory / "keeper.lock").write_text(f"{os.getpid()} 1 1")
     assert nursery.start().counts("a") == [("a", "1")]

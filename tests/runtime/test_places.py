@@ -76,6 +76,40 @@ def test_directories_are_closed_to_others_and_making_them_twice_is_fine(tmp_path
         assert path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("which", ["local_dir", "root", "logs"])
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_a_directory_that_others_may_write_to_is_refused(tmp_path: Path, which: str, mode: int) -> None:
+    made = places(tmp_path / "local")
+    made.make()
+    getattr(made, which).chmod(mode)
+    with pytest.raises(ConfigurationError, match="others may write there") as caught:
+        made.make()
+    assert f"chmod go-w {getattr(made, which)}" in caught.value.hint
+
+
+def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigurationError, match="its owner is user"):
+        places(tmp_path / "local").make()
+
+
+def test_a_job_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    made = places(tmp_path / "local")
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    made.local_dir.mkdir(mode=0o700)
+    made.root.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigurationError):
+        made.make()
+
+
+def test_a_place_like_tmp_will_do(tmp_path: Path) -> None:
+    made = places(tmp_path / "like-tmp")
+    made.local_dir.mkdir()
+    made.local_dir.chmod(0o1777)
+    made.make()
+    assert made.root.stat().st_mode & 0o077 == 0
+
+
 def test_logs_outlive_the_job(tmp_path: Path) -> None:
     made = places(tmp_path)
     used(tmp_path)

@@ -282,7 +282,7 @@ def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op
     assert all("read" in cache for cache in caches)
     rocks.task.abort()
     rocks.task.evict()
-    assert max(map(len, caches)) == 0
+    assert max(map(len, caches)) <= 1
 
 
 @pytest.mark.parametrize("kind", ["memory", "filesystem"])

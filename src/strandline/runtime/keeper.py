@@ -1,6 +1,6 @@
 """The keeper: a long-lived process that owns one operator partition. Started by the first Spark task that needs it.
 
-    python -m strandline.runtime.keeper SOCKET STATE_DIR WATCHED_PID WATCHED_START
+    python -m strandline.runtime.keeper SOCKET STATE_DIR WATCHED_PID WATCHED_START GENERATION
 
 The main thread runs epochs, one after the other. Each connection is read by a thread of its own, which answers polls
 and stops itself and hands epochs to the main thread.
@@ -31,7 +31,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
-from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.opening import Opened, open_partition
 from strandline.runtime.program import Program
@@ -45,6 +45,7 @@ _FIRST_LEASE_MS = 60_000
 _COLLECTION_S = 60.0
 _METRICS_S = 2.0
 _CLOSE_S = 5.0
+_ACCEPT_PAUSE_S = 0.1
 
 
 class KeptOutput:
@@ -73,8 +74,11 @@ class KeptOutput:
 class Keeper:
     """The process's state: nothing until the first conversation brings the program."""
 
-    def __init__(self, socket_path: Path, directory: Path, watched_pid: int, watched_start: str) -> None:
+    def __init__(
+        self, socket_path: Path, directory: Path, watched_pid: int, watched_start: str, generation: Generation
+    ) -> None:
         self._socket_path = socket_path
+        self._generation = generation
         self._directory = directory
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._opened: Opened | None = None
@@ -118,7 +122,13 @@ class Keeper:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            sock, _ = listener.accept()
+            try:
+                sock, _ = listener.accept()
+            except OSError as error:
+                # Out of files, perhaps, which passes; without this thread nobody could talk to the keeper again.
+                log.error("a connection could not be accepted: %s", error)
+                time.sleep(_ACCEPT_PAUSE_S)
+                continue
             threading.Thread(target=self._receive, args=(Connection(sock),), daemon=True).start()
 
     def _receive(self, connection: Connection) -> None:
@@ -175,7 +185,7 @@ class Keeper:
 
     def _begin(self, connection: Connection, begin: Begin) -> None:
         instructions = begin.instructions
-        self._get_program(connection)
+        self._get_program(connection, Epoch(instructions.epoch - 1))
         opened = self._checked(instructions)
         epoch = Epoch(instructions.epoch)
         if epoch == self._version and self._kept is not None and self._ack is not None:
@@ -257,7 +267,7 @@ class Keeper:
 
     def _poll(self, connection: Connection, instructions: Instructions) -> None:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
-        self._get_program(connection)
+        self._get_program(connection, Epoch(instructions.epoch))
         opened = self._checked(instructions)
         self._heed(instructions)
         opened.snapshots.raise_error()
@@ -313,22 +323,36 @@ class Keeper:
 
     # -- life and death
 
-    def _get_program(self, connection: Connection) -> None:
-        """In the first conversation of this process, learn what to run, and open it."""
+    def _get_program(self, connection: Connection, expected: Epoch) -> None:
+        """In the first conversation of this process, learn what to run, and open it.
+
+        A keeper that could only be at another epoch than expected refuses before it restores: that may take long.
+        """
         if self._opened is not None:
             return
         connection.send(p.NEED_PROGRAM)
         _, payload = connection.expect(p.PROGRAM)
         program = msgspec.msgpack.decode(payload, type=Program)
+        restored = Epoch(program.restore.epoch if program.restore else 0)
+        if restored != expected:
+            raise VersionMismatchError(
+                f"operator '{program.uid}', partition {self._partition}: the keeper would start at epoch {restored}, "
+                f"and was expected to be at epoch {expected}: the one before it is gone",
+                operator=program.uid,
+            )
         started = time.perf_counter()
         self._opened = open_partition(program, self._partition, self._directory)
-        self._version = Epoch(program.restore.epoch if program.restore else 0)
+        self._version = restored
         self._watchdog.lease_ms = program.lease_ms
         self._restore_ms = (time.perf_counter() - started) * 1000
         log.info("opened at epoch %d in %.0f ms", self._version, self._restore_ms)
 
     def _take_over(self) -> None:
-        """End a keeper of the same partition that an earlier run left, and hold the partition."""
+        """End a keeper of the same partition that an earlier run left, and hold the partition.
+
+        A keeper of a later run is left alone: whoever started this one belongs to a run that is over. Files are
+        touched only once the lock is held.
+        """
         lock = (self._directory / "keeper.lock").open("a+")
         deadline = time.monotonic() + 10
         while True:
@@ -337,15 +361,30 @@ class Keeper:
                 break
             except BlockingIOError:
                 lock.seek(0)
-                _kill_keeper(lock.read().split())
+                self._end_holder(lock.read().split())
                 if time.monotonic() > deadline:
                     raise KeeperError(f"{self._directory} is held by another process") from None
                 time.sleep(0.02)
         lock.seek(0)
         lock.truncate()
-        lock.write(f"{os.getpid()} {process_start(os.getpid())}")
+        lock.write(f"{os.getpid()} {process_start(os.getpid())} {self._generation}")
         lock.flush()
         self._lock_file = lock
+
+    def _end_holder(self, identity: list[str]) -> None:
+        if len(identity) != 3 or process_start(int(identity[0])) != identity[1]:
+            # It has not written yet who it is, or has ended: the lock is tried again.
+            return
+        if int(identity[2]) > self._generation:
+            raise KeeperError(
+                f"{self._directory} is held by a keeper of generation {identity[2]} of the job, and this one is of "
+                f"generation {self._generation}: a newer run has taken over",
+                hint="end the older driver, or let it end: it is fenced off",
+            )
+        try:
+            os.kill(int(identity[0]), signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def _close_process(self) -> None:
         """Let the user's function end in an orderly way."""
@@ -398,17 +437,9 @@ def _or_end() -> Iterator[None]:
         os._exit(1)
 
 
-def _kill_keeper(identity: list[str]) -> None:
-    if len(identity) == 2 and process_start(int(identity[0])) == identity[1]:
-        try:
-            os.kill(int(identity[0]), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-
-
 def main() -> None:
     """Run a keeper until it is not needed any more."""
-    socket_path, directory, watched_pid, watched_start = sys.argv[1:5]
+    socket_path, directory, watched_pid, watched_start, generation = sys.argv[1:6]
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
@@ -418,7 +449,12 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # A keyboard interrupt is for the driver; the keeper ends when its executor does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start).run()
+    keeper = Keeper(Path(socket_path), Path(directory), int(watched_pid), watched_start, Generation(int(generation)))
+    try:
+        keeper.run()
+    except KeeperError as error:
+        log.error("%s", error)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

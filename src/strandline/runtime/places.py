@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,13 +58,34 @@ class Places:
         return self.logs / f"{_safe(uid)}-{partition}.log"
 
     def make(self) -> None:
-        """Create the directories, closed to others."""
-        for directory in (self.local_dir, self.root, self.logs):
+        """Create the directories, closed to others; raise ConfigurationError if others could write there.
+
+        Who can write there could put a socket in a keeper's place, and pickled programs go through those sockets.
+        """
+        for directory in (self.local_dir, self.root, self.logs.parent, self.logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _refuse_others(directory, shared=directory == self.local_dir)
 
     def remove(self) -> None:
         """Remove everything but the logs."""
         shutil.rmtree(self.root, ignore_errors=True)
+
+
+def _refuse_others(directory: Path, *, shared: bool) -> None:
+    """Refuse a directory that is not ours alone to write to.
+
+    A `shared` one may be like /tmp, where everybody may write, but only to what is his own.
+    """
+    found = directory.stat() if shared else directory.lstat()
+    writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not writable
+    if ours or (shared and found.st_mode & stat.S_ISVTX and found.st_uid in (0, os.geteuid())):
+        return
+    raise ConfigurationError(
+        f"{directory} is used for the sockets and state of keepers, and others may write there: its owner is user "
+        f"{found.st_uid} (we are {os.geteuid()}), its mode {stat.filemode(found.st_mode)}",
+        hint=f"`chmod go-w {directory}` if it is yours, or give another local_dir in Settings",
+    )
 
 
 def local_copy(state_dir: Path, checkpoint: CheckpointId) -> Path:

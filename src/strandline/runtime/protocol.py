@@ -133,6 +133,8 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
         self._sock = sock
+        self.heard = False
+        """Whether a whole frame has come from the other side."""
 
     def send(self, kind: int, payload: Any = b"") -> None:
         """Send one frame; `payload` is bytes, a buffer or a message."""
@@ -147,7 +149,9 @@ class Connection:
     def receive(self) -> tuple[int, pa.Buffer]:
         """Receive one frame; raise KeeperError when the other side has gone."""
         kind, length = _HEADER.unpack(self._exactly(_HEADER.size))
-        return kind, self._exactly(length)
+        payload = self._exactly(length)
+        self.heard = True
+        return kind, payload
 
     def expect(self, *kinds: int) -> tuple[int, pa.Buffer]:
         """Receive a frame of one of these kinds; raise the error that a FAILED frame carries."""

@@ -54,6 +54,9 @@ class KeeperRef:
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             return None
+        except BaseException:
+            sock.close()
+            raise
         return Connection(sock)
 
     def start(self, partition: Partition) -> Connection:
@@ -64,7 +67,7 @@ class KeeperRef:
         listens_at = self.places.socket(self.uid, partition, self.generation)
         state = self.places.state(self.uid, partition)
         keeper = [sys.executable, "-m", "strandline.runtime.keeper"]
-        command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm)]
+        command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
         # Through a shell that ends at once, so that no Spark worker has a child to wait for.
         script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -193,8 +196,9 @@ class ControlWorker:
 
     def ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
         """Hold one control conversation; return the ack, or nothing if there is no answer."""
-        connection = keeper.connect(partition)
+        connection = None
         try:
+            connection = keeper.connect(partition)
             if connection is None:
                 if self._programs is None:
                     return []
@@ -208,7 +212,8 @@ class ControlWorker:
                 _, payload = connection.expect(p.ACK)
             return [payload.to_pybytes()]
         except (KeeperError, OSError) as error:
-            if self._programs is None:
+            if self._programs is None and connection is not None and not connection.heard:
+                # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
                 return []
             raise RuntimeError(mark(_as_keeper_error(error))) from None
         except StrandlineError as error:
