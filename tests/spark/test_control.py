@@ -1,0 +1,94 @@
+"""What polls and stops make of keepers that fail, are gone, or cannot be reached. Without Spark."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.ids import Generation, Partition
+from strandline.runtime import protocol as p
+from strandline.runtime.places import Places
+from strandline.runtime.protocol import Ack, Connection, Instructions
+from strandline.spark.worker import ControlWorker, KeeperRef, unmark
+
+Answer = Callable[[Connection], None]
+
+
+class Answering(KeeperRef):
+    """A keeper whose answer is there already."""
+
+    def __init__(self, places: Places, answer: Answer) -> None:
+        super().__init__(places, "op", Generation(1))
+        self._answer = answer
+
+    def connect(self, partition: Partition) -> Connection | None:
+        ours, its = socket.socketpair()
+        self._answer(Connection(its))
+        its.shutdown(socket.SHUT_WR)
+        self._its = its
+        return Connection(ours)
+
+    def close(self) -> None:
+        self._its.close()
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path, "file:///c", "job")
+
+
+def ask(keeper: KeeperRef) -> list[bytes]:
+    worker = ControlWorker([keeper], Instructions(generation=1, epoch=1), p.STOP)
+    found: list[bytes] = []
+    for batch in worker(iter([pa.record_batch({"partition": [0]})])):
+        found += batch.column(0).to_pylist()
+    return found
+
+
+def marked(keeper: KeeperRef) -> StrandlineError:
+    with pytest.raises(RuntimeError) as caught:
+        ask(keeper)
+    error = unmark(str(caught.value))
+    assert error is not None
+    return error
+
+
+def test_an_ack_is_an_answer(places: Places) -> None:
+    ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h")
+    with closing(Answering(places, lambda keeper: keeper.send(p.ACK, ack))) as keeper:
+        assert ask(keeper) == [msgspec.msgpack.encode(ack)]
+
+
+@pytest.mark.parametrize("answer", [lambda keeper: None, lambda keeper: keeper.send(p.NEED_PROGRAM)])
+def test_a_keeper_that_went_or_knows_nothing_gives_no_answer(places: Places, answer: Answer) -> None:
+    with closing(Answering(places, answer)) as keeper:
+        assert ask(keeper) == []
+
+
+def test_a_keeper_that_is_not_there_gives_no_answer(places: Places) -> None:
+    assert ask(KeeperRef(places, "op", Generation(1))) == []
+
+
+def test_a_keepers_failure_is_an_answer(places: Places) -> None:
+    failure = p.to_failure(KeeperError("the keeper failed: disk on fire"))
+    with closing(Answering(places, lambda keeper: keeper.send(p.FAILED, failure))) as keeper:
+        error = marked(keeper)
+    assert isinstance(error, KeeperError)
+    assert "disk on fire" in error.message
+
+
+def test_a_connection_that_cannot_be_made_is_told(places: Places) -> None:
+    places.make()
+    places.root.rmdir()
+    # In the directory's place there is a file: another error than an absent socket.
+    places.root.touch()
+    error = marked(KeeperRef(places, "op", Generation(1)))
+    assert isinstance(error, KeeperError)
+    assert "Not a directory" in error.message
