@@ -99,6 +99,18 @@ def test_what_batches_wrote_events_read(make: Make) -> None:
     ]
 
 
+def test_batches_are_gathered_up_to_some_bytes_and_what_several_wrote_is_undone(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make(Totals())
+    bench.run([("x", "a", 1, 0)])
+    monkeypatch.setattr(task_module, "_GATHER_BYTES", 1)
+    batches = [[("x", "b", 1, 0), ("y", "b", 1, 0)], [("y", "c", 1, 0), ("x", "c", 1, 0), ("z", "c", 1, 0)]]
+    wanted = [("x", "2 b"), ("y", "1 b"), ("y", "2 c"), ("x", "3 c"), ("z", "1 c")]
+    assert bench.run(*batches, abort=True) == wanted
+    assert bench.run(*batches) == wanted
+
+
 class Wrong(KeyedBatchProcess):
     total = Value("int")
     values: Any = None
