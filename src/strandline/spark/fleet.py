@@ -90,8 +90,13 @@ class Fleet:
         """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be."""
         instructions = Instructions(generation=self._generation, epoch=0)
         direct = ControlWorker(list(self._refs.values()), instructions, p.PING)
-        answered = {uid for uid, partition in self.slots if direct.ask(self._refs[uid], Partition(partition))}
-        if len(answered) < len(self._refs):
+        answered: set[Slot] = set()
+        for uid, partition in self.slots:
+            # One that cannot be reached from here is asked through Spark.
+            with contextlib.suppress(Exception):
+                if direct.ask(self._refs[uid], Partition(partition)):
+                    answered.add((uid, partition))
+        if answered != self.slots:
             self._control(instructions, p.PING)
 
     def stop(self, *, forget: bool) -> None:
