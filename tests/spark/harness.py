@@ -82,6 +82,10 @@ class Case:
         """Return what the sinks must show when everything is processed and committed."""
         return pipeline.oracle(list(self.events))
 
+    def is_complete(self) -> bool:
+        """Whether the sinks show exactly what they must."""
+        return pipeline.visible(self.out) == self.expected()
+
     def check(self) -> None:
         """Assert that the sinks show exactly what they must."""
         for name, seen, wanted in zip(("profiles", "kinds"), pipeline.visible(self.out), self.expected(), strict=True):
@@ -209,7 +213,7 @@ def keepers(local_dir: Path) -> dict[int, str]:
 class App:
     """A driver in a process of its own. Its JVM, workers and keepers can be told by the directory in their environment."""
 
-    def __init__(self, case: Case, failpoints: str = "", **given: str) -> None:
+    def __init__(self, case: Case, failpoints: str = "", local_dir: Path | None = None, **given: str) -> None:
         self._case = case
         case.apps.append(self)
         self.temporary = case.root / "tmp"
@@ -225,7 +229,7 @@ class App:
             "SPARK_HOME": str(_spark_home(case.root / "home")),
         }
         environment.pop("STRANDLINE_FAILPOINTS_DIR", None)
-        command = [sys.executable, "-m", "tests.spark.app", str(case.root), str(case.local_dir)]
+        command = [sys.executable, "-m", "tests.spark.app", str(case.root), str(local_dir or case.local_dir)]
         self._output = (case.root / "app.log").open("ab")
         self._process = subprocess.Popen(
             [*command, *(f"{name}={value}" for name, value in given.items())],

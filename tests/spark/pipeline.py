@@ -12,7 +12,7 @@ from typing import Any
 
 import strandline as sl
 
-EVENT_SCHEMA = "user string, kind string, v bigint"
+EVENT_SCHEMA = "seq bigint, user string, kind string, v bigint"
 
 
 class Profile(sl.KeyedProcess):
@@ -95,7 +95,13 @@ def events_of(seed: int, file: int, rows: int = 60, users: int = 25) -> list[dic
     """Return the events of one input file, always the same for a seed."""
     rng = random.Random(f"{seed}-{file}")
     return [
-        {"user": f"u{rng.randrange(users)}", "kind": rng.choice("abcd"), "v": rng.randrange(1000)} for _ in range(rows)
+        {
+            "seq": file * 1_000_000 + i,
+            "user": f"u{rng.randrange(users)}",
+            "kind": rng.choice("abcd"),
+            "v": rng.randrange(1000),
+        }
+        for i in range(rows)
     ]
 
 
@@ -119,7 +125,9 @@ def write_events(directory: Path, file: int, events: list[dict[str, Any]]) -> No
 def build(spark: Any, source: Path, out: Path, **kwargs: Any) -> sl.Job:
     """Return the job: both operators, each into a file sink of its own."""
     df = spark.readStream.schema(EVENT_SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
-    profiles = sl.stream(df).key_by("user").process(Profile(), output=PROFILE_OUTPUT, uid="profile")
+    # Ordered, because after a restart the file source may give two files to one epoch.
+    users = sl.stream(df).key_by("user", order_by="seq")
+    profiles = users.process(Profile(), output=PROFILE_OUTPUT, uid="profile")
     kinds = profiles.key_by("kind").process(PerKind(), output="kind string, n bigint", uid="per-kind")
     sinks = [
         profiles.to(sl.sinks.files(str(out / "profiles"), format="json")),

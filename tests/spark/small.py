@@ -22,7 +22,8 @@ def source(spark: Any, directory: Path) -> Any:
 
 def write_rows(directory: Path, number: int, rows: Sequence[tuple[Any, ...]]) -> None:
     """Add one input file of exactly these rows: user, kind, v."""
-    pipeline.write_events(directory, number, [dict(zip(("user", "kind", "v"), row, strict=True)) for row in rows])
+    names = ("seq", "user", "kind", "v")
+    pipeline.write_events(directory, number, [dict(zip(names, (i, *row), strict=True)) for i, row in enumerate(rows)])
 
 
 def job(

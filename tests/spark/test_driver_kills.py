@@ -95,7 +95,7 @@ def test_driver_killed_at_random_many_seeds(case: Case, seed: int) -> None:
                 failpoint = rng.choice(RUNNING if how == "running" else RESTORING)
                 app = App(case, armed(failpoint, rng.randint(1, 3) if how == "running" else 1))
                 # Not every place is passed in every life: what does not die of itself is killed.
-                if eventually(lambda app=app: app.ended() or app.status().get("epoch", 0) >= case.files, "over"):
+                if eventually(lambda app=app: app.ended() or case.is_complete(), "over"):
                     app.kill()
             check_nothing_left(app, case)
         app = App(case)

@@ -105,7 +105,7 @@ def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
         for part in said:
             assert part in str(caught.value)
 
-    refused(lambda: stream.key_by("usr"), "there is no column 'usr'", "user, kind, v")
+    refused(lambda: stream.key_by("usr"), "there is no column 'usr'", "seq, user, kind, v")
     refused(lambda: stream.key_by(), "at least one column")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=""), "Count has no uid")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]

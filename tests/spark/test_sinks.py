@@ -57,7 +57,8 @@ class FlakyFiles(sl.sinks.files):
 def test_a_failing_sink_is_tried_again_from_the_last_checkpoint(spark: Any, case: Case) -> None:
     flaky = FlakyFiles(str(case.out / "profiles"))
     df = small.source(spark, case.root / "in")
-    profiles = sl.stream(df).key_by("user").process(pipeline.Profile(), output=pipeline.PROFILE_OUTPUT, uid="profile")
+    users = sl.stream(df).key_by("user", order_by="seq")
+    profiles = users.process(pipeline.Profile(), output=pipeline.PROFILE_OUTPUT, uid="profile")
     kinds = profiles.key_by("kind").process(pipeline.PerKind(), output="kind string, n bigint", uid="per-kind")
     job = sl.Job(
         "pipeline",
