@@ -65,7 +65,7 @@ class Driver:
             raise SystemExit(f"{command}: {answer['error']}; the end of the driver's log is above")
         return answer
 
-    def wait(self, condition: Callable[[Answer], bool], timeout_s: float = 300.0) -> tuple[float, Answer]:
+    def wait(self, condition: Callable[[Answer], bool], timeout_s: float = 900.0) -> tuple[float, Answer]:
         """Ask for the status until it is as wanted; return when that was, and the status."""
         deadline = time.monotonic() + timeout_s
         while True:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ Result = dict[str, Any]
 """What one run of a subject reports; it went through JSON."""
 
 _LOG_TAIL_LINES = 40
+# Reading a query's reports costs a call into its JVM for each: often enough, it would be part of what is measured.
+_LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,11 @@ def emit(benchmark: str, subject: str, metric: str, value: float, *, peer: str |
 def progress(message: str) -> None:
     """Tell the person who waits; on standard error."""
     print(message, file=sys.stderr, flush=True)
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process in order, as Ctrl-C does, so that directories and processes are cleaned up."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 @contextmanager
@@ -80,7 +88,7 @@ def run_epochs(query: Any, epochs: int) -> list[EpochCost]:
     while len(done := spark_epochs(query)) < epochs:
         if not query.isActive:
             raise RuntimeError(f"the query ended after {len(done)} of {epochs} epochs") from query.exception()
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)
     return done[:epochs]
 
 

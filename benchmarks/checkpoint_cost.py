@@ -17,7 +17,7 @@ from statistics import mean, median
 from typing import Any
 
 from benchmarks._driver import Answer, Driver, driver
-from benchmarks._harness import EpochCost, emit, progress, scratch, steady_rows_per_second
+from benchmarks._harness import EpochCost, emit, end_on_sigterm, progress, scratch, steady_rows_per_second
 from benchmarks._large_state import ENTRY_BYTES, PARTITIONS, STATE_MEMORY, Feed
 
 BENCHMARK = "checkpoint_cost"
@@ -198,6 +198,7 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_cost", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small state: shows that it works, measures nothing")
+    end_on_sigterm()
     scale = QUICK if parser.parse_args().quick else FULL
     progress(f"{BENCHMARK}: {scale.keys:,} keys, {scale.checkpoints} checkpoints")
     with scratch(BENCHMARK) as directory, driver(directory) as job:

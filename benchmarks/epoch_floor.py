@@ -9,6 +9,7 @@ subject runs in a process of its own, in turn, several rounds.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ import strandline as sl
 from benchmarks._harness import (
     Result,
     emit,
+    end_on_sigterm,
     measure_in_turn,
     median_of,
     progress,
@@ -80,7 +82,7 @@ def _run_job(spark: SparkSession, directory: Path, epochs: int) -> list[int]:
         settings=sl.Settings(backend="rocksdb", parallelism=PARTITIONS, local_dir=directory / "local"),
     )
     with job.start(spark) as run:
-        return [cost.duration_ms for cost in run_epochs(run.query, epochs)]
+        return _durations_ms(run.query, epochs)
 
 
 def _run_shuffle(spark: SparkSession, directory: Path, epochs: int) -> list[int]:
@@ -93,9 +95,17 @@ def _run_shuffle(spark: SparkSession, directory: Path, epochs: int) -> list[int]
 
     writer = _one_row_an_epoch(spark).writeStream.foreachBatch(epoch)
     query = writer.option("checkpointLocation", str(directory / "spark")).start()
-    costs = [cost.duration_ms for cost in run_epochs(query, epochs)]
+    costs = _durations_ms(query, epochs)
     query.stop()
     return costs
+
+
+def _durations_ms(query: Any, epochs: int) -> list[int]:
+    """Wait for so many epochs and return how long each took, hardly disturbing them."""
+    # Reading all reports, again and again, would take longer than an epoch.
+    while query.isActive and (query.lastProgress or {"batchId": -1})["batchId"] < epochs:
+        time.sleep(0.5)
+    return [cost.duration_ms for cost in run_epochs(query, epochs)]
 
 
 def _one_row_an_epoch(spark: SparkSession) -> DataFrame:
@@ -126,11 +136,12 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=120, help="measured epochs of a round")
-    parser.add_argument("--warm-up", type=int, default=60, help="epochs before them")
+    parser.add_argument("--warm-up", type=int, default=80, help="epochs before them")
     parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    end_on_sigterm()
     if given.quick:
         given.rounds, given.epochs, given.warm_up = 1, 10, 5
     if given.subject:
