@@ -7,7 +7,7 @@ from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core.clock import ManualClock
-from strandline.core.errors import CheckpointError, ConfigurationError, CorruptionError, FencedError
+from strandline.core.errors import CheckpointError, ConfigurationError, CorruptionError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import encode_manifest
 from tests.checkpoint.helpers import manifest
@@ -61,6 +61,31 @@ def test_a_claim_loops_past_competitors(jobdir: JobDirectory, store: FaultyStore
     mine = claim(jobdir, clock)
     assert mine.generation == 4
     mine.check()
+
+
+def test_a_driver_that_restarts_does_not_take_the_job_back(jobdir: JobDirectory, clock: ManualClock) -> None:
+    older = claim(jobdir, clock)
+    older = claim(jobdir, clock, older)
+    assert older.generation == 2
+    newer = claim(jobdir, clock)
+    with pytest.raises(FencedError, match="generation 2 was replaced"):
+        claim(jobdir, clock, older)
+    newer.check()
+
+
+def test_a_restart_whose_claim_lost_its_answer_is_not_fenced_by_itself(
+    jobdir: JobDirectory, store: FaultyStore, clock: ManualClock
+) -> None:
+    first = claim(jobdir, clock)
+    for _ in range(5):
+        # Until the retries are used up.
+        store.script.append(("create", "generations/2", AFTER))
+    with pytest.raises(UnavailableError):
+        claim(jobdir, clock, first)
+    store.script.clear()
+    again = claim(jobdir, clock, first)
+    assert again.generation == 3
+    again.check()
 
 
 def test_a_claim_whose_answer_was_lost_below_us_is_ours(
