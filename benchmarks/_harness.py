@@ -27,6 +27,7 @@ Result = dict[str, Any]
 _LOG_TAIL_LINES = 40
 # Reading a query's reports costs a call into its JVM for each: often enough, it would be part of what is measured.
 _LOOK_S = 0.25
+_CLEAN_UP_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ def scratch(name: str) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        # A process that was killed with its parent may write for a moment yet.
+        deadline = time.monotonic() + _CLEAN_UP_S
+        while directory.exists() and time.monotonic() < deadline:
+            shutil.rmtree(directory, ignore_errors=True)
+            time.sleep(0.05)
 
 
 def steady_rows_per_second(epochs: Sequence[EpochCost], warm_up: int) -> float:

@@ -136,7 +136,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=120, help="measured epochs of a round")
-    parser.add_argument("--warm-up", type=int, default=80, help="epochs before them")
+    parser.add_argument("--warm-up", type=int, default=150, help="epochs before them")
     parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
