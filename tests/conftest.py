@@ -18,7 +18,8 @@ from strandline.core import failpoints
 _ROOT = Path(__file__).parent.parent
 
 # A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
-LIGHT_JVM = {"spark.driver.extraJavaOptions": "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_OPTIONS = "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+LIGHT_JVM = {"spark.driver.extraJavaOptions": _OPTIONS, "spark.executor.extraJavaOptions": _OPTIONS}
 
 
 def pytest_configure() -> None:

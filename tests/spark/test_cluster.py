@@ -30,12 +30,12 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 @pytest.mark.timeout(300)
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
-        case.add(3)
+        case.add(2)
         app = App(case, master="local-cluster[2,1,1024]", executors="wanted")
         first = reached(app, case)
         # Partitions stay on their executor, with data or without.
         found = json.loads((case.root / "executors.json").read_text())
-        assert len(found) == 6
+        assert len(found) == 5
         assert all(places == found[0] for places in found), found
         assert found[0].keys() == {"0", "1"}
         assert len(set(found[0].values())) == 2
@@ -43,14 +43,14 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         assert executors.keys() == {f"{uid}/{i}" for uid in ("profile", "per-kind") for i in (0, 1)}
         assert len(set(executors.values())) == 2
         assert all("CoarseGrainedExecutorBackend" in processes()[pid] for pid in executors.values())
-        case.add(4)
+        case.add(2)
         later = reached(app, case)
         assert later["keepers"] == first["keepers"]
         assert later["restarts"] == 0
 
         dead = executors["profile/0"]
         os.kill(dead, signal.SIGKILL)
-        case.add(3)
+        case.add(2)
         after = reached(app, case)
         assert after["restarts"] > 0
         assert after["restored_from"] is not None
