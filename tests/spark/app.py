@@ -24,7 +24,12 @@ def main() -> None:
     directory = Path(sys.argv[1])
     given = dict(item.split("=", 1) for item in sys.argv[3:])
     # On a cluster, nothing begins before all executors are there: else everything would be on the first.
-    conf = {"spark.driver.memory": "1g", "spark.scheduler.minRegisteredResourcesRatio": "1.0", **LIGHT_JVM}
+    conf = {
+        "spark.driver.memory": "1g",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        **LIGHT_JVM,
+    }
     spark = sl.session("app", given.get("master", "local[2,4]"), **conf)
     case = Case(directory, Path(sys.argv[2]))
     if "executors" in given:
