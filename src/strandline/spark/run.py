@@ -170,6 +170,14 @@ class Run:
             number = asked.result(timeout)
         except TimeoutError:
             raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {timeout} s") from None
+        except StrandlineError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"job '{self._b.name}': the checkpoint was taken, but a sink failed to commit it: "
+                f"{type(error).__name__}: {error}",
+                hint="the job restarts by itself and commits it again",
+            ) from error
         return next(stats for stats in coordinator.history if stats.checkpoint == number)
 
     def process_all_available(self, timeout: float | None = None) -> None:
