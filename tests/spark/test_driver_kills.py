@@ -53,9 +53,9 @@ def test_driver_killed_while_it_runs_and_while_it_restores(case: Case) -> None:
         for failpoint, at in (
             # Two sinks, so: the second epoch, staged in full, seen in part, and not in any checkpoint.
             ("sink.staged", 4),
-            ("checkpoint.publish.before", 2),
+            ("checkpoint.publish.before", 1),
             # Published, and nothing visible yet: the restore shows it. It is killed, too, in the middle of that.
-            ("checkpoint.commit_sinks.before", 2),
+            ("checkpoint.commit_sinks.before", 1),
             ("sink.file_shown", 1),
             ("restore.claimed", 1),
             ("restore.sinks_recovered", 1),
