@@ -258,9 +258,9 @@ class Bench:
             for events in batches:
                 if not isinstance(events, pa.RecordBatch):
                     events = batch_of(events, self.program.input_schema, self.program.key_columns)
-                found += _rows(self.task.process(events))
+                found += _rows(*self.task.process(events))
                 self.task.evict()
-            found += _rows(self.task.finish())
+            found += _rows(*self.task.finish())
             if not abort:
                 self.task.check()
         except BaseException:
@@ -305,5 +305,5 @@ class Bench:
             backend.close()
 
 
-def _rows(batch: pa.RecordBatch | None) -> list[tuple[Any, ...]]:
-    return [] if batch is None else list(zip(*(c.to_pylist() for c in batch.columns), strict=True))
+def _rows(*batches: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return [row for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]

@@ -15,23 +15,11 @@ from strandline.format.keys import KeyCodec
 from strandline.format.types import IntegralType, StringType
 from strandline.format.values import ValueCodec
 from strandline.runtime.maptable import MapTable
+from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
 
 _NEVER: Any = type("_Never", (), {})
 _COMPACT_CHUNKS = 32
-
-
-class Scope:
-    """The context of one operator partition: the current key and epoch. Users know it as `ctx`."""
-
-    __slots__ = ("epoch", "key", "keys", "partition", "uid")
-
-    def __init__(self, uid: str, partition: int) -> None:
-        self.uid = uid
-        self.partition = partition
-        self.key: Any = None
-        self.keys: Any = None
-        self.epoch = 0
 
 
 class ValueHandle:

@@ -21,6 +21,20 @@ from strandline.format.values import ValueCodec
 
 Process = KeyedProcess | KeyedBatchProcess
 
+EVENT_TIMERS, PROCESSING_TIMERS = "timers.event", "timers.processing"
+"""States that no attribute can be named after."""
+
+
+def has_timers(process: Process) -> bool:
+    """Whether the function handles timers."""
+    return isinstance(process, KeyedProcess) and type(process).on_timer is not KeyedProcess.on_timer
+
+
+def state_names(process: Process) -> list[str]:
+    """Return the names of the states that the backend keeps."""
+    timers = [EVENT_TIMERS, PROCESSING_TIMERS] if has_timers(process) else []
+    return [*declared_states(type(process)), *timers]
+
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
     """What a run started from: a checkpoint, and each partition's files in it."""
@@ -51,6 +65,17 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     lease_ms: int
     restore: Restore | None = None
+    timed: bool = False
+    """Events come with their times, which stand behind the key group."""
+    phased: bool = False
+    """Events come with whether a timer gave them, behind the times: those come before the watermark moves on."""
+    measured: bool = False
+    """Events come straight from a watermark, so that their times are what moves it."""
+    origins: bool = False
+    """Events come with whose watermark they move, behind the times."""
+    gives_time: bool = False
+    sides: dict[str, str] = {}
+    """DDL of the side outputs, by name."""
     python_path: list[str] = []
     """The driver's: modules that lie beside the main script are found on the same machine."""
 
@@ -86,6 +111,8 @@ def state_infos(process: Process) -> list[StateInfo]:
         value_type = parse_type(state.value_type).ddl
         key_type = parse_type(state.key_type).ddl if isinstance(state, Map) else ""
         found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type))
+    if has_timers(process):
+        found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     return found
 
 

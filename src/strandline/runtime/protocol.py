@@ -55,6 +55,10 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """The newest published checkpoint of this run."""
     pending: int | None = None
     """The checkpoint that is being taken; uploads for any other are given up."""
+    watermark_us: int | None = None
+    """The watermark when the epoch begins: event-time timers up to it are due."""
+    now_us: int = 0
+    """The clock when the epoch begins: processing-time timers up to it are due."""
     forget: bool = False
     """When stopping: remove the local copies too, because the job will not be restored on this machine soon."""
 
@@ -89,6 +93,12 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     pause_ms: float = 0.0
     """How long a checkpoint's synchronous part held the epoch up."""
     restore_ms: float = 0.0
+    newest_us: dict[str, int] = {}
+    """The newest event times of the epoch, by whose watermark they move."""
+    late_rows: int = 0
+    next_event_us: int | None = None
+    """No event-time timer is pending before this time; None: there is none."""
+    next_processing_us: int | None = None
     reports: list[Report] = []
     metrics: dict[str, int] = {}
 

@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import List, Map, State, declared_states
 from strandline.backends.base import Backend, Changes, Entry
-from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, StrandlineError, UserCodeError
+from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError
 from strandline.core.ids import Epoch, Partition
+from strandline.core.keygroups import range_of
 from strandline.format.columns import to_python
 from strandline.format.keys import KeyCodec
 from strandline.format.records import record_type
 from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
 from strandline.format.values import ValueCodec
-from strandline.runtime.handles import ListHandle, MapHandle, Scope, named, value_handle
+from strandline.runtime.calls import EventCalls, user_error
+from strandline.runtime.handles import ListHandle, MapHandle, named, value_handle
 from strandline.runtime.maptable import MapTable
-from strandline.runtime.outputs import OutputBuilder
-from strandline.runtime.program import Process, Program
+from strandline.runtime.outputs import RawOutput
+from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, has_timers
+from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
+from strandline.runtime.timers import TimerTable
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GROUPS_KEPT = 200_000
-
-_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,21 @@ class Task:
         self._make_event = record_type(names)._make
         self._keys = KeyCodec(self._key_types)
         self._groups: dict[Any, int] = {}
-        self._outputs = OutputBuilder(program.uid, parse_schema(program.output_schema))
+        self._outputs = RawOutput(program.uid, program.output_schema, program.sides, timed=program.gives_time)
+        self._columns_at = 1 + program.timed + program.phased + program.origins
         self.scope = Scope(program.uid, partition)
         self._process = process
-        self._vectorised = isinstance(self._process, KeyedBatchProcess)
-        states = declared_states(type(self._process))
+        self._vectorised = isinstance(process, KeyedBatchProcess)
+        self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
+        states = declared_states(type(process))
         self._tables: dict[str, Table] = {}
         self._maps: dict[str, MapTable] = {}
+        self._timers = self._bind_timers(partition)
+        self._watermark_us: int | None = None
+        self._reached_us: int | None = None
+        self.newest_us: dict[str, int] = {}
+        """The newest event times of this epoch, by whose watermark they move."""
+        self.late_rows = 0
         for name, state in states.items():
             vars(self._process)[name] = self._bind(name, state, cache_bytes // max(1, len(states)))
         self._gathered: list[pa.RecordBatch] = []
@@ -94,27 +101,59 @@ class Task:
         """The Arrow schema of what `process` gives."""
         return self._outputs.schema
 
-    def begin(self, epoch: Epoch) -> None:
-        """Start an epoch."""
-        self.scope.epoch = epoch
+    def begin(self, epoch: Epoch, watermark_us: int | None = None, now_us: int = 0) -> None:
+        """Start an epoch: timers up to the watermark and the clock are due in it."""
+        self.scope.epoch, self.scope.now_us = epoch, now_us
+        self._watermark_us = watermark_us
+        self.newest_us, self.late_rows = {}, 0
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
-    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Run the user's function on a batch: the key group, then the event's columns. Return its output, if any."""
+    def fire(self) -> Iterator[pa.RecordBatch]:
+        """Before the epoch's events: call on_timer, unless some events must come first."""
+        if not self._program.phased:
+            yield from self._fire()
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Run the user's function on a batch: the key group, hidden columns, then the event's. Give its output.
+
+        Iterate to the end before the next call.
+        """
         if batch.num_rows == 0:
-            return None
-        self._refuse_null_keys(batch.columns[1:])
+            return
+        self._refuse_null_keys(batch.columns[self._columns_at :])
+        if self._program.timed:
+            self._measure(batch)
         if not self._vectorised:
-            return self._process_events(batch.column(0), batch.columns[1:])
+            if not self._program.phased:
+                yield from self._run_events(batch)
+                return
+            # What timers gave further up comes before the watermark moves on, everything else after.
+            fired = batch.column(2)
+            first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
+            if first.num_rows:
+                yield from self._run_events(first)
+            if not batch.num_rows:
+                return
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
         self._gathered_bytes += batch.nbytes
         enough = self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES
-        return self._process_gathered() if enough else None
+        if enough and self._vectorised:
+            yield from self._process_gathered()
 
-    def finish(self) -> pa.RecordBatch | None:
+    def finish(self) -> Iterator[pa.RecordBatch]:
         """Process what `process` has only gathered so far; the epoch has no more events."""
-        return self._process_gathered() if self._gathered else None
+        if self._program.phased:
+            yield from self._fire()
+        if not self._gathered:
+            return
+        if self._vectorised:
+            yield from self._process_gathered()
+            return
+        for batch in self._gathered:
+            yield from self._run_events(batch)
+            self.evict()
+        self._gathered = []
 
     def check(self) -> None:
         """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
@@ -123,6 +162,7 @@ class Task:
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""
+        self._reached_us = self.scope.watermark_us
         for table in self._all():
             table.commit()
 
@@ -133,6 +173,9 @@ class Task:
 
     def abort(self) -> None:
         """Forget what the epoch wrote."""
+        if self._calls is not None:
+            self._calls.forget()
+        self.scope.watermark_us = self._reached_us
         for table in self._all():
             table.abort()
 
@@ -155,6 +198,11 @@ class Task:
     def close(self) -> None:
         """Let the user's function end."""
         self._run_user(self._process.close, "close")
+
+    @property
+    def next_timers_us(self) -> tuple[int | None, int | None]:
+        """Times before which no event-time and no processing-time timer is due."""
+        return (self._timers[0].next_us(), self._timers[1].next_us()) if self._timers else (None, None)
 
     @property
     def dirty_bytes(self) -> int:
@@ -193,8 +241,23 @@ class Task:
         self._tables[name] = values
         return value_handle(self.scope, values, codec, name, state)
 
+    def _bind_timers(self, partition: Partition) -> tuple[TimerTable, TimerTable] | None:
+        why = f"{type(self._process).__name__} does not define on_timer"
+        if not has_timers(self._process):
+            self.scope.timers.bind(self._encode_key, None, None, why)
+            return None
+        groups = range_of(partition, self._program.max_parallelism, self._program.parallelism)
+        event = TimerTable(EVENT_TIMERS, self._backend, groups)
+        processing = TimerTable(PROCESSING_TIMERS, self._backend, groups)
+        why = 'the stream has no event time: call watermark("column") before key_by'
+        self.scope.timers.bind(self._encode_key, event if self._program.timed else None, processing, why)
+        return event, processing
+
     def _adopt(self) -> None:
         """Take over what a backend that keeps nothing itself has read from its snapshot."""
+        for timers in self._timers or ():
+            timers.adopt(self._watched(timers.name))
+            self._backend.release(timers.name)
         for name, table in self._tables.items():
             stored = self._watched(name)
             if self._vectorised:
@@ -234,12 +297,14 @@ class Task:
             # A new dict: a background thread may be reading the old one.
             self._groups = {key: groups[key] for layer in waiting for key in tuple(layer)}
 
-    def _all(self) -> list[Table | MapTable]:
-        return [*self._tables.values(), *self._maps.values()]
+    def _all(self) -> list[Table | MapTable | TimerTable]:
+        return [*self._tables.values(), *self._maps.values(), *(self._timers or ())]
 
     # -- processing
 
-    def _process_events(self, groups: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch | None:
+    def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        assert self._calls is not None
+        groups, columns = batch.column(0), batch.columns[self._columns_at :]
         values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
@@ -248,38 +313,71 @@ class Task:
         distinct = set(keys)
         for table in self._tables.values():
             table.load(distinct)
-        rows: list[Any] = []
-        event = key = None
-        # The hot loop: nothing in here that is not needed for every event.
-        extend, scope, on_event = rows.extend, self.scope, self._on_event
+        times = batch.column(1).to_pylist() if self._program.timed else None
+        return self._calls.on_events(keys, map(self._make_event, zip(*values, strict=True)), times)
+
+    def _fire(self) -> Iterator[pa.RecordBatch]:
+        """Call on_timer for every timer that the watermark and the clock have made due."""
+        scope, watermark_us = self.scope, self._watermark_us
+        moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
+        if moved:
+            scope.watermark_us = watermark_us
+        if self._calls is None or self._timers is None:
+            return
+        self._calls.set_fired(True)
         try:
-            for key, event in zip(keys, map(self._make_event, zip(*values, strict=True)), strict=True):
-                scope.key = key
-                out = on_event(event, scope)
-                if out is not None:
-                    extend(out)
-        except (Exception, SystemExit) as error:
-            raise self._user_error(error, "on_event", key, event) from error
-        return self._outputs.from_rows(rows) if rows else None
+            if watermark_us is not None:
+                yield from self._calls.on_timers(self._timers[0], watermark_us, processing=False, prepare=self._prepare)
+            yield from self._calls.on_timers(self._timers[1], scope.now_us, processing=True, prepare=self._prepare)
+        finally:
+            self._calls.set_fired(False)
 
-    @property
-    def _on_event(self) -> Callable[[Any, Any], Any]:
-        assert isinstance(self._process, KeyedProcess)
-        return self._process.on_event
+    def _prepare(self, encoded: list[bytes]) -> dict[bytes, Any]:
+        """Make the keys of timers live, and let go of those before."""
+        self.evict()
+        keys = {}
+        for entry in set(encoded):
+            group, key, _ = self._keys.decode(entry)
+            self._groups[key] = group
+            keys[entry] = key
+        distinct = set(keys.values())
+        for table in self._tables.values():
+            table.load(distinct)
+        return keys
 
-    def _process_gathered(self) -> pa.RecordBatch | None:
+    def _process_gathered(self) -> Iterator[pa.RecordBatch]:
         """Run a vectorised function on few large batches rather than many small ones: each costs per distinct key."""
         assert isinstance(self._process, KeyedBatchProcess)
         batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
-        groups, columns = batch.column(0), batch.columns[1:]
+        groups, columns = batch.column(0), batch.columns[self._columns_at :]
         self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self._keys)
-        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[1:])
+        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[self._columns_at :])
         try:
             result = self._process.on_batch(events, self.scope)
         except (Exception, SystemExit) as error:
-            raise self._user_error(error, "on_batch", None, None) from error
-        return self._outputs.from_arrow(result)
+            raise user_error(self.scope.uid, self._process, error, "on_batch") from error
+        given = self._outputs.from_arrow(result)
+        if given is not None:
+            yield given
+
+    def _measure(self, batch: pa.RecordBatch) -> None:
+        """Find the newest times among events that come straight from a watermark."""
+        times = batch.column(1)
+        if self.scope.watermark_us is not None:
+            self.late_rows += pc.sum(pc.less(times, self.scope.watermark_us)).as_py() or 0
+        if not self._program.measured:
+            return
+        if self._program.origins:
+            newest = (
+                pa.table([batch.column(2), times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
+            )
+            found = zip(newest.column("origin").to_pylist(), newest.column("time_max").to_pylist(), strict=True)
+        else:
+            found = iter([("", pc.max(times).as_py())])
+        for origin, time in found:
+            if time is not None:
+                self.newest_us[origin] = max(time, self.newest_us.get(origin, time))
 
     def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:
         for at in self._key_at:
@@ -294,28 +392,11 @@ class Task:
                     operator=self._program.uid,
                 )
 
-    def _user_error(self, error: BaseException, method: str, key: Any, event: Any) -> StrandlineError:
-        # The first frame is ours; what comes after it is the user's.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
-        text = _users_trace(error, trace)
-        where = f" for key {key!r}, in the event {event!r}" if event is not None else ""
-        kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
-        said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
-        return kind(
-            f"operator '{self._program.uid}': {method} of {type(self._process).__name__} raised{where}: {said}\n{text}",
-            hint=getattr(error, "hint", "")
-            or "fix the function and start again: the job goes on from its last checkpoint",
-            operator=self._program.uid,
-            key=repr(key),
-            event=repr(event),
-            traceback=text,
-        )
-
     def _run_user(self, method: Callable[[], None], name: str) -> None:
         try:
             method()
         except (Exception, SystemExit) as error:
-            raise self._user_error(error, name, None, None) from error
+            raise user_error(self.scope.uid, self._process, error, name) from error
 
     def _check_limit(self, limit: int) -> None:
         changed: dict[tuple[str, bytes], int] = {}
@@ -338,10 +419,3 @@ class Task:
                 self._sizes[at] = new
             else:
                 self._sizes.pop(at, None)
-
-
-def _users_trace(error: BaseException, trace: TracebackType | None) -> str:
-    """Format a traceback without the frames of this package: a handle that refuses a value is no help to look at."""
-    said = traceback.TracebackException(type(error), error, trace)
-    said.stack = traceback.StackSummary.from_list([f for f in said.stack if not f.filename.startswith(_PACKAGE)])
-    return "".join(said.format()).rstrip()

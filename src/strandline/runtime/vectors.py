@@ -13,7 +13,7 @@ from strandline.format.columns import conform, to_arrow_type
 from strandline.format.keys import KeyCodec
 from strandline.format.types import parse_type
 from strandline.format.values import ValueCodec
-from strandline.runtime.handles import Scope
+from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
 
 

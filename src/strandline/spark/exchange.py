@@ -55,9 +55,14 @@ class Exchange:
         return self._anchor.select(PARTITION)
 
     def route(
-        self, df: DataFrame, keys: Sequence[str], max_parallelism: int, order_by: Sequence[str] = ()
+        self,
+        df: DataFrame,
+        keys: Sequence[str],
+        max_parallelism: int,
+        order_by: Sequence[str] = (),
+        hidden: Sequence[str] = (),
     ) -> DataFrame:
-        """Return the rows on their partitions: the partition, the key group, then the columns of `df`.
+        """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
         A partition without rows has one, with a null key group.
         """
@@ -65,10 +70,11 @@ class Exchange:
         routes = f"array({', '.join(map(str, self._routes))})"
         route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
         routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
+        first = [PARTITION, KEY_GROUP, *hidden]
         joined = (
             routed.repartition(self._parallelism, self._route)
             .join(self._hinted, self._meet, "full_outer")
-            .selectExpr(PARTITION, KEY_GROUP, f"* except ({PARTITION}, {KEY_GROUP}, {_ROUTE}, {_ANCHOR_ROUTE})")
+            .selectExpr(*first, f"* except ({', '.join([*first, _ROUTE, _ANCHOR_ROUTE])})")
         )
         return joined.sortWithinPartitions(*(F.col(_quoted(name)) for name in order_by)) if order_by else joined
 

@@ -14,7 +14,8 @@ from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import StateInfo
 from strandline.runtime.program import key_schema, state_infos
 from strandline.spark.sinks.base import Sink
-from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode
+from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, WatermarkNode
+from strandline.spark.times import without_hidden
 
 RunOperator = Callable[[OperatorNode, DataFrame], DataFrame]
 
@@ -58,6 +59,12 @@ class Plan:
         self.source = self._the_source()
         self.operators = [node for node in self._nodes if isinstance(node, OperatorNode)]
         self._check_uids()
+        found = [node for node in self._nodes if isinstance(node, WatermarkNode)]
+        self.watermarks = [node.spec for node in found]
+        self.measuring = {
+            operator.uid: found.index(origin) for operator in self.operators if (origin := _watermark_of(operator))
+        }
+        """Which watermark an operator's events move, by uid: of those that get them straight from it."""
         self.sinks = self._named_sinks()
 
     def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
@@ -79,14 +86,18 @@ class Plan:
                 continue
             assert node.parent is not None
             parent = made[node.parent]
-            if isinstance(node, StepNode):
+            if isinstance(node, StepNode | WatermarkNode):
                 made[node] = node.step(parent)
             elif isinstance(node, OperatorNode):
                 made[node] = run(node, parent)
             if node in self._branches:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
-        return Built([(name, sink, made[node]) for name, sink, node in self.sinks], kept)
+        return Built([(name, sink, without_hidden(made[node])) for name, sink, node in self.sinks], kept)
+
+    def nothing(self) -> DataFrame:
+        """Return what the source gives in an epoch without events."""
+        return self.source.sparkSession.createDataFrame([], self.source.schema)
 
     def _in_order(self) -> list[Node]:
         """Return every node after its parent."""
@@ -151,6 +162,13 @@ class Built:
         """Let go of what was kept."""
         for df in self.kept:
             df.unpersist()
+
+
+def _watermark_of(operator: OperatorNode) -> WatermarkNode | None:
+    node = operator.parent
+    while node is not None and not isinstance(node, OperatorNode | WatermarkNode):
+        node = node.parent
+    return node if isinstance(node, WatermarkNode) else None
 
 
 def _has_operator(node: Node | None) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,13 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
+from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, state_infos
+from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
+from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_times, without_hidden
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -44,8 +47,15 @@ class StepNode(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class WatermarkNode(StepNode):
+    """The step that gives every row its time."""
+
+    spec: WatermarkSpec = field(default_factory=lambda: WatermarkSpec(""))
+
+
+@dataclass(frozen=True, eq=False)
 class OperatorNode(Node):
-    """A keyed operator."""
+    """A keyed operator. Its probe has the raw output: side outputs are told apart by the steps that follow."""
 
     uid: str = ""
     name: str = ""
@@ -54,7 +64,20 @@ class OperatorNode(Node):
     process: KeyedProcess | KeyedBatchProcess = field(default_factory=KeyedProcess)
     input_schema: str = ""
     output_schema: str = ""
+    sides: dict[str, str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+    """The hidden columns of its input."""
     max_parallelism: int | None = None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its events have times."""
+        return TIME in self.hidden
+
+    @property
+    def raw_schema(self) -> str:
+        """DDL of what its keepers give."""
+        return raw_ddl(self.output_schema, self.sides, timed=self.is_timed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,26 +91,35 @@ class Output:
 class Stream:
     """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, operator: OperatorNode | None = None) -> None:
         self._node = node
+        self._operator = operator
+        """The operator whose main output this is, if there is nothing in between."""
 
     @property
     def columns(self) -> list[str]:
         """Names of the stream's columns."""
-        return list(self._node.probe.columns)
+        return visible(self._node.probe.columns)
 
     @property
     def schema(self) -> Any:
         """The stream's Spark schema."""
-        return self._node.probe.schema
+        return without_hidden(self._node.probe).schema
 
     def select(self, *columns: str | Column) -> Stream:
         """Keep or compute columns, as DataFrame.select does."""
-        return self.transform(lambda df: df.select(*columns))
+        return self._select(lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Stream:
         """Keep or compute columns with SQL expressions."""
-        return self.transform(lambda df: df.selectExpr(*expressions))
+        return self._select(lambda df, hidden: df.selectExpr(*expressions, *hidden))
+
+    def _select(self, step: Callable[[DataFrame, list[str]], DataFrame]) -> Stream:
+        """Select columns; the hidden ones stay, unless a `*` took them along already."""
+        hidden = hidden_of(self._node.probe)
+        if hidden and TIME in self.transform(lambda df: step(df, []))._node.probe.columns:
+            hidden = []
+        return self.transform(lambda df: step(df, hidden))
 
     def with_column(self, name: str, column: Column) -> Stream:
         """Add or replace a column."""
@@ -100,7 +132,10 @@ class Stream:
     filter = where
 
     def transform(self, step: Step) -> Stream:
-        """Apply any stateless function from DataFrame to DataFrame."""
+        """Apply any stateless function from DataFrame to DataFrame.
+
+        One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
+        """
         try:
             probe = step(self._node.probe)
         except AnalysisException as error:
@@ -115,8 +150,40 @@ class Stream:
 
     def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Stream:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        rows = RowFunction(function, _input_schema(self._node.probe, "map"), parse_schema(output).ddl)
-        return self.transform(lambda df: df.mapInArrow(rows, parse_schema(output).ddl))
+        hidden = hidden_of(self._node.probe)
+        ddl = parse_schema(output).ddl
+        rows = RowFunction(function, _input_schema(self._node.probe, "map"), ddl, len(hidden))
+        kept = [
+            f"{field.name} {field.dataType.simpleString()}" for field in self._node.probe.schema if field.name in hidden
+        ]
+        names = [*map(_quoted, self.columns), *hidden]
+        return self.transform(lambda df: df.select(*names).mapInArrow(rows, ", ".join([ddl, *kept])))
+
+    def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Stream:
+        """Give every row the time in a timestamp column, and the stream a watermark.
+
+        The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.
+        With `per`, the newest times of that column's values (a partition, a device) are told apart and the slowest
+        counts; with `idle`, a value that was silent for so long is not waited for. Rows count once they reach the
+        first keyed operator. What operators give has the time of the event, or the timer, that it came of.
+        """
+        spec = make_spec(self._node.probe, column, delay, per, idle)
+
+        def step(df: DataFrame) -> DataFrame:
+            return with_times(df, spec)
+
+        return Stream(WatermarkNode(step(self._node.probe), self._node, step, spec))
+
+    def side(self, name: str) -> Stream:
+        """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
+        operator = self._operator
+        if operator is None or name not in operator.sides:
+            known = ", ".join(operator.sides) if operator and operator.sides else "none"
+            raise ConfigurationError(
+                f"side: there is no side output '{name}' here, known: {known}",
+                hint="call side() on what process(…, sides={…}) gave, before any other step",
+            )
+        return _output_of(operator, 1 + list(operator.sides).index(name))
 
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
@@ -163,12 +230,14 @@ class KeyedStream:
         output: str,
         uid: str,
         *,
+        sides: Mapping[str, str] | None = None,
         name: str | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Run a function with state on each event, or on each Arrow batch.
 
-        `output` is the DDL schema of the rows it gives. `uid` names the operator's state in every checkpoint for the
+        `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
+        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for the
         life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for life.
         """
         if not isinstance(uid, str) or not uid.strip():
@@ -178,21 +247,40 @@ class KeyedStream:
             )
         check_process(process, uid)
         state_infos(process)
-        schema = parse_schema(output)
-        input_schema = _input_schema(self._node.probe, f"operator '{uid}'")
+        schema = parse_schema(output).ddl
+        raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
+        hidden = tuple(hidden_of(self._node.probe))
+        raw = raw_ddl(schema, raw_sides, timed=TIME in hidden)
         node = OperatorNode(
-            probe=self._node.probe.sparkSession.createDataFrame([], schema.ddl),
+            probe=self._node.probe.sparkSession.createDataFrame([], raw),
             parent=self._node,
             uid=uid,
             name=name or type(process).__name__,
             keys=self._keys,
             order_by=self._order_by,
             process=process,
-            input_schema=input_schema,
-            output_schema=schema.ddl,
+            input_schema=_input_schema(self._node.probe, f"operator '{uid}'"),
+            output_schema=schema,
+            sides=raw_sides,
+            hidden=hidden,
             max_parallelism=max_parallelism,
         )
-        return Stream(node)
+        return _output_of(node, 0)
+
+
+def _output_of(operator: OperatorNode, side: int) -> Stream:
+    """Return the main output of an operator, or a side output."""
+    if not operator.sides:
+        return Stream(operator, operator)
+    ddl = [operator.output_schema, *operator.sides.values()][side]
+    names = [_quoted(name) for name in parse_schema(ddl).names]
+    wanted = names if side == 0 else [f"{SIDE}_{side}.{name}" for name in names]
+    hidden = hidden_of(operator.probe)
+
+    def step(df: DataFrame) -> DataFrame:
+        return df.where(f"{SIDE} = {side}").select(*wanted, *hidden)
+
+    return Stream(StepNode(step(operator.probe), operator, step), operator if side == 0 else None)
 
 
 class _One:
@@ -217,12 +305,12 @@ def stream(df: DataFrame) -> Stream:
 
 def _input_schema(probe: DataFrame, where: str) -> str:
     """Return the DDL of a step's input columns."""
-    names = probe.columns
+    names = visible(probe.columns)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"{where}: the column {', '.join(twice)} is there more than once", hint="rename one")
     parts = []
-    for column in probe.schema.fields:
+    for column in without_hidden(probe).schema.fields:
         parts.append(f"{_quoted(column.name)} {_ddl(column.dataType)}")
     try:
         return parse_schema(", ".join(parts)).ddl

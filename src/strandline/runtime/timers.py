@@ -1,0 +1,265 @@
+"""Pending timers of one kind: unique by time and key, found in the order of their times, written behind like any state.
+
+A timer in memory is `time (8 bytes) ‖ encoded key`, so that bytes sort by time; stored it is `key group ‖ time ‖ key`,
+so that a key group stays one range. A layer holds changes that the backend does not have: True sets a timer, False
+deletes one. Newer layers hide older ones, and all of them the backend. Setting a timer reads nothing.
+
+The backend's timers are not held in memory, however many there are: for each key group it is known before which time
+there is none, so a watermark that passes nothing costs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+
+from strandline.backends.base import Backend, Entry
+from strandline.core.keygroups import KeyGroupRange
+
+_TIME = struct.Struct(">Q")
+_BIAS = 1 << 63
+_GROUP = struct.Struct(">H")
+_VALUE = b"\0\0"
+_CHUNK = 20_000
+_TIMER_BYTES = 200
+_END = b"\xff" * 9
+
+
+class Layer:
+    """Changes that belong together, and a heap of the timers they set."""
+
+    __slots__ = ("changes", "heap", "written")
+
+    def __init__(self) -> None:
+        self.changes: dict[bytes, bool] = {}
+        self.heap: list[bytes] = []
+        self.written = False
+        """Whether the backend has them; set by the thread that writes."""
+
+
+class TimerTable:
+    """Timers of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
+
+    hits = misses = cached_bytes = 0
+
+    def __init__(self, name: str, backend: Backend, groups: KeyGroupRange) -> None:
+        self.name = name
+        self._backend = backend
+        self._now = Layer()
+        self._dirty = Layer()
+        self._frozen: list[Layer] = []
+        self._popped: list[tuple[Layer, bytes]] = []
+        self._first: dict[int, bytes] = {}
+        self._first_before: dict[int, bytes] | None = None
+        self._due: list[bytes] | None = None
+        self._limit = b""
+        if not backend.keeps_all:
+            for group in range(groups.first, groups.last + 1):
+                self._look_for_first(group, b"")
+
+    def set(self, key: bytes, at_us: int) -> None:
+        """Set the timer of a key at a time; one that is pending already stays."""
+        timer = _TIME.pack(at_us + _BIAS) + key
+        changes = self._now.changes
+        if changes.get(timer):
+            return
+        changes[timer] = True
+        if self._due is not None and timer <= self._limit:
+            heapq.heappush(self._due, timer)
+        else:
+            heapq.heappush(self._now.heap, timer)
+
+    def delete(self, key: bytes, at_us: int) -> None:
+        """Delete the timer of a key at a time, if there is one."""
+        self._now.changes[_TIME.pack(at_us + _BIAS) + key] = False
+
+    def fire(self, until_us: int, prepare: Callable[[list[bytes]], None]) -> Iterator[tuple[int, bytes]]:
+        """Give each timer up to a time with its encoded key, in order, deleting it; also those set on the way.
+
+        `prepare` is told the keys of many timers before they come.
+        """
+        bound = _TIME.pack(until_us + _BIAS) + _END
+        self._notice_written()
+        # The layers are looked at before the backend is read: what is written meanwhile is in both.
+        stored = self._stored_until(bound)
+        while True:
+            chunk = list(islice(stored, _CHUNK))
+            limit = chunk[-1] if len(chunk) == _CHUNK else bound
+            due = [timer for timer in chunk if self._is_set(timer)]
+            due += self._pop_until(limit)
+            prepare([timer[8:] for timer in due])
+            heapq.heapify(due)
+            self._due, self._limit = due, limit
+            try:
+                yield from self._fire_due(due)
+            finally:
+                self._due = None
+            if limit is bound:
+                return
+
+    def next_us(self) -> int | None:
+        """Return a time before which no timer is pending; None when there is none at all."""
+        self._notice_written()
+        earliest = [first for first in self._first.values()]
+        for layer in (self._dirty, *self._frozen):
+            while layer.heap and not self._is_set(layer.heap[0]):
+                heapq.heappop(layer.heap)
+            earliest += layer.heap[:1]
+        return _TIME.unpack_from(min(earliest))[0] - _BIAS if earliest else None
+
+    # -- as every table
+
+    def commit(self) -> None:
+        """Keep this epoch's changes."""
+        now, dirty = self._now, self._dirty
+        gone = {timer for layer, timer in self._popped if layer is dirty}
+        # One that is set again and again, epoch after epoch, is in the heap once.
+        _merge(dirty.heap, [t for t in now.heap if t in gone or not dirty.changes.get(t)])
+        if self._backend.keeps_all:
+            for timer, is_set in now.changes.items():
+                if is_set:
+                    dirty.changes[timer] = True
+                else:
+                    dirty.changes.pop(timer, None)
+        else:
+            dirty.changes.update(now.changes)
+        self._now, self._popped, self._first_before = Layer(), [], None
+
+    def abort(self) -> None:
+        """Forget this epoch's changes."""
+        for layer, timer in self._popped:
+            heapq.heappush(layer.heap, timer)
+        if self._first_before is not None:
+            self._first = self._first_before
+        self._popped, self._first_before = [], None
+        self._now = Layer()
+
+    def changed(self) -> Iterator[Entry]:
+        """Encode what this epoch changed so far."""
+        return _encode(self._now.changes)
+
+    def freeze(self) -> Callable[[], Iterator[Entry]]:
+        """Take what the backend must be given for a snapshot; later changes do not show in it."""
+        if self._backend.keeps_all:
+            everything = Layer()
+            everything.changes = dict(self._dirty.changes)
+            everything.written = True
+            self._frozen.append(everything)
+            return lambda: _encode(everything.changes)
+        frozen, self._dirty = self._dirty, Layer()
+        self._frozen.append(frozen)
+        return lambda: _encode(frozen.changes)
+
+    def release(self) -> None:
+        """The oldest frozen changes are in the backend now."""
+        if self._backend.keeps_all:
+            self._frozen.pop(0)
+            return
+        next(layer for layer in self._frozen if not layer.written).written = True
+
+    def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the timers of a backend that keeps nothing itself."""
+        for entry, _ in entries:
+            self._dirty.changes[_timer(entry)] = True
+        self._dirty.heap = sorted(self._dirty.changes)
+
+    def evict(self) -> None:
+        """Do nothing: what is in memory is not in the backend."""
+
+    def unwritten(self) -> list[dict[bytes, bool]]:
+        """Return nothing: timers carry their encoded keys."""
+        return []
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory the unwritten changes hold on to."""
+        return 0 if self._backend.keeps_all else len(self._dirty.changes) * _TIMER_BYTES
+
+    # -- firing
+
+    def _fire_due(self, due: list[bytes]) -> Iterator[tuple[int, bytes]]:
+        changes = self._now.changes
+        while due:
+            timer = heapq.heappop(due)
+            # Deleted on the way, or there twice.
+            if changes.get(timer, True):
+                changes[timer] = False
+                yield _TIME.unpack_from(timer)[0] - _BIAS, timer[8:]
+
+    def _pop_until(self, limit: bytes) -> list[bytes]:
+        found = []
+        for layer in self._layers():
+            heap = layer.heap
+            while heap and heap[0] <= limit:
+                timer = heapq.heappop(heap)
+                if layer is not self._now:
+                    self._popped.append((layer, timer))
+                if self._is_set(timer):
+                    found.append(timer)
+        return found
+
+    def _is_set(self, timer: bytes) -> bool:
+        """Whether a timer that some layer or the backend sets is pending."""
+        for layer in (self._now, self._dirty, *self._frozen[::-1]):
+            if timer in layer.changes:
+                return layer.changes[timer]
+        return not self._backend.keeps_all
+
+    def _layers(self) -> list[Layer]:
+        return [self._now, self._dirty] if self._backend.keeps_all else [self._now, self._dirty, *self._frozen]
+
+    # -- what the backend holds
+
+    def _stored_until(self, bound: bytes) -> Iterator[bytes]:
+        groups = [group for group, first in self._first.items() if first <= bound]
+        if groups and self._first_before is None:
+            self._first_before = dict(self._first)
+        return heapq.merge(*(self._stored_of(group, self._first[group], bound) for group in groups))
+
+    def _stored_of(self, group: int, first: bytes, bound: bytes) -> Iterator[bytes]:
+        prefix = _GROUP.pack(group)
+        for entry, _ in self._backend.scan(self.name, prefix, first=prefix + first[:8]):
+            timer = _timer(entry)
+            if timer > bound:
+                self._first[group] = timer
+                return
+            yield timer
+        del self._first[group]
+
+    def _look_for_first(self, group: int, after: bytes) -> None:
+        prefix = _GROUP.pack(group)
+        for entry, _ in self._backend.scan(self.name, prefix, first=prefix + after[:8]):
+            self._first[group] = _timer(entry)
+            return
+
+    def _notice_written(self) -> None:
+        """Drop layers that the backend has meanwhile; what they still set is found there from now on."""
+        if self._popped or self._first_before is not None:
+            # An abort would need them.
+            return
+        while self._frozen and self._frozen[0].written and not self._backend.keeps_all:
+            for timer in self._frozen.pop(0).heap:
+                group = _GROUP.unpack_from(timer, 8)[0]
+                first = self._first.get(group)
+                if first is None or timer < first:
+                    self._first[group] = timer
+
+
+def _timer(entry: bytes) -> bytes:
+    return entry[2:10] + entry[:2] + entry[10:]
+
+
+def _encode(changes: dict[bytes, bool]) -> Iterator[Entry]:
+    for timer, is_set in changes.items():
+        yield timer[8:10] + timer[:8] + timer[10:], _VALUE if is_set else None
+
+
+def _merge(heap: list[bytes], more: list[bytes]) -> None:
+    if len(more) * 8 > len(heap):
+        heap.extend(more)
+        heapq.heapify(heap)
+        return
+    for timer in more:
+        heapq.heappush(heap, timer)

@@ -1,0 +1,75 @@
+"""How far event time has come: the least of what the sources have reached, computed by the driver after each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+REACHED = "watermark"
+"""Name of the watermark itself among what a manifest holds; the others are `{source}/{origin}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkSpec:
+    """How one source moves the watermark."""
+
+    column: str
+    delay_us: int = 0
+    per: str | None = None
+    """A column whose values are told apart: the slowest counts."""
+    idle_us: int | None = None
+    """After so long without news, an origin is not waited for."""
+
+
+class Watermarks:
+    """The watermark of a job: it never goes back.
+
+    An origin is a source, or one value of the column that its `per` names. Its time is the newest event's, less the
+    source's delay; events may still come at that time, none before it.
+    """
+
+    def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
+        self._specs = list(specs)
+        self._reached: int | None = stored.get(REACHED)
+        self._newest: dict[tuple[int, str], int] = {}
+        for name, at_us in stored.items():
+            index, slash, origin = name.partition("/")
+            if slash and int(index) < len(self._specs):
+                self._newest[int(index), origin] = at_us
+        # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
+        self._heard: dict[tuple[int, str], int] = dict.fromkeys(self._newest, now_us)
+        self._started_us = now_us
+
+    def observe(self, index: int, newest_us: Mapping[str, int], now_us: int) -> None:
+        """Take in the newest times of an epoch's events, by origin."""
+        for origin, at_us in newest_us.items():
+            at = (index, origin)
+            self._newest[at] = max(at_us, self._newest.get(at, at_us))
+            self._heard[at] = now_us
+
+    def advance(self, now_us: int) -> int | None:
+        """Return the watermark as it is now; None while some source that is waited for has not said anything."""
+        times = [time for index, spec in enumerate(self._specs) if (time := self._time_of(index, spec, now_us)) != ()]
+        if times and None not in times:
+            reached = min(time for time in times if isinstance(time, int))
+            self._reached = reached if self._reached is None else max(self._reached, reached)
+        return self._reached
+
+    @property
+    def reached_us(self) -> int | None:
+        """The watermark when it was last advanced."""
+        return self._reached
+
+    def stored(self) -> dict[str, int]:
+        """Return what a manifest holds, in microseconds since 1970."""
+        found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
+        return found if self._reached is None else {REACHED: self._reached, **found}
+
+    def _time_of(self, index: int, spec: WatermarkSpec, now_us: int) -> int | None | tuple[()]:
+        """Return how far a source is: None if it is waited for, () if it is idle."""
+        since = now_us - spec.idle_us if spec.idle_us is not None else None
+        mine = [at for at in self._newest if at[0] == index]
+        if not mine:
+            return () if since is not None and self._started_us < since else None
+        awake = [at for at in mine if since is None or self._heard[at] >= since]
+        return min(self._newest[at] for at in awake) - spec.delay_us if awake else ()
