@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from benchmarks._harness import progress
-from benchmarks._large_state import make_job, make_session
+from benchmarks._large_state import make_job, make_session, time_plain_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -165,6 +165,8 @@ def _serve(spark: SparkSession, directory: Path, commands: IO[str], answers: IO[
                     started_s = time.monotonic()
                     run = make_job(spark, directory).start(spark)
                     answer: Answer = {"started_s": started_s}
+                elif command == "plain":
+                    answer = {"seconds": time_plain_query(spark, directory)}
                 elif command == "checkpoint":
                     answer = asdict(run.checkpoint())
                 elif command == "checkpoints":

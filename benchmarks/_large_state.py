@@ -8,7 +8,9 @@ end, or after a recovery, that the state is right: a wrong value ends the job wi
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 import strandline as sl
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 JOB = "large-state"
 UID = "values"
@@ -128,14 +130,43 @@ def make_session() -> SparkSession:
     return sl.session("strandline-benchmark", f"local[{PARTITIONS}]", **SPARK_SETTINGS)
 
 
-def make_job(spark: SparkSession, directory: Path) -> sl.Job:
-    """Return the job that reads what a Feed of this directory writes; checkpoints are taken on demand."""
-    rows = (
+def _read(spark: SparkSession, directory: Path) -> DataFrame:
+    return (
         spark.readStream.schema("key bigint, stamp bigint, check boolean")
         .option("maxFilesPerTrigger", 1)
         .parquet(str(directory / "in"))
     )
-    values = sl.stream(rows).key_by("key").process(Stamped(), output="key bigint", uid=UID)
+
+
+def time_plain_query(spark: SparkSession, directory: Path) -> float:
+    """Return the seconds from the start of a query without any state to the end of its first epoch.
+
+    It reads the same files, shuffles, and passes the rows through Python: what of a start is Spark's own.
+    """
+    ended: list[float] = []
+
+    def epoch(df: DataFrame, batch: int) -> None:
+        df.sparkSession.conf.set("spark.sql.adaptive.enabled", "false")
+        df.repartition(PARTITIONS, "key").mapInArrow(_same, df.schema).write.format("noop").mode("overwrite").save()
+        ended.append(time.monotonic())
+
+    location = directory / "plain"
+    started = time.monotonic()
+    query = _read(spark, directory).writeStream.foreachBatch(epoch).option("checkpointLocation", str(location)).start()
+    while not ended and query.isActive:
+        time.sleep(0.005)
+    query.stop()
+    shutil.rmtree(location)
+    return ended[0] - started
+
+
+def _same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def make_job(spark: SparkSession, directory: Path) -> sl.Job:
+    """Return the job that reads what a Feed of this directory writes; checkpoints are taken on demand."""
+    values = sl.stream(_read(spark, directory)).key_by("key").process(Stamped(), output="key bigint", uid=UID)
     return sl.Job(
         JOB,
         sinks=[values.to(sl.sinks.noop())],

@@ -36,7 +36,7 @@ class Scale:
     changed_keys: int = 100_000
     warm_up_checkpoints: int = 3
     checkpoints: int = 20
-    rounds: int = 3
+    rounds: int = 6
     epochs: int = 16
     epoch_rows: int = 250_000
     every_s: float = 5.0
@@ -116,10 +116,11 @@ def run_phase(job: Driver, feed: Feed, scale: Scale, every_s: float | None) -> P
 
 
 def compare_throughput(job: Driver, feed: Feed, scale: Scale) -> dict[str, list[Phase]]:
-    """Run phases with and without checkpoints in turn."""
+    """Run phases with and without checkpoints in turn, each first as often as the other: the state ages meanwhile."""
     phases: dict[str, list[Phase]] = {WITHOUT: [], WITH: []}
     for number in range(1, scale.rounds + 1):
-        for subject, every_s in ((WITHOUT, None), (WITH, scale.every_s)):
+        turn = [(WITHOUT, None), (WITH, scale.every_s)]
+        for subject, every_s in turn if number % 2 else reversed(turn):
             # Neither pays for the merges, or the unsaved changes, that the one before it left.
             job.call("checkpoint")
             rest(job, feed)

@@ -6,6 +6,8 @@ follow the executor that caches it, and gives every keeper a part in every epoch
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +40,6 @@ class Exchange:
         self._routes = _find_routes(parallelism)
         rows = [(route, partition) for partition, route in enumerate(self._routes)]
         anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
-        # Computed and cached with its first use.
         self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
         # Making a DataFrame made our session the active one; the user's own comes back.
         SparkSession._activeSession = active
@@ -48,6 +49,9 @@ class Exchange:
         self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
         self._route = F.col(_ROUTE)
+        # Computed while keepers restore: in a cold JVM, Spark's first job takes seconds, most of them one core's.
+        self._warming = threading.Thread(target=self._warm, name="strandline-anchor", daemon=True)
+        self._warming.start()
 
     @property
     def partitions(self) -> DataFrame:
@@ -78,8 +82,14 @@ class Exchange:
         )
         return joined.sortWithinPartitions(*(F.col(_quoted(name)) for name in order_by)) if order_by else joined
 
+    def _warm(self) -> None:
+        # Whatever is wrong, the first epoch will meet it too, and say so.
+        with contextlib.suppress(Exception):
+            self._anchor.count()
+
     def close(self) -> None:
         """Let the anchor go."""
+        self._warming.join()
         self._anchor.unpersist()
 
 

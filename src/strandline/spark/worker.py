@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,11 +59,14 @@ class KeeperRef:
             raise
         return Connection(sock)
 
-    def start(self, partition: Partition) -> Connection:
-        """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it."""
+    def start(self, partition: Partition, jvm: int | None = None) -> Connection:
+        """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it.
+
+        It ends with the executor whose pid is `jvm`; None: the one that this process belongs to.
+        """
         self.places.make()
         log = self.places.log(self.uid, partition)
-        jvm = _executor_pid()
+        jvm = jvm or _executor_pid()
         listens_at = self.places.socket(self.uid, partition, self.generation)
         state = self.places.state(self.uid, partition)
         keeper = [sys.executable, "-m", "strandline.runtime.keeper"]
@@ -181,12 +184,14 @@ class ControlWorker:
         keepers: list[KeeperRef],
         instructions: Instructions,
         kind: int,
-        programs: dict[str, Broadcast[bytes]] | None = None,
+        programs: Mapping[str, Broadcast[bytes] | bytes] | None = None,
+        jvm: int | None = None,
     ) -> None:
         self._keepers = keepers
         self._instructions = instructions
         self._kind = kind
         self._programs = programs
+        self._jvm = jvm
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -202,13 +207,14 @@ class ControlWorker:
             if connection is None:
                 if self._programs is None:
                     return []
-                connection = keeper.start(partition)
+                connection = keeper.start(partition, self._jvm)
             connection.send(self._kind, self._instructions)
             kind, payload = connection.expect(p.ACK, p.NEED_PROGRAM)
             if kind == p.NEED_PROGRAM:
                 if self._programs is None:
                     return []
-                connection.send(p.PROGRAM, self._programs[keeper.uid].value)
+                program = self._programs[keeper.uid]
+                connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
                 _, payload = connection.expect(p.ACK)
             return [payload.to_pybytes()]
         except (KeeperError, OSError) as error:
