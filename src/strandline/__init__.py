@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from strandline.api.config import Checkpoints, Restart
-from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess
+from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
 from strandline.core import errors
 from strandline.core.settings import Settings
@@ -40,6 +40,7 @@ __all__ = [
     "Settings",
     "Status",
     "Stream",
+    "Timer",
     "Value",
     "errors",
     "session",

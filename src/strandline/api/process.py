@@ -54,7 +54,11 @@ class Context(Protocol):
     """Index of this parallel instance."""
     uid: str
     """The operator's uid."""
-    timers: Timers
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of the current key."""
+        ...
 
     @property
     def timestamp(self) -> dt.datetime | None:

@@ -49,8 +49,7 @@ class Scope:
     @property
     def is_late(self) -> bool:
         """Whether the event is older than the watermark."""
-        late = self.time_us is not None and self.watermark_us is not None and self.time_us < self.watermark_us
-        return late
+        return self.time_us is not None and self.watermark_us is not None and self.time_us < self.watermark_us
 
     def emit(self, side: str, row: Any) -> None:
         """Send a row to a side output."""

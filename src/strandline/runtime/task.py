@@ -372,9 +372,9 @@ class Task:
             newest = (
                 pa.table([batch.column(2), times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
             )
-            found = zip(newest.column("origin").to_pylist(), newest.column("time_max").to_pylist(), strict=True)
+            found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
         else:
-            found = iter([("", pc.max(times).as_py())])
+            found = [("", pc.max(times).as_py())]
         for origin, time in found:
             if time is not None:
                 self.newest_us[origin] = max(time, self.newest_us.get(origin, time))

@@ -102,7 +102,7 @@ class TimerTable:
     def next_us(self) -> int | None:
         """Return a time before which no timer is pending; None when there is none at all."""
         self._notice_written()
-        earliest = [first for first in self._first.values()]
+        earliest = list(self._first.values())
         for layer in (self._dirty, *self._frozen):
             while layer.heap and not self._is_set(layer.heap[0]):
                 heapq.heappop(layer.heap)

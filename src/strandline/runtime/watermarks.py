@@ -65,7 +65,7 @@ class Watermarks:
         found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
         return found if self._reached is None else {REACHED: self._reached, **found}
 
-    def _time_of(self, index: int, spec: WatermarkSpec, now_us: int) -> int | None | tuple[()]:
+    def _time_of(self, index: int, spec: WatermarkSpec, now_us: int) -> int | tuple[()] | None:
         """Return how far a source is: None if it is waited for, () if it is idle."""
         since = now_us - spec.idle_us if spec.idle_us is not None else None
         mine = [at for at in self._newest if at[0] == index]

@@ -28,6 +28,7 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.runtime.places import sweep
+from strandline.runtime.scope import as_datetime
 from strandline.spark.attempt import Attempt, Blueprint
 from strandline.spark.epochs import find_error
 from strandline.spark.quiet import hide_reported_errors
@@ -76,6 +77,10 @@ class Status:
     last_checkpoint: CheckpointStats | None
     """The newest completed checkpoint's figures, or None."""
     last_failure: str
+    watermark: str | None = None
+    """How far event time has come, in ISO 8601; None without a watermark, or before the first event."""
+    late_rows: int = 0
+    """Events older than the watermark, since the run, or its last restart, began."""
     keepers: list[KeeperStatus] = field(default_factory=list)
 
 
@@ -128,6 +133,7 @@ class Run:
         driver = getattr(attempt, "driver", None)
         coordinator = getattr(attempt, "coordinator", None)
         progress = driver.progress if driver else None
+        watermark_us = driver.watermark_us if driver else None
         history = coordinator.history if coordinator else []
         return Status(
             job=self._b.name,
@@ -142,6 +148,8 @@ class Run:
             checkpoints=asdict(coordinator.counts) if coordinator else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
+            watermark=None if watermark_us is None else as_datetime(watermark_us).isoformat(),
+            late_rows=progress.late_rows if progress else 0,
             keepers=[
                 KeeperStatus(
                     uid=a.uid, partition=a.partition, pid=a.pid, host=a.host, epoch=a.epoch, rows_in=a.rows_in,

@@ -237,8 +237,9 @@ class KeyedStream:
         """Run a function with state on each event, or on each Arrow batch.
 
         `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
-        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for the
-        life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for life.
+        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for
+        the life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for
+        life.
         """
         if not isinstance(uid, str) or not uid.strip():
             raise ConfigurationError(
