@@ -232,13 +232,16 @@ class Aggregating(State):
         raise self._unbound()
 
 
-def declared_states(process: type) -> dict[str, State]:
-    """Return the states a process class declares, its bases included, by name."""
+def declared_states(process: object) -> dict[str, State]:
+    """Return the states of a process function by name: its class's, its bases' included, and those made for it alone.
+
+    The latter are in the instance's `own_states`: for functions that we make, whose types depend on the stream.
+    """
     found: dict[str, State] = {}
-    for base in reversed(process.__mro__):
+    for base in reversed(type(process).__mro__):
         for name, attribute in vars(base).items():
             if isinstance(attribute, State):
                 found[name] = attribute
             else:
                 found.pop(name, None)
-    return found
+    return found | getattr(process, "own_states", {})

@@ -33,7 +33,7 @@ def has_timers(process: Process) -> bool:
 def state_names(process: Process) -> list[str]:
     """Return the names of the states that the backend keeps."""
     timers = [EVENT_TIMERS, PROCESSING_TIMERS] if has_timers(process) else []
-    return [*declared_states(type(process)), *timers]
+    return [*declared_states(process), *timers]
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def pickle_process(process: Process, uid: str) -> bytes:
 def state_infos(process: Process) -> list[StateInfo]:
     """Return the declared states as they are written into manifests, with canonical types."""
     found = []
-    for name, state in declared_states(type(process)).items():
+    for name, state in declared_states(process).items():
         check_state(process, name, state)
         value_type = parse_type(state.value_type).ddl
         key_type = parse_type(state.key_type).ddl if isinstance(state, Map) else ""

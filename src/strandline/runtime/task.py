@@ -77,7 +77,7 @@ class Task:
         self._process = process
         self._vectorised = isinstance(process, KeyedBatchProcess)
         self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
-        states = declared_states(type(process))
+        states = declared_states(process)
         self._tables: dict[str, Table] = {}
         self._maps: dict[str, MapTable] = {}
         self._timers = self._bind_timers(partition)

@@ -11,7 +11,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
+from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, state_infos
@@ -20,6 +22,7 @@ from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_times, without_hidden
+from strandline.spark.windows import WindowedStream
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -267,6 +270,14 @@ class KeyedStream:
             max_parallelism=max_parallelism,
         )
         return _output_of(node, 0)
+
+    def window(self, kind: WindowKind, *, lateness: str = "0s") -> WindowedStream:
+        """Cut each key's events into windows by their event time.
+
+        A window's result comes once the watermark has reached its end. An event that comes later still changes the
+        result, which then comes again, until the watermark is `lateness` behind the end.
+        """
+        return WindowedStream(self, kind, parse_duration_ms(lateness, "window: lateness") * 1000)
 
 
 def _output_of(operator: OperatorNode, side: int) -> Stream:

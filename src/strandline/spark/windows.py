@@ -1,0 +1,20 @@
+"""Keyed streams cut into windows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from strandline.api.windows import WindowKind
+
+if TYPE_CHECKING:
+    from strandline.spark.stream import KeyedStream
+
+
+@dataclass(frozen=True)
+class WindowedStream:
+    """A keyed stream cut into windows: the place for functions of a window's events."""
+
+    keyed: KeyedStream
+    kind: WindowKind
+    lateness_us: int = 0
