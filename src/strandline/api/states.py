@@ -233,12 +233,13 @@ class Aggregating(State):
 
 
 def declared_states(process: object) -> dict[str, State]:
-    """Return the states of a process function by name: its class's, its bases' included, and those made for it alone.
+    """Return the states of a process function, or its class, by name: the class's, its bases' included, and those made for it alone.
 
     The latter are in the instance's `own_states`: for functions that we make, whose types depend on the stream.
     """
     found: dict[str, State] = {}
-    for base in reversed(type(process).__mro__):
+    kind = process if isinstance(process, type) else type(process)
+    for base in reversed(kind.__mro__):
         for name, attribute in vars(base).items():
             if isinstance(attribute, State):
                 found[name] = attribute
