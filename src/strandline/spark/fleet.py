@@ -23,7 +23,7 @@ from strandline.runtime.places import Places
 from strandline.runtime.program import Program
 from strandline.runtime.protocol import Ack, Instructions
 from strandline.spark.exchange import Exchange
-from strandline.spark.worker import ControlWorker, EpochWorker, KeeperRef
+from strandline.spark.worker import ControlWorker, EpochWorker, Executor, KeeperRef
 
 Slot = tuple[str, int]
 """An operator's uid and a partition."""
@@ -60,7 +60,7 @@ class Fleet:
         self._broadcasts: dict[str, Broadcast[bytes]] = {
             uid: sc.broadcast(program) for uid, program in self._programs.items()
         }
-        self._jvm_pid = _pid_of_only_executor(spark)
+        self._only_executor = _only_executor(spark)
         self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())
         self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
         self.last: dict[Slot, Ack] = {}
@@ -135,7 +135,7 @@ class Fleet:
     def _ask_here(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
         """Ask every keeper from here: a Spark job takes a hundred times as long, and in a cold JVM seconds."""
         worker = ControlWorker(
-            list(self._refs.values()), instructions, kind, self._programs if start else None, self._jvm_pid
+            list(self._refs.values()), instructions, kind, self._programs if start else None, self._only_executor
         )
         with ThreadPoolExecutor(len(self.slots), thread_name_prefix="strandline-ask") as pool:
             asked = [pool.submit(worker.ask, self._refs[uid], Partition(part)) for uid, part in sorted(self.slots)]
@@ -147,14 +147,14 @@ class Fleet:
         return [bytes(row.ack) for row in rows]
 
 
-def _pid_of_only_executor(spark: SparkSession) -> int | None:
-    """Return the JVM's pid when it runs all tasks itself, on this machine and in this Python; else None."""
+def _only_executor(spark: SparkSession) -> Executor | None:
+    """Return the JVM as the executor when it runs all tasks itself, on this machine and in this Python; else None."""
     sc: Any = spark.sparkContext
     if not sc.master.startswith("local[") and sc.master != "local":
         return None
     if shutil.which(sc.pythonExec) != sys.executable:
         return None
-    return int(sc._jvm.java.lang.ProcessHandle.current().pid())
+    return Executor(int(sc._jvm.java.lang.ProcessHandle.current().pid()), sc.environment)
 
 
 def _end_process(pid: int) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,14 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 60.0
 _MARK = "STRANDLINE-ERROR:"
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Whose keepers are started: the JVM that they end with, and what its workers find in their environment."""
+
+    pid: int
+    environment: Mapping[str, str]
 
 
 class KeeperRef:
@@ -59,21 +68,22 @@ class KeeperRef:
             raise
         return Connection(sock)
 
-    def start(self, partition: Partition, jvm: int | None = None) -> Connection:
+    def start(self, partition: Partition, executor: Executor | None = None) -> Connection:
         """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it.
 
-        It ends with the executor whose pid is `jvm`; None: the one that this process belongs to.
+        Without `executor`, this process is a worker of the executor.
         """
         self.places.make()
         log = self.places.log(self.uid, partition)
-        jvm = jvm or _executor_pid()
+        jvm = executor.pid if executor else _executor_pid()
         listens_at = self.places.socket(self.uid, partition, self.generation)
         state = self.places.state(self.uid, partition)
         keeper = [sys.executable, "-m", "strandline.runtime.keeper"]
         command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
         # Through a shell that ends at once, so that no Spark worker has a child to wait for.
         script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        given = executor.environment if executor else {}
+        environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         started = subprocess.run(
             ["/bin/sh", "-c", script], start_new_session=True, env=environment, capture_output=True, check=True
         )
@@ -185,13 +195,13 @@ class ControlWorker:
         instructions: Instructions,
         kind: int,
         programs: Mapping[str, Broadcast[bytes] | bytes] | None = None,
-        jvm: int | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self._keepers = keepers
         self._instructions = instructions
         self._kind = kind
         self._programs = programs
-        self._jvm = jvm
+        self._executor = executor
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -207,7 +217,7 @@ class ControlWorker:
             if connection is None:
                 if self._programs is None:
                     return []
-                connection = keeper.start(partition, self._jvm)
+                connection = keeper.start(partition, self._executor)
             connection.send(self._kind, self._instructions)
             kind, payload = connection.expect(p.ACK, p.NEED_PROGRAM)
             if kind == p.NEED_PROGRAM:
