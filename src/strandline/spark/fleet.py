@@ -127,9 +127,8 @@ class Fleet:
     def _control(self, instructions: Instructions, kind: int, *, start: bool = False) -> list[Ack]:
         if not self._refs:
             return []
-        found = (
-            self._ask_here(instructions, kind, start) if self._jvm_pid else self._ask_spark(instructions, kind, start)
-        )
+        ask = self._ask_here if self._only_executor else self._ask_spark
+        found = ask(instructions, kind, start)
         return [msgspec.msgpack.decode(ack, type=Ack) for ack in found]
 
     def _ask_here(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
