@@ -4,7 +4,7 @@ Each row has a time one millisecond after the one before it. The job with pendin
 lie a year ahead; then
 
 - **set-and-fire**: every event sets a timer that is due with the next epoch, so that each epoch sets and fires as many;
-- **quiet**: every event adds to a value and sets no timer, with the ten million pending and, as a job of its own, with none.
+- **quiet**: every event adds to a value and sets no timer, with the ten million pending and, in a job of its own, none.
 
 Every timer that fires gives a row: at the end there must be one for each that was set to fire.
 """
