@@ -163,7 +163,7 @@ class Attempt:
             if now - looked > _QUERY_LOOK_S:
                 looked = now
                 finished = finished or self._query_finished()
-            if finished and self._final_checkpoint_done():
+            if finished and not self.driver.tick() and self._final_checkpoint_done():
                 return True
         return False
 

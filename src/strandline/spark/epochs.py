@@ -104,7 +104,7 @@ class EpochDriver:
 
     def tick(self) -> bool:
         """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran."""
-        if not self._timers_due() or not self._lock.acquire(blocking=False):
+        if not self.timers_due or not self._lock.acquire(blocking=False):
             return False
         try:
             self._run(self._plan.nothing(), Epoch(self.progress.epoch + 1))
@@ -115,7 +115,9 @@ class EpochDriver:
             self._lock.release()
         return True
 
-    def _timers_due(self) -> bool:
+    @property
+    def timers_due(self) -> bool:
+        """Whether the watermark or the clock have passed some timer that has not fired."""
         now_us = self._now_us()
         reached = self._watermarks.advance(now_us)
         for ack in list(self.progress.acks.values()):
@@ -206,6 +208,7 @@ class EpochDriver:
         for (uid, _), ack in acks.items():
             if ack.newest_us:
                 self._watermarks.observe(self._plan.measuring[uid], ack.newest_us, instructions.now_us)
+        self._watermarks.advance(instructions.now_us)
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
             self.epoch_carries_trigger = False

@@ -189,7 +189,10 @@ class Run:
         return next(stats for stats in coordinator.history if stats.checkpoint == number)
 
     def process_all_available(self, timeout: float | None = None) -> None:
-        """Wait until everything the source has now is processed. Rows are visible after the next checkpoint."""
+        """Wait until everything the source has now is processed, and timers that are due have fired.
+
+        Rows are visible after the next checkpoint.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._raise_if_failed()
@@ -200,7 +203,8 @@ class Run:
             attempt = self._attempt
             if self._state == "running" and attempt is not None and attempt.query is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if _exhausted(attempt.query, left) and self._attempt is attempt and not attempt.driver.failed.is_set():
+                idle = _exhausted(attempt.query, left) and not attempt.driver.timers_due
+                if idle and self._attempt is attempt and not attempt.driver.failed.is_set():
                     return
             time.sleep(0.02)
 

@@ -156,11 +156,11 @@ class Stream:
         hidden = hidden_of(self._node.probe)
         ddl = parse_schema(output).ddl
         rows = RowFunction(function, _input_schema(self._node.probe, "map"), ddl, len(hidden))
-        kept = [
-            f"{field.name} {field.dataType.simpleString()}" for field in self._node.probe.schema if field.name in hidden
-        ]
         names = [*map(_quoted, self.columns), *hidden]
-        return self.transform(lambda df: df.select(*names).mapInArrow(rows, ", ".join([ddl, *kept])))
+        schema = self._node.probe.sparkSession.createDataFrame([], ddl).schema
+        for name in hidden:
+            schema.add(self._node.probe.schema[name])
+        return self.transform(lambda df: df.select(*names).mapInArrow(rows, schema))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Stream:
         """Give every row the time in a timestamp column, and the stream a watermark.
