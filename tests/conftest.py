@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ LIGHT_JVM = {"spark.driver.extraJavaOptions": _OPTIONS, "spark.executor.extraJav
 
 
 def pytest_configure() -> None:
+    # A shell's background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
