@@ -144,6 +144,15 @@ def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:
     sl.stream(df.join(spark.createDataFrame([("ann", 1)], "user string, age int"), "user"))
 
 
+def test_speculation_is_refused(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = spark.sparkContext.getConf().set("spark.speculation", "true")
+    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
+    job = small.job(sl.stream(small.source(spark, tmp_path / "in")), tmp_path, tmp_path / "l")
+    with pytest.raises(sl.errors.ConfigurationError, match=r"spark\.speculation is true"):
+        job.start(spark)
+    assert not (tmp_path / "ck").exists()
+
+
 def test_spark_connect_is_refused(spark: Any, tmp_path: Path) -> None:
     class SparkSession:
         """A session as Spark Connect's client makes them, as far as can be told from outside."""

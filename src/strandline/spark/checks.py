@@ -39,6 +39,12 @@ def check_session(spark: Any) -> None:
         )
     if not isinstance(spark, SparkSession):
         raise ConfigurationError(f"start() was given {spark!r}, expected a SparkSession")
+    if spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+        raise ConfigurationError(
+            "spark.speculation is true: a second attempt of a running task would end the keeper's conversation with "
+            "the first",
+            hint="make the session without it: an epoch's tasks are bound to their keepers",
+        )
 
 
 def locality_warning(spark: SparkSession) -> str | None:
