@@ -313,6 +313,23 @@ def test_an_idle_partition_wants_to_be_woken_at_most_once_a_minute(make: Make) -
     assert bench.task.next_timers_us == (None, None)
 
 
+def test_the_bytes_are_those_of_the_format(make: Make) -> None:
+    """As docs/format.md says; what a reader without Strandline relies on."""
+    bench = make(Asked())
+    epoch(bench, [("k", "append", 8, 0)], now_s=100)
+    epoch(bench, [("k", "append", 9, 0)], now_s=101.5)
+    found = stored(bench)
+    group, key = found["log"][0][0][:2], b"k\0\0"
+    chunks = [(entry.removeprefix(group + key).hex(), value.hex()) for entry, value in found["log"]]
+    head = "0100" + (int(111.5 * S) | 1 << 63).to_bytes(8, "big").hex() + "90"
+    assert chunks == [
+        ("7f" + "ff" * 7, head),
+        ("80" + "00" * 6 + "01", "00009108"),
+        ("80" + "00" * 6 + "02", "00009109"),
+    ]
+    assert found["ttl.processing"] == [(group + (110 * S | 1 << 63).to_bytes(8, "big") + b"log\0" + key, b"\0\0")]
+
+
 def test_much_is_cleaned_over_several_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "_MOST", 10)
     monkeypatch.setattr(timers, "_CHUNK", 7)

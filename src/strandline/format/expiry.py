@@ -54,7 +54,7 @@ def expiry_of(value: bytes) -> int | None:
 
 def without_expiry(value: bytes) -> bytes:
     """Return an encoded value as if it never expired."""
-    if not value or not value[0] & HAS_TTL:
+    if packed_expiry(value) is None:
         return value
     return bytes((value[0] & ~HAS_TTL, value[1])) + value[_START:]
 
