@@ -354,6 +354,18 @@ def test_much_is_cleaned_over_several_epochs(tmp_path: Path, monkeypatch: pytest
     bench.close()
 
 
+def test_cleaning_keeps_pace_with_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "_MOST", 1)
+    monkeypatch.setattr(timers, "_CHUNK", 5)
+    bench = Bench("rocksdb", tmp_path, Asked())
+    for now in range(100, 140):
+        epoch(bench, [(f"k{now}-{n}", "set", n, n) for n in range(5)], now_s=now)
+        bench.write(bench.freeze())
+    # Four states expire, ten seconds after their five keys were written.
+    assert len(stored(bench)["ttl.processing"]) == 4 * 5 * 10
+    bench.close()
+
+
 class Read(KeyedProcess):
     value = Value("bigint", ttl=TTL("16s", refresh="read"))
     log = List("bigint", ttl=TTL("16s", refresh="read"))

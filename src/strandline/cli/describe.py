@@ -137,6 +137,8 @@ def _states_table(states: list[StateInfo]) -> Table:
     made = table("state", "kind", "type")
     for state in states:
         kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type
+        if state.ttl:
+            kind += f", expires {duration_text(state.ttl.duration_ms)} after each {state.ttl.refresh}"
         add_row(made, state.name, state.kind, kind)
     return made
 
