@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -48,6 +49,7 @@ def _operator(operator: OperatorInfo) -> dict[str, Any]:
                 "value_type": s.value_type,
                 "key_type": s.key_type,
                 "schema_id": s.schema_id,
+                **({"ttl": msgspec.to_builtins(s.ttl)} if s.ttl else {}),
             }
             for s in operator.states
         ],
