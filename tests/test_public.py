@@ -11,7 +11,7 @@ import strandline
 
 PUBLIC = [
     "Aggregating", "BatchContext", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedProcess", "KeyedStream",
-    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "Timer", "Value", "errors", "session", "sinks",
+    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "TTL", "Timer", "Value", "errors", "session", "sinks",
     "spark_settings", "stream",
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
+from strandline.api.ttl import TTL
 from strandline.core import errors
 from strandline.core.settings import Settings
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = [
+# Sorted as dir() does it.
+__all__ = [  # noqa: RUF022
     "Aggregating",
     "BatchContext",
     "Checkpoints",
@@ -40,6 +42,7 @@ __all__ = [
     "Settings",
     "Status",
     "Stream",
+    "TTL",
     "Timer",
     "Value",
     "errors",

@@ -15,11 +15,13 @@ from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
-from strandline.format.manifest import PartitionInfo, SinkInfo, StateInfo
+from strandline.format.manifest import PartitionInfo, SinkInfo, StateInfo, TTLInfo
 from strandline.storage.remote import open_store
 
 STATES = [
-    StateInfo(name="seen", kind="value", value_type="bigint"),
+    StateInfo(
+        name="seen", kind="value", value_type="bigint", ttl=TTLInfo(duration_ms=90_000, refresh="read", time="event")
+    ),
     StateInfo(name="by_kind", kind="map", key_type="string", value_type="array<double>"),
 ]
 

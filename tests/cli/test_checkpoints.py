@@ -138,6 +138,8 @@ def test_show_as_data(strandline: Command, alerts: FabricatedJob) -> None:
     assert [(s["name"], s["kind"], s["key_type"], s["value_type"]) for s in operator["states"]] == [
         ("seen", "value", "", "bigint"), ("by_kind", "map", "string", "array<double>"),
     ]  # fmt: skip
+    assert operator["states"][0]["ttl"] == {"duration_ms": 90_000, "refresh": "read", "time": "event"}
+    assert "ttl" not in operator["states"][1]
     assert [(p["first_key_group"], p["last_key_group"]) for p in operator["partitions"]] == [(0, 63), (64, 127)]
     for partition in operator["partitions"]:
         assert {f["name"] for f in partition["files"]} >= {"CURRENT", f"{partition['partition']}-3.sst"}
@@ -155,6 +157,7 @@ def test_show_as_tables(strandline: Command, alerts: FabricatedJob, name: str) -
     lines = [" ".join(line.split()) for line in found.stdout.splitlines()]
     assert "operator detect: backend rocksdb, key user string, parallelism 2 (at most 128)" in lines
     assert "by_kind map string → array<double>" in lines
+    assert "seen value bigint, expires 90.0 s after each read" in lines
     assert "1 64-127 4 14.7 KB 4.9 KB 1.5 ms 40 ms" in lines
     assert "out 2" in lines
     assert any(line.startswith("source progress 19") and line.endswith("after batch 30") for line in lines)

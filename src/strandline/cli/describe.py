@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -48,6 +49,7 @@ def _operator(operator: OperatorInfo) -> dict[str, Any]:
                 "value_type": s.value_type,
                 "key_type": s.key_type,
                 "schema_id": s.schema_id,
+                **({"ttl": msgspec.to_builtins(s.ttl)} if s.ttl else {}),
             }
             for s in operator.states
         ],
@@ -137,6 +139,8 @@ def _states_table(states: list[StateInfo]) -> Table:
     made = table("state", "kind", "type")
     for state in states:
         kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type
+        if state.ttl:
+            kind += f", expires {duration_text(state.ttl.duration_ms)} after each {state.ttl.refresh}"
         add_row(made, state.name, state.kind, kind)
     return made
 

@@ -19,7 +19,7 @@ from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
 
 _NEVER: Any = type("_Never", (), {})
-_COMPACT_CHUNKS = 32
+COMPACT_CHUNKS = 32
 
 
 class ValueHandle:
@@ -86,7 +86,7 @@ class ReducingHandle:
 
     __slots__ = ("_cell", "_reduce")
 
-    def __init__(self, cell: ValueHandle, declared: Reducing) -> None:
+    def __init__(self, cell: Any, declared: Reducing) -> None:
         self._cell = cell
         self._reduce = declared.reduce
 
@@ -111,7 +111,7 @@ class AggregatingHandle:
 
     __slots__ = ("_cell", "_declared")
 
-    def __init__(self, cell: ValueHandle, declared: Aggregating) -> None:
+    def __init__(self, cell: Any, declared: Aggregating) -> None:
         self._cell = cell
         self._declared = declared
 
@@ -229,7 +229,7 @@ class ListHandle:
     def _elements(self) -> list[Any]:
         chunks = [(n, chunk) for n, chunk in sorted(self._table.entries(self._scope.key).items()) if chunk]
         found = [element for _, chunk in chunks for element in chunk]
-        if len(chunks) >= _COMPACT_CHUNKS:
+        if len(chunks) >= COMPACT_CHUNKS:
             self._replace(found)
             found = list(found)
         return found
@@ -285,7 +285,11 @@ def value_handle(scope: Scope, table: Table, codec: ValueCodec, name: str, decla
     """Return the handle for a state that keeps one value a key."""
     default = declared.default if isinstance(declared, Value) else None
     kind = CopyingValueHandle if codec.mutable else ValueHandle
-    cell = kind(scope, table, codec, name, default)
+    return wrapped(kind(scope, table, codec, name, default), declared)
+
+
+def wrapped(cell: Any, declared: Any) -> Any:
+    """Return the handle that a declaration makes of one value a key."""
     if isinstance(declared, Reducing):
         return ReducingHandle(cell, declared)
     if isinstance(declared, Aggregating):

@@ -15,13 +15,14 @@ from strandline.api.states import Aggregating, List, Map, Reducing, State, Value
 from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
-from strandline.format.manifest import FileRef, Mode, StateInfo
+from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
 from strandline.format.types import parse_schema, parse_type
 from strandline.format.values import ValueCodec
 
 Process = KeyedProcess | KeyedBatchProcess
 
 EVENT_TIMERS, PROCESSING_TIMERS = "timers.event", "timers.processing"
+EVENT_TTL, PROCESSING_TTL = "ttl.event", "ttl.processing"
 """States that no attribute can be named after."""
 
 
@@ -30,10 +31,25 @@ def has_timers(process: Process) -> bool:
     return isinstance(process, KeyedProcess) and type(process).on_timer is not KeyedProcess.on_timer
 
 
+def has_ttl(process: Process) -> bool:
+    """Whether any of the function's states expires."""
+    return any(state.ttl is not None for state in declared_states(process).values())
+
+
+def check_ttl(process: Process, uid: str, *, timed: bool) -> None:
+    """Refuse state that expires by event time where there is none."""
+    for name, state in declared_states(process).items():
+        if state.ttl is not None and state.ttl.time == "event" and not timed:
+            raise ConfigurationError(
+                f"operator '{uid}': state '{name}' of {type(process).__name__} expires by event time, and the "
+                "stream has none",
+                hint='call watermark("column") before key_by, or use a TTL with time="processing"',
+            )
+
+
 def state_names(process: Process) -> list[str]:
     """Return the names of the states that the backend keeps."""
-    timers = [EVENT_TIMERS, PROCESSING_TIMERS] if has_timers(process) else []
-    return [*declared_states(process), *timers]
+    return [info.name for info in state_infos(process)]
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,10 +126,21 @@ def state_infos(process: Process) -> list[StateInfo]:
         check_state(process, name, state)
         value_type = parse_type(state.value_type).ddl
         key_type = parse_type(state.key_type).ddl if isinstance(state, Map) else ""
-        found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type))
+        found.append(
+            StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=_ttl_info(state))
+        )
     if has_timers(process):
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
+    if has_ttl(process):
+        found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
     return found
+
+
+def _ttl_info(state: State) -> TTLInfo | msgspec.UnsetType:
+    ttl = state.ttl
+    if ttl is None:
+        return msgspec.UNSET
+    return TTLInfo(duration_ms=ttl.duration_ms, refresh=ttl.refresh, time=ttl.time)
 
 
 def check_state(process: Process, name: str, state: State) -> None:

@@ -11,20 +11,24 @@ import pyarrow.compute as pc
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import List, Map, State, declared_states
+from strandline.api.ttl import TTL
 from strandline.backends.base import Backend, Changes, Entry
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError
 from strandline.core.ids import Epoch, Partition
-from strandline.core.keygroups import range_of
+from strandline.core.keygroups import KeyGroupRange, range_of
 from strandline.format.columns import to_python
+from strandline.format.expiry import ExpiringCodec
 from strandline.format.keys import KeyCodec
 from strandline.format.records import record_type
 from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
 from strandline.format.values import ValueCodec
 from strandline.runtime.calls import EventCalls, user_error
-from strandline.runtime.handles import ListHandle, MapHandle, named, value_handle
+from strandline.runtime.expiring import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle, ExpiringVectorHandle
+from strandline.runtime.expiry import Expiry
+from strandline.runtime.handles import ListHandle, MapHandle, named, value_handle, wrapped
 from strandline.runtime.maptable import MapTable
 from strandline.runtime.outputs import RawOutput
-from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, has_timers
+from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
 from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
 from strandline.runtime.timers import TimerTable
@@ -80,7 +84,12 @@ class Task:
         states = declared_states(process)
         self._tables: dict[str, Table] = {}
         self._maps: dict[str, MapTable] = {}
-        self._timers = self._bind_timers(partition)
+        groups = range_of(partition, program.max_parallelism, program.parallelism)
+        self._timers = self._bind_timers(groups)
+        self._expiry: Expiry | None = None
+        if has_ttl(process):
+            check_ttl(process, program.uid, timed=program.timed)
+            self._expiry = Expiry(self.scope, backend, groups, self._encode_key)
         self._watermark_us: int | None = None
         self._reached_us: int | None = None
         self.newest_us: dict[str, int] = {}
@@ -202,7 +211,11 @@ class Task:
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:
         """Times before which no event-time and no processing-time timer is due."""
-        return (self._timers[0].next_us(), self._timers[1].next_us()) if self._timers else (None, None)
+        event, processing = (self._timers[0].next_us(), self._timers[1].next_us()) if self._timers else (None, None)
+        if self._expiry is not None:
+            event_ttl, processing_ttl = self._expiry.next_us()
+            return _earlier(event, event_ttl), _earlier(processing, processing_ttl)
+        return event, processing
 
     @property
     def dirty_bytes(self) -> int:
@@ -222,6 +235,8 @@ class Task:
     # -- binding
 
     def _bind(self, name: str, state: State, cache_bytes: int) -> Any:
+        if self._expiry is not None and state.ttl is not None:
+            return self._bind_expiring(self._expiry, name, state, state.ttl, cache_bytes)
         element = parse_type(state.value_type)
         if isinstance(state, Map | List):
             sub_type: DataType = parse_type(state.key_type) if isinstance(state, Map) else LongType()
@@ -241,12 +256,40 @@ class Task:
         self._tables[name] = values
         return value_handle(self.scope, values, codec, name, state)
 
-    def _bind_timers(self, partition: Partition) -> tuple[TimerTable, TimerTable] | None:
+    def _bind_expiring(self, expiry: Expiry, name: str, state: State, ttl: TTL, cache_bytes: int) -> Any:
+        scope, life, element = self.scope, expiry.lifetime(name, ttl), parse_type(state.value_type)
+        if isinstance(state, Map | List):
+            sub = KeyCodec([parse_type(state.key_type) if isinstance(state, Map) else LongType()])
+            stored = ValueCodec(element if isinstance(state, Map) else ArrayType(element))
+            pairs = ExpiringCodec(stored)
+            cells = MapTable(name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, pairs, cache_bytes)
+            self._maps[name] = cells
+            if isinstance(state, Map):
+                entries = ExpiringMapHandle(scope, cells, sub, stored, name, life, self._remember)
+                expiry.add(name, entries)
+                return entries
+            elements = ExpiringListHandle(scope, cells, ValueCodec(element), name, life, self._remember)
+            expiry.add(name, elements)
+            return elements
+        codec, default = ValueCodec(element), getattr(state, "default", None)
+        if self._vectorised:
+            table = Table(name, self._backend, list, list, list, cache_bytes)
+            self._tables[name] = table
+            columns = ExpiringVectorHandle(scope, table, codec, name, state.value_type, default, life)
+            expiry.add(name, columns)
+            return columns
+        pairs = ExpiringCodec(codec)
+        table = Table(name, self._backend, self._encode_keys, pairs.encode_many, pairs.decode_many, cache_bytes)
+        self._tables[name] = table
+        cell = ExpiringValueHandle(scope, table, codec, name, default, life, self._remember)
+        expiry.add(name, cell)
+        return wrapped(cell, state)
+
+    def _bind_timers(self, groups: KeyGroupRange) -> tuple[TimerTable, TimerTable] | None:
         why = f"{type(self._process).__name__} does not define on_timer"
         if not has_timers(self._process):
             self.scope.timers.bind(self._encode_key, None, None, why)
             return None
-        groups = range_of(partition, self._program.max_parallelism, self._program.parallelism)
         event = TimerTable(EVENT_TIMERS, self._backend, groups)
         processing = TimerTable(PROCESSING_TIMERS, self._backend, groups)
         why = 'the stream has no event time: call watermark("column") before key_by'
@@ -255,7 +298,7 @@ class Task:
 
     def _adopt(self) -> None:
         """Take over what a backend that keeps nothing itself has read from its snapshot."""
-        for timers in self._timers or ():
+        for timers in self._timer_tables():
             timers.adopt(self._watched(timers.name))
             self._backend.release(timers.name)
         for name, table in self._tables.items():
@@ -298,7 +341,10 @@ class Task:
             self._groups = {key: groups[key] for layer in waiting for key in tuple(layer)}
 
     def _all(self) -> list[Table | MapTable | TimerTable]:
-        return [*self._tables.values(), *self._maps.values(), *(self._timers or ())]
+        return [*self._tables.values(), *self._maps.values(), *self._timer_tables()]
+
+    def _timer_tables(self) -> list[TimerTable]:
+        return [*(self._timers or ()), *(self._expiry.tables if self._expiry else ())]
 
     # -- processing
 
@@ -322,6 +368,8 @@ class Task:
         moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
         if moved:
             scope.watermark_us = watermark_us
+        if self._expiry is not None:
+            self._expiry.clean(self.evict)
         if self._calls is None or self._timers is None:
             return
         self._calls.set_fired(True)
@@ -351,6 +399,8 @@ class Task:
         batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
         groups, columns = batch.column(0), batch.columns[self._columns_at :]
+        if self._expiry is not None and self._program.timed:
+            self.scope.time_us = pc.max(batch.column(1)).as_py()
         self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self._keys)
         events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[self._columns_at :])
         try:
@@ -419,3 +469,7 @@ class Task:
                 self._sizes[at] = new
             else:
                 self._sizes.pop(at, None)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return other if one is None or (other is not None and other < one) else one

@@ -75,15 +75,19 @@ class TimerTable:
         """Delete the timer of a key at a time, if there is one."""
         self._now.changes[_TIME.pack(at_us + _BIAS) + key] = False
 
-    def fire(self, until_us: int, prepare: Callable[[list[bytes]], None]) -> Iterator[tuple[int, bytes]]:
+    def fire(
+        self, until_us: int, prepare: Callable[[list[bytes]], None], most: int | None = None
+    ) -> Iterator[tuple[int, bytes]]:
         """Give each timer up to a time with its encoded key, in order, deleting it; also those set on the way.
 
-        `prepare` is told the keys of many timers before they come.
+        `prepare` is told the keys of many timers before they come. After about `most` of them, those in memory not
+        counted, the others stay pending.
         """
         bound = _TIME.pack(until_us + _BIAS) + _END
         self._notice_written()
         # The layers are looked at before the backend is read: what is written meanwhile is in both.
         stored = self._stored_until(bound)
+        given = 0
         while True:
             chunk = list(islice(stored, _CHUNK))
             limit = chunk[-1] if len(chunk) == _CHUNK else bound
@@ -96,7 +100,11 @@ class TimerTable:
                 yield from self._fire_due(due)
             finally:
                 self._due = None
+            given += len(chunk)
             if limit is bound:
+                return
+            if most is not None and given >= most:
+                self._first = {group: max(first, limit) for group, first in self._first.items()}
                 return
 
     def next_us(self) -> int | None:

@@ -16,7 +16,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.outputs import SIDE, raw_ddl
-from strandline.runtime.program import check_process, state_infos
+from strandline.runtime.program import check_process, check_ttl, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
@@ -254,6 +254,7 @@ class KeyedStream:
         schema = parse_schema(output).ddl
         raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
         hidden = tuple(hidden_of(self._node.probe))
+        check_ttl(process, uid, timed=TIME in hidden)
         raw = raw_ddl(schema, raw_sides, timed=TIME in hidden)
         node = OperatorNode(
             probe=self._node.probe.sparkSession.createDataFrame([], raw),
