@@ -218,7 +218,8 @@ class Keeper:
                     kept.add(frame)
                     connection.send(p.OUTPUT, frame)
 
-        task.begin(epoch, begin.instructions.watermark_us, begin.instructions.now_us)
+        told = begin.instructions
+        task.begin(epoch, told.watermark_us, told.now_us, told.fired_us)
         try:
             give(task.fire())
             while True:

@@ -57,6 +57,8 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """The checkpoint that is being taken; uploads for any other are given up."""
     watermark_us: int | None = None
     """The watermark when the epoch begins: event-time timers up to it are due."""
+    fired_us: int | None = None
+    """The watermark of the epoch before: timers up to it have fired."""
     now_us: int = 0
     """The clock when the epoch begins: processing-time timers up to it are due."""
     forget: bool = False

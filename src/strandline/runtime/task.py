@@ -110,9 +110,16 @@ class Task:
         """The Arrow schema of what `process` gives."""
         return self._outputs.schema
 
-    def begin(self, epoch: Epoch, watermark_us: int | None = None, now_us: int = 0) -> None:
-        """Start an epoch: timers up to the watermark and the clock are due in it."""
+    def begin(
+        self, epoch: Epoch, watermark_us: int | None = None, now_us: int = 0, fired_us: int | None = None
+    ) -> None:
+        """Start an epoch: timers up to the watermark and the clock are due in it.
+
+        `fired_us` is the watermark of the epoch before, which a task that was restored cannot know.
+        """
         self.scope.epoch, self.scope.now_us = epoch, now_us
+        if self.scope.watermark_us is None:
+            self.scope.watermark_us = self._reached_us = fired_us
         self._watermark_us = watermark_us
         self.newest_us, self.late_rows = {}, 0
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 REACHED = "watermark"
-"""Name of the watermark itself among what a manifest holds; the others are `{source}/{origin}`."""
+"""Name of the watermark itself among what a manifest holds; the origins are `{source}/{origin}`."""
+FIRED_AT = "fired"
+"""Name of the watermark up to which timers have fired: that of the checkpoint's epoch, which the next one moves on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Watermarks:
     def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
         self._specs = list(specs)
         self._reached: int | None = stored.get(REACHED)
+        self.fired_us: int | None = stored.get(FIRED_AT)
+        """The watermark that the last epoch began with."""
         self._newest: dict[tuple[int, str], int] = {}
         for name, at_us in stored.items():
             index, slash, origin = name.partition("/")
@@ -75,4 +79,5 @@ class Watermarks:
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
         found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
-        return found if self._reached is None else {REACHED: self._reached, **found}
+        known = {REACHED: self._reached, FIRED_AT: self.fired_us}
+        return {name: at_us for name, at_us in known.items() if at_us is not None} | found

@@ -208,6 +208,7 @@ class EpochDriver:
         for (uid, _), ack in acks.items():
             if ack.newest_us:
                 self._watermarks.observe(self._plan.measuring[uid], ack.newest_us, instructions.now_us)
+        self._watermarks.fired_us = instructions.watermark_us
         self._watermarks.advance(instructions.now_us)
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
@@ -247,6 +248,7 @@ class EpochDriver:
             confirmed=confirmed,
             pending=pending,
             watermark_us=self._watermarks.advance(now_us),
+            fired_us=self._watermarks.fired_us,
             now_us=now_us,
         )
 
