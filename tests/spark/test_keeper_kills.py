@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import strandline as sl
 from tests.spark.harness import Case, Reader, eventually, fired, keepers, keepers_armed, settle
 
 pytestmark = pytest.mark.spark
@@ -25,6 +26,13 @@ MOMENTS = [
 ]
 
 
+def at_rest(run: sl.Run, case: Case) -> sl.Status | None:
+    """Return the status if it names exactly the keepers that live."""
+    status = run.status()
+    named = {keeper.pid for keeper in status.keepers}
+    return status if status.state == "running" and named and named == set(keepers(case.local_dir)) else None
+
+
 def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random.Random) -> None:
     """Run a job whose keepers die once at each of these moments, and once between two epochs."""
     directory = case.root / "fired"
@@ -35,10 +43,12 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
         while fired(directory) != set(moments):
             case.add(rng.randint(1, 2))
             settle(run)
-        restarts = run.status().restarts
+        # Between epochs: everything is processed, and nothing more comes until the keeper is dead. The last of the kills
+        # may have come after that, and its restart be under way.
+        status = eventually(lambda: at_rest(run, case), "all keepers are there")
+        restarts = status.restarts
         assert restarts >= 1
-        # Between epochs: everything is processed, and nothing more comes until the keeper is dead.
-        victim = rng.choice(run.status().keepers)
+        victim = rng.choice(status.keepers)
         os.kill(victim.pid, signal.SIGKILL)
         eventually(lambda: victim.pid not in keepers(case.local_dir), "dead")
         case.add(2)
