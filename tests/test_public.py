@@ -10,9 +10,9 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedProcess", "KeyedStream",
-    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "Timer", "Value", "errors", "session", "sinks",
-    "spark_settings", "stream",
+    "Aggregating", "BatchContext", "Checkpoints", "Context", "Global", "Job", "KeyedBatchProcess", "KeyedProcess",
+    "KeyedStream", "List", "Map", "Reducing", "Restart", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "Timer",
+    "Tumbling", "Value", "Window", "WindowedStream", "errors", "session", "sinks", "spark_settings", "stream",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
+from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import Settings
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from strandline.spark.run import Run, Status
     from strandline.spark.session import session, spark_settings
     from strandline.spark.stream import KeyedStream, Stream, stream
+    from strandline.spark.windows import WindowedStream
 
 __version__ = "0.1.0"
 
@@ -28,6 +30,7 @@ __all__ = [
     "BatchContext",
     "Checkpoints",
     "Context",
+    "Global",
     "Job",
     "KeyedBatchProcess",
     "KeyedProcess",
@@ -37,11 +40,16 @@ __all__ = [
     "Reducing",
     "Restart",
     "Run",
+    "Session",
     "Settings",
+    "Sliding",
     "Status",
     "Stream",
     "Timer",
+    "Tumbling",
     "Value",
+    "Window",
+    "WindowedStream",
     "errors",
     "session",
     "sinks",
@@ -55,6 +63,7 @@ _LAZY = {
     "Run": "strandline.spark.run",
     "Status": "strandline.spark.run",
     "Stream": "strandline.spark.stream",
+    "WindowedStream": "strandline.spark.windows",
     "session": "strandline.spark.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.session",
