@@ -15,6 +15,7 @@ from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKin
 from strandline.core.ids import Epoch
 from strandline.runtime.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
 from strandline.runtime.outputs import FIRED, SIDE, TIME
+from strandline.runtime.program import state_names
 from strandline.runtime.windowing import Rules
 from strandline.spark.windows import operator_of
 from tests.runtime.bench import MIB, Bench, batch_of
@@ -97,9 +98,9 @@ class WindowBench(Bench):
     def step(
         self, events: Sequence[Timed] = (), watermark: float | None = None, now: int = 0, *, abort: bool = False
     ) -> list[Row]:
-        """Process an epoch: what is due, then the events. Return (key, start, end, result, time) of each row given."""
+        """Process an epoch: what is due, then the events. Return each row given, by key: (key, start, end, result, time)."""
         task = self.task
-        reached = None if watermark is None else int(watermark * SECOND)
+        reached = None if watermark is None else round(watermark * SECOND)
         task.begin(Epoch(self.epoch + 1), reached, now * SECOND)
         batches = [*task.fire()]
         for batch in self._batches(events):
@@ -113,7 +114,8 @@ class WindowBench(Bench):
         task.commit()
         task.tidy()
         self.epoch += 1
-        return [row for batch in batches for row in self._rows(batch)]
+        # Between keys there is no order to rely on.
+        return sorted((row for batch in batches for row in self._rows(batch)), key=lambda row: row[0])
 
     def _batches(self, events: Sequence[Timed]) -> list[pa.RecordBatch]:
         if not events:
@@ -121,7 +123,7 @@ class WindowBench(Bench):
         plain = batch_of([(k, v) for k, v, _ in events], EVENTS)
         if not self.program.timed:
             return [plain]
-        times = pa.array([None if time is None else int(time * SECOND) for _, _, time in events], pa.int64())
+        times = pa.array([None if time is None else round(time * SECOND) for _, _, time in events], pa.int64())
         return [plain.add_column(1, TIME, times)]
 
     def _rows(self, batch: pa.RecordBatch) -> list[Row]:
@@ -142,25 +144,29 @@ class WindowBench(Bench):
         """Return what state and timers the backend would keep: for tests that look for what was forgotten."""
         self.write(self.freeze())
         assert not self.backend.keeps_all
-        names = ["windows", "timers.event", "timers.processing", *self.process.own_states]  # type: ignore[union-attr]
-        return [entry for name in dict.fromkeys(names) for entry, _ in self.backend.scan(name)]
+        return [entry for name in state_names(self.process) for entry, _ in self.backend.scan(name)]
 
 
-@dataclass
+@dataclass(eq=False)
 class Open:
     """A window of the model: the values in it, by the epoch that they came in."""
 
     start: int
     end: int
-    values: list[int] = field(default_factory=list)
+    values: list[tuple[int, int]] = field(default_factory=list)
     fresh: bool = False
 
 
 class Model:
     """What windows must give, in the plainest way: all windows in lists, looked through in every epoch."""
 
-    def __init__(self, kind: WindowKind, lateness: int = 0, early: int = 0, *, processing: bool = False) -> None:
+    def __init__(
+        self, kind: WindowKind, lateness: int = 0, early: int = 0, *, processing: bool = False, by_epoch: bool = False
+    ) -> None:
         self.kind, self.lateness, self.early, self.processing = kind, lateness, early, processing
+        self.by_epoch = by_epoch
+        """Whether windows that merge put their values in the order of the epochs, or one window's behind the other's."""
+        self.epoch = 0
         self.open: dict[str, list[Open]] = {}
         self.marks: dict[str, set[int]] = {}
         self.late: list[Row] = []
@@ -169,6 +175,7 @@ class Model:
         return copy.deepcopy(self)
 
     def step(self, events: Sequence[Timed], watermark: int | None, now: int) -> list[Row]:
+        self.epoch += 1
         reached = now if self.processing else watermark
         given = self._fire(reached, now)
         for k, v, time in events:
@@ -192,7 +199,8 @@ class Model:
 
     def _row(self, k: str, window: Open) -> Row:
         window.fresh = False
-        return (k, window.start, window.end, ",".join(map(str, window.values)), window.end - 1 / SECOND)
+        values = sorted(window.values, key=lambda value: value[0]) if self.by_epoch else window.values
+        return (k, window.start, window.end, ",".join(str(v) for _, v in values), window.end - 1 / SECOND)
 
     def _add(self, k: str, v: int, time: int | None, reached: int | None, now: int) -> None:
         windows = self.open.setdefault(k, [])
@@ -201,7 +209,7 @@ class Model:
         for window in taken:
             if window not in windows:
                 windows.append(window)
-            window.values.append(v)
+            window.values.append((self.epoch, v))
             window.fresh = True
             if self.early and (reached is None or window.end > reached or isinstance(self.kind, Session)):
                 self.marks.setdefault(k, set()).add(now - now % self.early + self.early)

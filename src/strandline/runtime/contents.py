@@ -81,13 +81,12 @@ class Folding(Contents):
         return self._merge is not None
 
     def open(self, operator: Any) -> None:
-        """Prepare the check of what `create` gives: `add` sees the accumulator in its one form alone."""
+        """Prepare the check of new values: `add` sees the accumulator in its one form alone, as it is read back."""
         self._coerce = ValueCodec(parse_type(self.value_type)).coerce
 
     def start(self) -> Any:
         """Return a new accumulator."""
-        created = self._create()
-        return None if created is None else self._coerce(created)
+        return self._checked(self._create())
 
     def add(self, at: int, value: Any, event: Any) -> Any:
         """Add an event to the accumulator."""
@@ -96,7 +95,10 @@ class Folding(Contents):
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
         """Return the accumulator of both windows' events."""
         assert self._merge is not None
-        return self._merge(value, other_value)
+        return self._checked(self._merge(value, other_value))
+
+    def _checked(self, value: Any) -> Any:
+        return None if value is None else self._coerce(value)
 
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Return one row, the result: the one column's value, or a tuple or dict of several."""
