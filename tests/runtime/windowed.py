@@ -155,6 +155,8 @@ class Open:
     end: int
     values: list[tuple[int, int]] = field(default_factory=list)
     fresh: bool = False
+    closed: bool = False
+    """Whether it was complete when it was last given."""
 
 
 class Model:
@@ -186,8 +188,9 @@ class Model:
         given = []
         for k, windows in self.open.items():
             for window in sorted(windows, key=lambda w: w.end):
-                if reached is not None and window.fresh and window.end <= reached:
+                if reached is not None and window.end <= reached and not window.closed:
                     given.append(self._row(k, window))
+                    window.closed = True
             if reached is not None:
                 self.open[k] = [w for w in windows if w.end + self.lateness > reached]
             due = {mark for mark in self.marks.get(k, ()) if mark <= now}
@@ -210,10 +213,10 @@ class Model:
             if window not in windows:
                 windows.append(window)
             window.values.append((self.epoch, v))
-            window.fresh = True
+            window.fresh, window.closed = True, False
             if self.early and (reached is None or window.end > reached or isinstance(self.kind, Session)):
                 self.marks.setdefault(k, set()).add(now - now % self.early + self.early)
-        if not taken:
+        if not taken and (found or time is None):
             self.late.append((k, v, time))
 
     def _of(self, time: int, windows: list[Open]) -> list[Open]:

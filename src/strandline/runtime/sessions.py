@@ -66,7 +66,7 @@ class SessionWindows(WindowOperator):
         """Give the result of the session that ends now, remove the one whose lateness is over, show what is open."""
         if timer.is_processing_time is self._processing:
             yield from self._complete(timer.time_us, ctx)
-        if timer.is_processing_time and self._early_us:
+        if timer.is_processing_time and self._is_early(timer.time_us):
             yield from self._so_far(ctx)
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
