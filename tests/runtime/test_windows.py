@@ -274,3 +274,25 @@ def test_events_without_a_time_are_late(make: Make) -> None:
     bench.step([("a", 1, None), ("a", 2, 0)])
     assert bench.late == [("a", 1, None)]
     assert bench.step((), 10) == [row("a", 0, 10, "2")]
+
+
+def test_late_events_that_nobody_wants_are_counted(make: Make) -> None:
+    bench = make(Tumbling("10s"), folded(), late=None)
+    bench.step([("a", 1, 0)], 10)
+    bench.step([("a", 2, 5), ("a", 3, None), ("a", 4, 15)], 12)
+    assert bench.task.metrics()["late_dropped"] == 3
+    assert bench.step((), 20) == [row("a", 10, 20, "4")]
+
+
+@pytest.mark.parametrize("kind", [Tumbling("10s"), Session("10s")])
+def test_keys_of_several_columns(make: Make, contents: Contents, kind: Any) -> None:
+    bench = make(kind, contents, keys=("k", "v"))
+    bench.step([("a", 1, 0), ("a", 2, 0), ("a", 1, 0)])
+    given = bench.step((), 10)
+    assert sorted(given, key=lambda r: r[3]) == [row("a", 0, 10, "1,1"), row("a", 0, 10, "2")]
+
+
+def test_a_global_window_s_key_of_several_columns(make: Make) -> None:
+    bench = make(Global(count=2), folded(), keys=("k", "v"), timed=False)
+    assert [r[3] for r in bench.step([("a", 1, None), ("a", 2, None), ("a", 1, None)])] == ["1,1"]
+    bench.step([("a", 2, None)])

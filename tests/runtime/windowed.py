@@ -32,7 +32,7 @@ def joined() -> Contents:
     """Keep all events; give their values in the order they have."""
 
     def join(key: Any, window: Any, events: list[Any]) -> Any:
-        assert {event.k for event in events} == {key}
+        assert {event.k for event in events} == {key if isinstance(key, str) else key[0]}
         yield {"result": ",".join(str(event.v) for event in events)}
 
     return Keeping("struct<k: string, v: bigint>", ["result"], join)
@@ -85,13 +85,16 @@ class WindowBench(Bench):
         processing: bool = False,
         timed: bool = True,
         result: str = "string",
+        late: str | None = "late",
+        keys: Sequence[str] = ("k",),
         cache_bytes: int = MIB,
     ) -> None:
-        rules = Rules(lateness * SECOND, early * SECOND, "late", processing=processing)
+        rules = Rules(lateness * SECOND, early * SECOND, late, processing=processing, several_keys=len(keys) > 1)
         bounds = "" if isinstance(windows, Global) else "window_start timestamp, window_end timestamp, "
         super().__init__(
             kind, root, operator_of(windows, contents, rules), cache_bytes, timed=timed, gives_time=timed,
-            input_schema=EVENTS, output_schema=f"k string, {bounds}result {result}", sides={"late": EVENTS},
+            input_schema=EVENTS, output_schema=f"{EVENTS if len(keys) > 1 else 'k string'}, {bounds}result {result}",
+            sides={late: EVENTS} if late else {}, key_columns=list(keys),
         )  # fmt: skip
         self.late: list[Row] = []
 
@@ -120,7 +123,7 @@ class WindowBench(Bench):
     def _batches(self, events: Sequence[Timed]) -> list[pa.RecordBatch]:
         if not events:
             return []
-        plain = batch_of([(k, v) for k, v, _ in events], EVENTS)
+        plain = batch_of([(k, v) for k, v, _ in events], EVENTS, self.program.key_columns)
         if not self.program.timed:
             return [plain]
         times = pa.array([None if time is None else round(time * SECOND) for _, _, time in events], pa.int64())
@@ -131,7 +134,7 @@ class WindowBench(Bench):
         for row in batch.to_pylist():
             time = row.get(TIME)
             time = time if time is None else time / SECOND
-            if row[SIDE]:
+            if row.get(SIDE):
                 late = row[f"{SIDE}_1"]
                 self.late.append((late["k"], late["v"], time))
                 assert not row.get(FIRED)
