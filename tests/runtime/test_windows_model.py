@@ -124,7 +124,7 @@ _SETTINGS = settings(
 TestRocksDB = RocksDBMachine.TestCase
 TestRocksDB.settings = _SETTINGS
 TestHeap = HeapMachine.TestCase
-TestHeap.settings = _SETTINGS
+TestHeap.settings = settings(_SETTINGS, max_examples=40)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=repr)

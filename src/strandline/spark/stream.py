@@ -14,7 +14,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
-from strandline.runtime.outputs import SIDE, columns_ddl, raw_ddl
+from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source
@@ -155,11 +155,11 @@ class Stream:
         hidden = hidden_of(self._node.probe)
         ddl = parse_schema(output).ddl
         rows = RowFunction(function, _input_schema(self._node.probe, "map"), ddl, len(hidden))
-        kept = [
-            f"{field.name} {field.dataType.simpleString()}" for field in self._node.probe.schema if field.name in hidden
-        ]
         names = [*map(_quoted, self.columns), *hidden]
-        return self.transform(lambda df: df.select(*names).mapInArrow(rows, ", ".join([columns_ddl(ddl), *kept])))
+        schema = self._node.probe.sparkSession.createDataFrame([], ddl).schema
+        for name in hidden:
+            schema.add(self._node.probe.schema[name])
+        return self.transform(lambda df: df.select(*names).mapInArrow(rows, schema))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Stream:
         """Give every row the time in a timestamp column, and the stream a watermark.
