@@ -10,8 +10,9 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedProcess", "KeyedStream",
-    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "TTL", "Timer", "Value", "errors", "session", "sinks",
+    "Aggregating", "BatchContext", "Checkpoints", "Context", "Global", "Job", "KeyedBatchProcess", "KeyedProcess",
+    "KeyedStream", "List", "Map", "Reducing", "Restart", "Run", "Session", "Settings", "Sliding", "Status",
+    "Stream", "TTL", "Timer", "Tumbling", "Value", "Window", "WindowedStream", "errors", "session", "sinks",
     "spark_settings", "stream",
 ]  # fmt: skip
 

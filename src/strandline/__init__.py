@@ -12,6 +12,7 @@ from strandline.api.config import Checkpoints, Restart
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
 from strandline.api.ttl import TTL
+from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import Settings
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from strandline.spark.run import Run, Status
     from strandline.spark.session import session, spark_settings
     from strandline.spark.stream import KeyedStream, Stream, stream
+    from strandline.spark.windows import WindowedStream
 
 __version__ = "0.1.0"
 
@@ -30,6 +32,7 @@ __all__ = [  # noqa: RUF022
     "BatchContext",
     "Checkpoints",
     "Context",
+    "Global",
     "Job",
     "KeyedBatchProcess",
     "KeyedProcess",
@@ -39,12 +42,17 @@ __all__ = [  # noqa: RUF022
     "Reducing",
     "Restart",
     "Run",
+    "Session",
     "Settings",
+    "Sliding",
     "Status",
     "Stream",
     "TTL",
     "Timer",
+    "Tumbling",
     "Value",
+    "Window",
+    "WindowedStream",
     "errors",
     "session",
     "sinks",
@@ -58,6 +66,7 @@ _LAZY = {
     "Run": "strandline.spark.run",
     "Status": "strandline.spark.run",
     "Stream": "strandline.spark.stream",
+    "WindowedStream": "strandline.spark.windows",
     "session": "strandline.spark.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.session",

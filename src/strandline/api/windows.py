@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
@@ -110,7 +111,29 @@ class Session:
         return parse_duration_ms(self.gap, "Session: gap") * 1000
 
 
-WindowKind = Tumbling | Sliding | Session
+@dataclass(frozen=True, slots=True)
+class Global:
+    """One window a key, without start and end: it ends after `count` events, or when a function says so.
+
+    `when(event, n)` is asked after each event, the window's n-th. The event that ends a window is its last.
+
+    >>> Global(count=100)
+    Global(count=100, when=None)
+    """
+
+    count: int | None = None
+    when: Callable[[Any, int], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is None and self.when is None:
+            raise ConfigurationError("a Global window never ends", hint="write Global(count=100), or give it `when`")
+        if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
+            raise ConfigurationError(f"Global: count is {self.count!r}, expected a positive number")
+        if self.when is not None and not callable(self.when):
+            raise ConfigurationError(f"Global: when is {self.when!r}, expected a function of (event, n)")
+
+
+WindowKind = Tumbling | Sliding | Session | Global
 
 
 def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:

@@ -59,7 +59,7 @@ class EventCalls:
         self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], dict[bytes, Any]]
     ) -> Iterator[pa.RecordBatch]:
         """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
-        scope, rows, on_timer = self._scope, self._rows, self._process.on_timer
+        scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
         timer = Timer()
         timer.is_processing_time = processing
         keys: dict[bytes, Any] = {}
@@ -73,14 +73,15 @@ class EventCalls:
             scope.key = key = keys[encoded]
             timer.time_us = at_us
             scope.time_us = None if processing else at_us
-            before = len(rows)
             try:
                 out = on_timer(timer, scope)
                 if out is not None:
-                    rows.extend(out)
+                    # One by one: an operator of ours may give each row a time of its own.
+                    for row in out:
+                        rows.append(row)
+                        times.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            self._times.extend([scope.time_us] * (len(rows) - before))
             if len(rows) >= _OUTPUT_ROWS:
                 yield from self._take()
         yield from self._take()

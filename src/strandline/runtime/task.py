@@ -236,6 +236,7 @@ class Task:
             "cached_bytes": sum(table.cached_bytes for table in tables),
             "cache_hits": sum(table.hits for table in tables),
             "cache_misses": sum(table.misses for table in tables),
+            **getattr(self._process, "own_metrics", {}),
             **self._backend.metrics(),
         }
 
@@ -252,7 +253,8 @@ class Task:
             table = MapTable(name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, stored, cache_bytes)
             self._maps[name] = table
             if isinstance(state, Map):
-                return MapHandle(self.scope, table, sub, stored, name)
+                # A declaration of ours may have a handle of its own.
+                return getattr(state, "handle", MapHandle)(self.scope, table, sub, stored, name)
             return ListHandle(self.scope, table, ValueCodec(element), name)
         codec = ValueCodec(element)
         if self._vectorised:

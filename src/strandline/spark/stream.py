@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -13,7 +13,6 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, check_ttl, state_infos
@@ -22,7 +21,7 @@ from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_times, without_hidden
-from strandline.spark.windows import WindowedStream
+from strandline.spark.windows import WindowedStream, windowed
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -227,6 +226,20 @@ class KeyedStream:
         self._keys = keys
         self._order_by = order_by
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self._keys
+
+    @property
+    def hidden(self) -> list[str]:
+        """Hidden columns that its rows carry."""
+        return hidden_of(self._node.probe)
+
+    def input_schema(self, where: str) -> str:
+        """Return the DDL of its columns; errors about them begin with `where`."""
+        return _input_schema(self._node.probe, where)
+
     def process(
         self,
         process: KeyedProcess | KeyedBatchProcess,
@@ -272,13 +285,24 @@ class KeyedStream:
         )
         return _output_of(node, 0)
 
-    def window(self, kind: WindowKind, *, lateness: str = "0s") -> WindowedStream:
+    def window(
+        self,
+        kind: WindowKind,
+        *,
+        lateness: str = "0s",
+        late: str | None = None,
+        early: str | None = None,
+        time: Literal["event", "processing"] = "event",
+    ) -> WindowedStream:
         """Cut each key's events into windows by their event time.
 
         A window's result comes once the watermark has reached its end. An event that comes later still changes the
-        result, which then comes again, until the watermark is `lateness` behind the end.
+        result, which then comes again, until the watermark is `lateness` beyond the end. Events that are too late for
+        every window, or have no time, are dropped and counted; with `late`, they are the side output of this name.
+        With `early`, the results so far of windows that changed come too, so often by the clock. With
+        `time="processing"`, windows follow the clock alone.
         """
-        return WindowedStream(self, kind, parse_duration_ms(lateness, "window: lateness") * 1000)
+        return windowed(self, kind, lateness, late, early, time)
 
 
 def _output_of(operator: OperatorNode, side: int) -> Stream:
