@@ -81,7 +81,7 @@ class EventCalls:
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
             self._times.extend([scope.time_us] * (len(rows) - before))
-            if len(rows) >= _OUTPUT_ROWS:
+            if len(rows) + self._outputs.waiting >= _OUTPUT_ROWS:
                 yield from self._take()
         yield from self._take()
 
@@ -116,6 +116,7 @@ class EventCalls:
 
     def forget(self) -> None:
         """Forget rows of an epoch that failed."""
+        self._outputs.fired = False
         self._rows.clear()
         self._times.clear()
         self._outputs.forget()
