@@ -42,8 +42,10 @@ class _Opened:
 class Operator:
     """A process function bound to its state, with no process but this one."""
 
-    def __init__(self, program: Program, directory: Path) -> None:
+    def __init__(self, program: Program, directory: Path, reads: int) -> None:
         self.program = program
+        self.reads = reads
+        """Which output of the operator before it reads: 0 for the main one."""
         self._directory = directory
         self._places = 0
         self._schema = parse_schema(program.input_schema)
@@ -59,7 +61,7 @@ class Operator:
         self.abandon()
         for index in range(self.program.parallelism):
             database = self._place()
-            database.mkdir()
+            database.mkdir(parents=True)
             for file in snapshot[index] if snapshot else ():
                 (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
             process = self.program.load()
@@ -81,7 +83,7 @@ class Operator:
         return taken
 
     def close(self) -> None:
-        """End in an orderly way: the function's close() is called."""
+        """End in an orderly way: the function's `close` is called."""
         try:
             for each in self._partitions:
                 each.task.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError
 from strandline.format.coercion import MisfitError, coercion
@@ -87,7 +88,7 @@ class RawRows:
         """Return the rows of one output, 0 for the main one, as the next operator gets them."""
         table, schema = self._table, self._schema(side)
         if self._program.sides:
-            table = table.filter(pa.compute.equal(table[SIDE], side))
+            table = table.filter(pc.equal(table[SIDE], side))
         columns = [table.column(at) for at in range(len(schema.names))]
         if side:
             columns = table[f"{SIDE}_{side}"].combine_chunks().flatten()
