@@ -119,7 +119,7 @@ def test_an_epoch_that_fails_is_not_applied() -> None:
     with everything() as h:
         h.push(event("a", "timer", 5), event("b"))
         before = h.state("a"), h.timers("a"), h.output, h.side("late"), h.epoch
-        with pytest.raises(UserCodeError, match="'a'.*as asked"):
+        with pytest.raises(UserCodeError, match=r"'a'.*as asked"):
             h.push(event("a", "late"), event("a"), event("a", "timer", 9), event("b"), event("a", "fail"))
         assert (h.state("a"), h.timers("a"), h.output, h.side("late"), h.epoch) == before
         assert said(h.push(event("a"))) == ["a: add 2 in 2"]
