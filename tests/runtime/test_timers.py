@@ -179,6 +179,12 @@ class TimerMachine(RuleBasedStateMachine):
     def write_oldest(self, snapshot: bool) -> None:
         self.table.write_oldest(snapshot)
 
+    @rule(snapshot=st.booleans())
+    def write_everything(self, snapshot: bool) -> None:
+        self.table.freeze(self.model)
+        while self.table.frozen:
+            self.table.write_oldest(snapshot)
+
     @precondition(lambda self: self.table.frozen)
     @rule(given=epochs, snapshot=st.booleans())
     def write_while_an_epoch_runs(self, given: dict[str, Any], snapshot: bool) -> None:
@@ -273,6 +279,23 @@ def test_a_timer_set_after_an_epoch_that_was_left_in_the_middle_is_kept(table: T
     walk.close()
     table.timers.commit()
     assert table.fire_all(100) == [(5, b"\0\0a"), (7, b"\0\0a")]
+
+
+def test_written_timers_that_an_epoch_fired_are_there_again_when_it_is_given_up(table: Table) -> None:
+    for at in (9, 5):
+        # The earlier one is written later, where there is one already.
+        table.timers.set(b"\0\0a", at)
+        table.timers.commit()
+        table.freeze(set())
+        table.write_oldest(snapshot=False)
+        assert table.timers.next_us() == at
+    for _ in range(2):
+        assert table.fire_all(6) == [(5, b"\0\0a")]
+        table.timers.abort()
+        assert table.timers.next_us() == 5
+    assert table.fire_all(6) == [(5, b"\0\0a")]
+    table.timers.commit()
+    assert table.timers.next_us() == 9
 
 
 def test_timers_that_are_moved_on_and_on_take_no_more_memory(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
