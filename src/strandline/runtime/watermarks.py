@@ -48,10 +48,22 @@ class Watermarks:
             self._heard[at] = now_us
 
     def advance(self, now_us: int) -> int | None:
-        """Return the watermark as it is now; None while some source that is waited for has not said anything."""
-        times = [time for index, spec in enumerate(self._specs) if (time := self._time_of(index, spec, now_us)) != ()]
-        if times and None not in times:
-            reached = min(time for time in times if isinstance(time, int))
+        """Return the watermark as it is now; None while some source that is waited for has not said anything.
+
+        The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
+        """
+        awake: list[int] = []
+        idle: list[int] = []
+        for index, spec in enumerate(self._specs):
+            since = None if spec.idle_us is None else now_us - spec.idle_us
+            mine = [at for at in self._newest if at[0] == index]
+            if not mine and (since is None or self._started_us >= since):
+                return self._reached
+            for at in mine:
+                times = awake if since is None or self._heard[at] >= since else idle
+                times.append(self._newest[at] - spec.delay_us)
+        if awake or idle:
+            reached = min(awake) if awake else max(idle)
             self._reached = reached if self._reached is None else max(self._reached, reached)
         return self._reached
 
@@ -64,12 +76,3 @@ class Watermarks:
         """Return what a manifest holds, in microseconds since 1970."""
         found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
         return found if self._reached is None else {REACHED: self._reached, **found}
-
-    def _time_of(self, index: int, spec: WatermarkSpec, now_us: int) -> int | tuple[()] | None:
-        """Return how far a source is: None if it is waited for, () if it is idle."""
-        since = now_us - spec.idle_us if spec.idle_us is not None else None
-        mine = [at for at in self._newest if at[0] == index]
-        if not mine:
-            return () if since is not None and self._started_us < since else None
-        awake = [at for at in mine if since is None or self._heard[at] >= since]
-        return min(self._newest[at] for at in awake) - spec.delay_us if awake else ()
