@@ -152,8 +152,8 @@ class Run:
         base = confirmed.source if confirmed else None
         source = upload_source(self.jobdir, self.source, checkpoint, self.epoch, base)
         self.coordinator.add_source(checkpoint, source)
-        pending = [SinkInfo(name="out", pending=[f"epoch-{self.epoch}"])]
-        self.coordinator.add_sinks(checkpoint, pending, {"events": self.epoch * 1000})
+        sinks = [SinkInfo(name="out", pending=[f"epoch-{self.epoch}"])]
+        self.coordinator.add_sinks(checkpoint, sinks, {"watermark": self.epoch * 1000})
 
     def checkpoint(self) -> CheckpointId:
         """Take one checkpoint, all the way."""

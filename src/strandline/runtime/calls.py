@@ -82,7 +82,7 @@ class EventCalls:
                         times.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            if len(rows) >= _OUTPUT_ROWS:
+            if len(rows) + self._outputs.waiting >= _OUTPUT_ROWS:
                 yield from self._take()
         yield from self._take()
 
@@ -117,6 +117,7 @@ class EventCalls:
 
     def forget(self) -> None:
         """Forget rows of an epoch that failed."""
+        self._outputs.fired = False
         self._rows.clear()
         self._times.clear()
         self._outputs.forget()

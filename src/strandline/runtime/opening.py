@@ -61,7 +61,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         failpoints.hit("keeper.restore.after")
     process = program.load()
     with damage_in(CheckpointId(restore.checkpoint) if restore else None):
-        backend = _open_backend(program, database, state_names(process))
+        backend = open_backend(program, database, state_names(process))
         try:
             task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
         except BaseException:
@@ -76,7 +76,8 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     return Opened(program, task, backend, snapshots)
 
 
-def _open_backend(program: Program, database: Path, states: list[str]) -> Backend:
+def open_backend(program: Program, database: Path, states: list[str]) -> Backend:
+    """Open the backend that a program names, in a directory that is empty or holds a snapshot's files."""
     if program.backend == "rocksdb":
         memory = program.partition_memory_bytes
         budget = MemoryBudget(

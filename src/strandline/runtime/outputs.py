@@ -38,6 +38,8 @@ class RawOutput:
         self.schema = arrow_schema(parse_schema(raw_ddl(output, sides, timed=timed)))
         self.sides = {name: OutputBuilder(uid, parse_schema(ddl)) for name, ddl in sides.items()}
         self.fired = False
+        self.waiting = 0
+        """Rows for side outputs that were not taken yet."""
         self._uid = uid
         self._timed = timed
         self._side_rows: dict[str, list[Any]] = {name: [] for name in sides}
@@ -62,6 +64,7 @@ class RawOutput:
             )
         self._side_rows[side].append(row)
         self._side_times[side].append(time_us)
+        self.waiting += 1
 
     def take_sides(self) -> Iterator[pa.RecordBatch]:
         """Give what was kept for side outputs."""
@@ -70,11 +73,13 @@ class RawOutput:
                 batch = self.sides[side].from_rows(rows)
                 yield self._complete(batch, self._side_times[side], side=at)
                 self._side_rows[side], self._side_times[side] = [], []
+        self.waiting = 0
 
     def forget(self) -> None:
         """Forget rows that were not taken."""
         for side in self.sides:
             self._side_rows[side], self._side_times[side] = [], []
+        self.waiting = 0
 
     def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None], side: int = 0) -> pa.RecordBatch:
         if not self._timed and not self.sides:

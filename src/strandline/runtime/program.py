@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,15 @@ def check_process(process: Any, uid: str) -> None:
     method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
     if getattr(type(process), method) is getattr(base, method):
         raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+
+
+def check_sides(process: Process, uid: str, sides: Mapping[str, str]) -> None:
+    """Refuse side outputs of a function that cannot send anything there."""
+    if sides and isinstance(process, KeyedBatchProcess):
+        raise ConfigurationError(
+            f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no side outputs",
+            hint="give all rows in the main output and tell them apart by a column, or write it as a KeyedProcess",
+        )
 
 
 def key_schema(program_input: str, key_columns: list[str]) -> str:

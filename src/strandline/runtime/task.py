@@ -37,6 +37,7 @@ from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GROUPS_KEPT = 200_000
+_LAST_US = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +138,14 @@ class Task:
         if batch.num_rows == 0:
             return
         self._refuse_null_keys(batch.columns[self._columns_at :])
-        if self._program.timed:
-            self._measure(batch)
+        if self._program.measured:
+            self._find_newest(batch)
         if not self._vectorised:
             if not self._program.phased:
                 yield from self._run_events(batch)
                 return
             # What timers gave further up comes before the watermark moves on, everything else after.
-            fired = batch.column(2)
+            fired = pc.fill_null(batch.column(2), False)
             first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
             if first.num_rows:
                 yield from self._run_events(first)
@@ -223,6 +224,24 @@ class Task:
             event_ttl, processing_ttl = self._expiry.next_us()
             return _earlier(event, event_ttl), _earlier(processing, processing_ttl)
         return event, processing
+
+    def turn_to(self, key_group: int, key: Any) -> None:
+        """Make a key current, so that the states' handles are about it. For looking, between epochs; then `abort`."""
+        self._groups[key] = key_group
+        self.scope.key = key
+        if not self._vectorised:
+            for table in self._tables.values():
+                table.load((key,))
+
+    def timers_of(self, key_group: int, key: Any) -> list[tuple[int, bool]]:
+        """Return the times of a key's timers, and whether they are processing times. Between epochs; reads them all."""
+        encoded = self._keys.encode(key_group, key)
+        found = []
+        for timers in self._timers or ():
+            fired = timers.fire(_LAST_US, lambda keys: None)
+            found += [(at_us, timers.name == PROCESSING_TIMERS) for at_us, of in fired if of == encoded]
+            timers.abort()
+        return found
 
     @property
     def dirty_bytes(self) -> int:
@@ -359,6 +378,7 @@ class Task:
 
     def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         assert self._calls is not None
+        self._count_late(batch)
         groups, columns = batch.column(0), batch.columns[self._columns_at :]
         values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
         at = self._key_at
@@ -407,6 +427,7 @@ class Task:
         assert isinstance(self._process, KeyedBatchProcess)
         batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        self._count_late(batch)
         groups, columns = batch.column(0), batch.columns[self._columns_at :]
         if self._expiry is not None and self._program.timed:
             self.scope.time_us = pc.max(batch.column(1)).as_py()
@@ -420,13 +441,14 @@ class Task:
         if given is not None:
             yield given
 
-    def _measure(self, batch: pa.RecordBatch) -> None:
+    def _count_late(self, batch: pa.RecordBatch) -> None:
+        """Count the events that the function is about to be told are late."""
+        if self._program.timed and self.scope.watermark_us is not None:
+            self.late_rows += pc.sum(pc.less(batch.column(1), self.scope.watermark_us)).as_py() or 0
+
+    def _find_newest(self, batch: pa.RecordBatch) -> None:
         """Find the newest times among events that come straight from a watermark."""
         times = batch.column(1)
-        if self.scope.watermark_us is not None:
-            self.late_rows += pc.sum(pc.less(times, self.scope.watermark_us)).as_py() or 0
-        if not self._program.measured:
-            return
         if self._program.origins:
             newest = (
                 pa.table([batch.column(2), times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
@@ -436,7 +458,9 @@ class Task:
             found = [("", pc.max(times).as_py())]
         for origin, time in found:
             if time is not None:
-                self.newest_us[origin] = max(time, self.newest_us.get(origin, time))
+                # Rows whose origin is null are an origin of their own.
+                name = origin or ""
+                self.newest_us[name] = max(time, self.newest_us.get(name, time))
 
     def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:
         for at in self._key_at:

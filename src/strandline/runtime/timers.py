@@ -24,6 +24,7 @@ _GROUP = struct.Struct(">H")
 _VALUE = b"\0\0"
 _CHUNK = 20_000
 _TIMER_BYTES = 200
+_SPARE_ENTRIES = 1000
 _END = b"\xff" * 9
 
 
@@ -99,7 +100,9 @@ class TimerTable:
             try:
                 yield from self._fire_due(due)
             finally:
-                self._due = None
+                # Closed late, after an abort, it may be that of another epoch.
+                if self._due is due:
+                    self._due = None
             given += len(chunk)
             if limit is bound:
                 return
@@ -108,7 +111,7 @@ class TimerTable:
                 return
 
     def next_us(self) -> int | None:
-        """Return a time before which no timer is pending; None when there is none at all."""
+        """Return a time before which no timer is pending; None when there is none at all. Between epochs."""
         self._notice_written()
         earliest = list(self._first.values())
         for layer in (self._dirty, *self._frozen):
@@ -133,6 +136,9 @@ class TimerTable:
                     dirty.changes.pop(timer, None)
         else:
             dirty.changes.update(now.changes)
+        if len(dirty.heap) > _SPARE_ENTRIES + 2 * len(dirty.changes):
+            # Timers that are deleted, or moved again and again, stay in the heap until their time comes.
+            dirty.heap = sorted(timer for timer, is_set in dirty.changes.items() if is_set)
         self._now, self._popped, self._first_before = Layer(), [], None
 
     def abort(self) -> None:
@@ -141,7 +147,7 @@ class TimerTable:
             heapq.heappush(layer.heap, timer)
         if self._first_before is not None:
             self._first = self._first_before
-        self._popped, self._first_before = [], None
+        self._popped, self._first_before, self._due = [], None, None
         self._now = Layer()
 
     def changed(self) -> Iterator[Entry]:
@@ -165,7 +171,8 @@ class TimerTable:
         if self._backend.keeps_all:
             self._frozen.pop(0)
             return
-        next(layer for layer in self._frozen if not layer.written).written = True
+        # A copy: the other thread may take written ones out meanwhile.
+        next(layer for layer in tuple(self._frozen) if not layer.written).written = True
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over the timers of a backend that keeps nothing itself."""
@@ -210,13 +217,16 @@ class TimerTable:
 
     def _is_set(self, timer: bytes) -> bool:
         """Whether a timer that some layer or the backend sets is pending."""
-        for layer in (self._now, self._dirty, *self._frozen[::-1]):
+        for layer in self._layers():
             if timer in layer.changes:
                 return layer.changes[timer]
         return not self._backend.keeps_all
 
     def _layers(self) -> list[Layer]:
-        return [self._now, self._dirty] if self._backend.keeps_all else [self._now, self._dirty, *self._frozen]
+        """Return the layers that count, from new to old; a frozen copy of everything says nothing that is new."""
+        if self._backend.keeps_all:
+            return [self._now, self._dirty]
+        return [self._now, self._dirty, *self._frozen[::-1]]
 
     # -- what the backend holds
 

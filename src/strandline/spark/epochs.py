@@ -272,7 +272,7 @@ class EpochDriver:
         progress.rows_in += rows
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
-        progress.late_rows += sum(ack.late_rows for ack in acks.values())
+        progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in self._plan.measuring)
 
 
 def find_error(error: BaseException) -> BaseException:

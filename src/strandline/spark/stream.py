@@ -15,7 +15,7 @@ from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
 from strandline.runtime.outputs import SIDE, raw_ddl
-from strandline.runtime.program import check_process, check_ttl, state_infos
+from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
@@ -263,6 +263,7 @@ class KeyedStream:
                 hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
             )
         check_process(process, uid)
+        check_sides(process, uid, sides or {})
         state_infos(process)
         schema = parse_schema(output).ddl
         raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
