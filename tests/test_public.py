@@ -11,7 +11,8 @@ import strandline
 
 PUBLIC = [
     "Aggregating", "BatchContext", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedProcess", "KeyedStream",
-    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "Timer", "Value", "errors", "session", "sinks",
+    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Sliding", "Status", "Stream", "Timer",
+    "Tumbling", "Value", "agg", "errors", "session", "sinks",
     "spark_settings", "stream",
 ]  # fmt: skip
 

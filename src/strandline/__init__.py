@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strandline.api import aggregates as agg
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
+from strandline.api.windows import Sliding, Tumbling
 from strandline.core import errors
 from strandline.core.settings import Settings
 
@@ -38,10 +40,13 @@ __all__ = [
     "Restart",
     "Run",
     "Settings",
+    "Sliding",
     "Status",
     "Stream",
     "Timer",
+    "Tumbling",
     "Value",
+    "agg",
     "errors",
     "session",
     "sinks",

@@ -33,7 +33,12 @@ def has_timers(process: Process) -> bool:
 def state_names(process: Process) -> list[str]:
     """Return the names of the states that the backend keeps."""
     timers = [EVENT_TIMERS, PROCESSING_TIMERS] if has_timers(process) else []
-    return [*declared_states(process), *timers]
+    return [*declared_states(process), *timers, *(info.name for info in own_tables(process))]
+
+
+def own_tables(process: Process) -> list[StateInfo]:
+    """Return the states that an operator of ours keeps in tables of its own."""
+    return list(getattr(process, "table_infos", ()))
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +118,7 @@ def state_infos(process: Process) -> list[StateInfo]:
         found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type))
     if has_timers(process):
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
-    return found
+    return found + own_tables(process)
 
 
 def check_state(process: Process, name: str, state: State) -> None:

@@ -18,6 +18,7 @@ from strandline.format.types import parse_schema
 from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
+from strandline.spark.aggregation import Aggregates, Reduction
 from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
@@ -71,6 +72,8 @@ class OperatorNode(Node):
     hidden: tuple[str, ...] = ()
     """The hidden columns of its input."""
     max_parallelism: int | None = None
+    reduction: Reduction | None = None
+    """Of a built-in aggregation: whether its input is aggregated before it is sent."""
 
     @property
     def is_timed(self) -> bool:
@@ -219,13 +222,16 @@ class Stream:
         return Output(self, sink)
 
 
-class KeyedStream:
+class KeyedStream(Aggregates):
     """A stream partitioned by key: the place for functions with state."""
 
     def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
         self._node = node
         self._keys = keys
         self._order_by = order_by
+
+    def _cut(self) -> tuple[KeyedStream, None, int]:
+        return self, None, 0
 
     def process(
         self,
