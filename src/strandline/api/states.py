@@ -233,9 +233,9 @@ class Aggregating(State):
 
 
 def declared_states(process: object) -> dict[str, State]:
-    """Return the states of a process function, or its class, by name: the class's, its bases' included, and those made for it alone.
+    """Return the states of a process function, or its class, by name: the class's, its bases' included.
 
-    The latter are in the instance's `own_states`: for functions that we make, whose types depend on the stream.
+    And those in the instance's `own_states`: of functions that we make, whose types depend on the stream.
     """
     found: dict[str, State] = {}
     kind = process if isinstance(process, type) else type(process)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.columns import arrow_schema, conform, from_python
-from strandline.format.types import StructType, parse_schema
+from strandline.format.types import Field, StructType, parse_schema, parse_type
 
 TIME = "__strandline_time"
 """Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
@@ -21,12 +21,13 @@ SIDE = "__strandline_side"
 
 def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
     """Return the DDL of what a keeper gives: the output's columns, a struct for each side output, and the times."""
-    parts = [output]
+    fields = list(parse_schema(output).fields)
     if sides:
-        parts += [f"{SIDE} int", *(f"{SIDE}_{at} struct<{ddl}>" for at, ddl in enumerate(sides.values(), 1))]
+        fields.append(Field(SIDE, parse_type("int")))
+        fields += [Field(f"{SIDE}_{at}", parse_schema(ddl)) for at, ddl in enumerate(sides.values(), 1)]
     if timed:
-        parts += [f"{TIME} bigint", f"{FIRED} boolean"]
-    return ", ".join(parts)
+        fields += [Field(TIME, parse_type("bigint")), Field(FIRED, parse_type("boolean"))]
+    return StructType(tuple(fields)).ddl
 
 
 class RawOutput:
