@@ -43,7 +43,7 @@ _REWRITE_FACTOR = 4
 class Pane:
     """The accumulators of one pane that are in memory."""
 
-    __slots__ = ("clean", "dirty", "entries", "now", "stored_rows", "whole")
+    __slots__ = ("clean", "dirty", "entries", "merged_rows", "now", "stored_rows", "whole")
 
     def __init__(self, *, whole: bool) -> None:
         self.now: list[pa.RecordBatch] = []
@@ -52,7 +52,8 @@ class Pane:
         self.whole = whole
         self.entries: list[bytes] | None = [] if whole else None
         """Keys of what the backend was given, known once it is written; None: they must be looked for."""
-        self.stored_rows = 0
+        self.stored_rows = self.merged_rows = 0
+        """Rows the backend was given since all was written; and how many keys there were when that was looked at."""
 
     @property
     def batches(self) -> list[pa.RecordBatch]:
@@ -250,12 +251,14 @@ class PaneTable:
         if pane.whole:
             pane.clean += added
             _settle(pane.clean, self._merge)
-            whole_rows = sum(batch.num_rows for batch in pane.clean)
             # Keys that change again and again are stored again and again: now and then, all is written afresh.
-            if pane.stored_rows and pane.stored_rows + rows > _REWRITE_FACTOR * whole_rows and pane.entries is not None:
-                added, rows = list(pane.clean), whole_rows
-                layer.replaced.add(end)
-                pane.stored_rows = 0
+            if pane.stored_rows + rows > _REWRITE_FACTOR * pane.merged_rows:
+                pane.clean = [self._merge(pane.clean)]
+                pane.merged_rows = pane.clean[0].num_rows
+                if pane.stored_rows and pane.stored_rows + rows > 2 * pane.merged_rows:
+                    added, rows = list(pane.clean), pane.merged_rows
+                    layer.replaced.add(end)
+                    pane.stored_rows = 0
         pane.stored_rows += rows
         pane.dirty = []
         layer.added[end] = (pane, added)
@@ -345,7 +348,7 @@ class PaneTable:
             )
         try:
             stored = pa.ipc.read_record_batch(pa.py_buffer(value[2:]), self._schema)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, EOFError) as error:
             raise CorruptionError(
                 f"state '{self.name}': an entry of {len(value)} bytes cannot be read: {error}"
             ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -404,15 +405,30 @@ class Task:
             return
         times = batch.column(1) if self._program.timed else None
         columns = list(batch.columns[self._columns_at :])
-        self._columnar.on_rows(Rows(batch.column(0), times, columns, self._key_at, self._keys), self.scope)
+        with self._naming_operator():
+            self._columnar.on_rows(Rows(batch.column(0), times, columns, self._key_at, self._keys), self.scope)
 
     def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
-        for batch, times in given:
+        given = iter(given)
+        while True:
+            with self._naming_operator():
+                batch, times = next(given, (None, None))
+            if batch is None:
+                return
             for start in range(0, batch.num_rows, _GIVEN_ROWS):
                 piece = None if times is None else times.slice(start, _GIVEN_ROWS)
                 output = self._outputs.from_arrow(batch.slice(start, _GIVEN_ROWS), piece)
                 if output is not None:
                     yield output
+
+    @contextmanager
+    def _naming_operator(self) -> Iterator[None]:
+        """Say whose value did not fit: an operator of ours does not know what it is called."""
+        try:
+            yield
+        except StateTypeError as error:
+            message = f"operator '{self.scope.uid}': {error.message}"
+            raise StateTypeError(message, hint=error.hint, **error.fields) from None
 
     def _give_fired(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
         self._outputs.fired = True
