@@ -156,6 +156,23 @@ def test_damaged_entries_are_said_to_be_so(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_entries_are_as_the_format_says(tmp_path: Path) -> None:
+    bench = counts("rocksdb", tmp_path, Sliding("20s", every="10s"))
+    bench.epoch_of([("a", 1, 5), ("a", 2, 6)], watermark=0)
+    bench.epoch_of(watermark=3)
+    bench.write(bench.freeze())
+    marks = 128
+    entries = list(bench.backend.scan("panes"))
+    assert len(entries) == marks + 1
+    assert {value for key, value in entries if key[2:10] == bytes(8)} == {b"\0\0" + (3_000_000).to_bytes(8, "big")}
+    ((key, value),) = [(key, value) for key, value in entries if key[2:10] != bytes(8)]
+    assert key[2:] == ((1 << 63) + 10_000_000).to_bytes(8, "big") + (2).to_bytes(8, "big")
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64()), ("total", pa.int64())])
+    assert value[:2] == b"\0\0"
+    assert pa.ipc.read_record_batch(pa.py_buffer(value[2:]), schema).to_pylist() == [{"k": "a", "n": 2, "total": 11}]
+    bench.close()
+
+
 def test_a_sum_too_large_names_the_operator(tmp_path: Path) -> None:
     bench = Aggregating("memory", tmp_path, accumulators=COUNTS)
     bench.epoch_of([("a", 0, 1 << 62)])

@@ -11,6 +11,8 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
+from strandline.api.windows import Session
+from strandline.spark.aggregation import Reduction
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -135,3 +137,43 @@ def by_window(spark: Any, case: Case, window: Any) -> Any:
 def wait_for_windows(spark: Any, run: sl.Run, sink: Any, case: Case, window: Any) -> None:
     wanted = by_window(spark, case, window).count()
     eventually(lambda: run.checkpoint(60) and len(sink.rows) >= wanted, "all windows", 30)
+
+
+def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> None:
+    reduction = Reduction()
+    reduction.observe(1000, 10)
+    reduction.observe(0, 0)
+    assert reduction.on
+    pauses = []
+    for _ in range(6):
+        reduction.observe(1000, 900)
+        pauses.append(0)
+        while not reduction.on:
+            reduction.observe(1000, 1000)
+            pauses[-1] += 1
+    assert pauses == [16, 32, 64, 128, 256, 256]
+    reduction.observe(1000, 100)
+    assert reduction.on
+    reduction.observe(1000, 900)
+    assert not reduction.on
+
+
+def test_what_cannot_be_aggregated_is_said_before_the_start(spark: Any, case: Case) -> None:
+    stream = source(spark, case.root / "in")
+    keyed, timed = stream.key_by("k"), stream.watermark("ts").key_by("k")
+    with pytest.raises(sl.errors.ConfigurationError, match="the stream has no event time"):
+        keyed.window(sl.Tumbling("1s")).count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="not for sessions"):
+        timed.window(Session("1s")).count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="'k' has the name of another column"):
+        keyed.agg(k=sl.agg.count(), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="'window_end' has the name of another column"):
+        timed.window(sl.Tumbling("1s")).agg(window_end=sl.agg.count(), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="'n' does not fit the stream's columns"):
+        keyed.agg(n=sl.agg.sum("nothing"), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="is 3, expected one of sl"):
+        keyed.agg(n=3, uid="n")  # type: ignore[arg-type]
+    with pytest.raises(sl.errors.ConfigurationError, match="agg\\(\\) has no uid"):
+        keyed.agg(n=sl.agg.count(), uid="")
+    assert keyed.sum("v", uid="n").columns == ["k", "v"]
+    assert timed.window(sl.Tumbling("1s")).count(uid="n").columns == ["k", "window_start", "window_end", "count"]
