@@ -8,13 +8,14 @@ gives is compared with the right one.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from benchmarks._bytewax import fold_windows, is_installed
 from benchmarks._counting import MASTER, MULTIPLIER, PARTITIONS, SPARK_SETTINGS, Load, state_digest
 from benchmarks._harness import (
     Result,
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BENCHMARK = "windows"
-OURS, SPARK = "strandline", "spark-windowed-aggregation"
+OURS, SPARK, BYTEWAX = "strandline", "spark-windowed-aggregation", "bytewax-fold-window"
 WINDOW_S = 10
 BASE_US = 1_700_000_000_000_000
-LATE_EVERY, LATE_US = 100, 60_000_000
+# No divisor of the number of keys: late rows are of all keys.
+LATE_EVERY, LATE_US = 101, 60_000_000
 CHECKPOINT_INTERVAL = "10s"
 VERIFIED_WINDOWS = 2
 
@@ -65,7 +67,7 @@ QUICK = {
 
 
 def windowed_rows(spark: SparkSession, case: Case) -> DataFrame:
-    """Return the endless stream: key, value and ts, which goes forward evenly; every hundredth row is a minute late."""
+    """Return the endless stream: key, value and ts, which goes forward evenly; about every hundredth row is a minute late."""
     from pyspark.sql import functions as F
 
     rows = (
@@ -182,7 +184,30 @@ def run_spark(directory: Path, case: Case) -> Result:
     }
 
 
-RUN = {OURS: run_strandline, SPARK: run_spark}
+def run_bytewax(directory: Path, case: Case) -> Result:
+    """Measure Bytewax over the first windows of the same stream, with fewer rows in each."""
+    small = replace(
+        case, load=replace(case.load, rows_per_epoch=min(case.load.rows_per_epoch, max(50_000, case.keys // 4)))
+    )
+
+    def rows(first: int, last: int) -> tuple[Any, Any, Any]:
+        values = np.arange(first, last, dtype=np.int64)
+        late_us = np.where(values % LATE_EVERY == 0, LATE_US, 0)
+        times_us = BASE_US + values * (WINDOW_S * 1_000_000) // small.rows_per_window - late_us
+        return values * MULTIPLIER % case.keys, values, times_us
+
+    windows = 1 + VERIFIED_WINDOWS
+    rate, found = fold_windows(rows, windows * small.rows_per_window, small.rows_per_window, BASE_US, WINDOW_S)
+    digest = ""
+    for window in range(windows):
+        digest = state_digest(*found[window])
+        if digest != expected_window(small, window):
+            raise SystemExit(f"{BYTEWAX}: wrong window {window}: {digest}, expected {expected_window(small, window)}")
+    return {"rows_per_second": rate, "windows_compared": windows, "last_window": digest}
+
+
+RUN = {OURS: run_strandline, SPARK: run_spark} | ({BYTEWAX: run_bytewax} if is_installed() else {})
+WANTED_BESIDE_BYTEWAX = 5.0
 
 
 def report(cases: dict[str, Case], results: dict[str, list[Result]]) -> None:
@@ -202,6 +227,10 @@ def report(cases: dict[str, Case], results: dict[str, list[Result]]) -> None:
         emit(BENCHMARK, size if engine == OURS else subject, "throughput", round(rate), **extra)
     for size, case in cases.items():
         mine, own = rates.get(f"{size}.{OURS}"), rates.get(f"{size}.{SPARK}")
+        fold = rates.get(f"{size}.{BYTEWAX}")
+        if mine is not None and fold is not None:
+            ratio = round(mine / fold, 2)
+            emit(BENCHMARK, size, "throughput_ratio", ratio, peer=BYTEWAX, wanted_at_least=WANTED_BESIDE_BYTEWAX)
         if mine is not None and own is not None:
             emit(BENCHMARK, size, "throughput_ratio", round(mine / own, 2), peer=SPARK, wanted_at_least=case.wanted)
 
