@@ -1,7 +1,7 @@
 """Bytewax's fold_window on the windows workload: an optional peer, which keeps all state in memory.
 
-`pip install bytewax==0.21` next to what the project needs; where it is not installed, the subject is left out. It runs in
-one process, without checkpoints, and gets fewer rows than the others.
+`pip install bytewax==0.21` next to what the project needs; where it is not installed, the subject is left out. It
+runs in one process, without checkpoints, and gets fewer rows than the others.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ QUICK = {
 
 
 def windowed_rows(spark: SparkSession, case: Case) -> DataFrame:
-    """Return the endless stream: key, value and ts, which goes forward evenly; about every hundredth row is a minute late."""
+    """Return the endless stream: key, value and ts, which goes forward evenly; every 101st row is a minute late."""
     from pyspark.sql import functions as F
 
     rows = (

@@ -140,8 +140,7 @@ class Aggregating(Bench):
             )
         super().__init__(
             kind, root, process, key_columns=["k"], input_schema=f"k string, {panes}rows bigint, {fields_ddl(accumulators)}",
-            output_schema=f"k string, {edges}{results_ddl(accumulators)}", timed=window is not None,
-            gives_time=window is not None, **given,
+            output_schema=f"k string, {edges}{results_ddl(accumulators)}", **{"timed": window is not None, "gives_time": window is not None, **given},
         )  # fmt: skip
 
     def epoch_of(self, *batches: Sequence[Row], watermark: int | None = None, abort: bool = False) -> list[Any]:

@@ -20,7 +20,7 @@ from strandline.runtime.grouping import Groups, group_by
 from strandline.runtime.outputs import FIRED, TIME
 from strandline.runtime.panes import PaneTable
 from tests.runtime.bench import KINDS, Bench
-from tests.runtime.test_aggregation import COUNTS, Aggregating
+from tests.runtime.test_aggregation import COUNTS, Aggregating, rows_of
 
 
 def table_of(bench: Aggregating) -> PaneTable:
@@ -201,6 +201,36 @@ def test_what_comes_of_fired_rows_is_fired_too(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_arrays(columns, names=["key_group", TIME, FIRED, "k"])
     found = [*bench.task.process(batch), *bench.task.finish()]
     assert [tuple(row.values()) for b in found for row in b.to_pylist()] == [("fired", 5, True), ("not", 6, False)]
+    bench.close()
+
+
+def test_windows_take_in_fired_rows_before_the_watermark_moves_on(tmp_path: Path) -> None:
+    bench = counts("memory", tmp_path, phased=True)
+
+    def epoch(number: int, watermark: int, rows: list[tuple[str, int, int, bool]]) -> list[tuple[Any, ...]]:
+        plain = rows_of([row[:3] for row in rows], COUNTS, 10_000_000)
+        batch = plain.add_column(2, FIRED, pa.array([row[3] for row in rows]))
+        bench.task.begin(Epoch(number), watermark * 1_000_000)
+        found = [*bench.task.fire(), *bench.task.process(batch), *bench.task.finish()]
+        bench.task.commit()
+        return [(row["k"], row["count"], row["sum"], row[FIRED]) for b in found for row in b.to_pylist()]
+
+    assert epoch(1, 0, [("a", 1, 1, False), ("a", 2, 2, True)]) == []
+    # One more in time, though the watermark of this epoch is the window's end, and one too late.
+    assert epoch(2, 10, [("a", 9, 100, False), ("a", 9, 4, True)]) == [("a", 3, 7, True)]
+    assert bench.task.late_rows == 1
+    bench.close()
+
+
+def test_running_aggregates_of_fired_rows_are_fired(tmp_path: Path) -> None:
+    bench = Aggregating("memory", tmp_path, accumulators=COUNTS, timed=True, phased=True, gives_time=True)
+    columns = list(rows_of([("a", 0, 1), ("a", 0, 2), ("a", 0, 4)], COUNTS, None).columns)
+    columns[1:1] = [pa.array([5, 8, 7]), pa.array([True, False, False])]
+    names = ["key_group", TIME, FIRED, "k", "rows", "n", "total"]
+    bench.task.begin(Epoch(1), 0)
+    found = [*bench.task.process(pa.RecordBatch.from_arrays(columns, names=names)), *bench.task.finish()]
+    given = [tuple(row.values()) for b in found for row in b.to_pylist()]
+    assert given == [("a", 1, 1, 5, True), ("a", 3, 7, 8, False)]
     bench.close()
 
 
