@@ -12,7 +12,7 @@ import strandline
 PUBLIC = [
     "Aggregating", "BatchContext", "Checkpoints", "Context", "Global", "Job", "KeyedBatchProcess", "KeyedProcess",
     "KeyedStream", "List", "Map", "Reducing", "Restart", "Run", "Session", "Settings", "Sliding", "Status",
-    "Stream", "TTL", "Timer", "Tumbling", "Value", "Window", "WindowedStream", "errors", "session", "sinks",
+    "Stream", "TTL", "Timer", "Tumbling", "Value", "Window", "WindowedStream", "agg", "errors", "session", "sinks",
     "spark_settings", "stream",
 ]  # fmt: skip
 

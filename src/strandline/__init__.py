@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strandline.api import aggregates as agg
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
@@ -53,6 +54,7 @@ __all__ = [  # noqa: RUF022
     "Value",
     "Window",
     "WindowedStream",
+    "agg",
     "errors",
     "session",
     "sinks",

@@ -255,6 +255,7 @@ class Keeper:
             rows_in=rows_in,
             rows_out=rows_out,
             late_rows=task.late_rows,
+            source_rows=task.source_rows,
             newest_us=task.newest_us,
             process_ms=round((time.perf_counter() - started) * 1000, 3),
             pause_ms=round(pause_ms, 3),

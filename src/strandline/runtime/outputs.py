@@ -49,10 +49,10 @@ class RawOutput:
         """Convert main output; `times` may be empty where no times are asked for."""
         return self._complete(self.main.from_rows(rows), times)
 
-    def from_arrow(self, result: Any) -> pa.RecordBatch | None:
-        """Convert a vectorised function's main output, whose rows have no time of their own."""
+    def from_arrow(self, result: Any, times: pa.Array | None = None) -> pa.RecordBatch | None:
+        """Convert a vectorised function's main output; without times, its rows have none."""
         batch = self.main.from_arrow(result)
-        return None if batch is None else self._complete(batch, [None] * batch.num_rows)
+        return None if batch is None else self._complete(batch, [None] * batch.num_rows if times is None else times)
 
     def add_side(self, side: str, row: Any, time_us: int | None) -> None:
         """Keep a row for a side output."""
@@ -81,7 +81,7 @@ class RawOutput:
             self._side_rows[side], self._side_times[side] = [], []
         self.waiting = 0
 
-    def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None], side: int = 0) -> pa.RecordBatch:
+    def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None] | pa.Array, side: int = 0) -> pa.RecordBatch:
         if not self._timed and not self.sides:
             return batch
         rows = batch.num_rows

@@ -53,6 +53,11 @@ def state_names(process: Process) -> list[str]:
     return [info.name for info in state_infos(process)]
 
 
+def own_tables(process: Process) -> list[StateInfo]:
+    """Return the states that an operator of ours keeps in tables of its own."""
+    return list(getattr(process, "table_infos", ()))
+
+
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
     """What a run started from: a checkpoint, and each partition's files in it."""
 
@@ -134,7 +139,7 @@ def state_infos(process: Process) -> list[StateInfo]:
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     if has_ttl(process):
         found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
-    return found
+    return found + own_tables(process)
 
 
 def _ttl_info(state: State) -> TTLInfo | msgspec.UnsetType:

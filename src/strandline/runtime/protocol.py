@@ -90,6 +90,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     attempt: str = ""
     rows_in: int = 0
+    source_rows: int = 0
+    """Rows of the stream that stand behind `rows_in`, where Spark has aggregated them before; else 0."""
     rows_out: int = 0
     process_ms: float = 0.0
     pause_ms: float = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from strandline.format.records import record_type
 from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
 from strandline.format.values import ValueCodec
 from strandline.runtime.calls import EventCalls, user_error
+from strandline.runtime.columnar import ColumnarProcess, Given, OwnTable, Place, Rows
 from strandline.runtime.expiring import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle, ExpiringVectorHandle
 from strandline.runtime.expiry import Expiry
 from strandline.runtime.handles import ListHandle, MapHandle, named, value_handle, wrapped
@@ -38,6 +40,7 @@ _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GROUPS_KEPT = 200_000
 _LAST_US = (1 << 63) - 1
+_GIVEN_ROWS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +94,18 @@ class Task:
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.timed)
             self._expiry = Expiry(self.scope, backend, groups, self._encode_key)
+        self._columnar = process if isinstance(process, ColumnarProcess) else None
+        self._own: list[OwnTable] = []
+        if self._columnar is not None:
+            self._columnar.bind(Place(backend, groups, cache_bytes))
+            self._own = self._columnar.tables
         self._watermark_us: int | None = None
         self._reached_us: int | None = None
         self.newest_us: dict[str, int] = {}
         """The newest event times of this epoch, by whose watermark they move."""
         self.late_rows = 0
+        self.source_rows = 0
+        """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
         for name, state in states.items():
             vars(self._process)[name] = self._bind(name, state, cache_bytes // max(1, len(states)))
         self._gathered: list[pa.RecordBatch] = []
@@ -122,7 +132,7 @@ class Task:
         if self.scope.watermark_us is None:
             self.scope.watermark_us = self._reached_us = fired_us
         self._watermark_us = watermark_us
-        self.newest_us, self.late_rows = {}, 0
+        self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 
     def fire(self) -> Iterator[pa.RecordBatch]:
@@ -148,20 +158,38 @@ class Task:
             fired = pc.fill_null(batch.column(2), False)
             first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
             if first.num_rows:
-                yield from self._run_events(first)
+                # What comes of them is to reach the next operator, too, before its watermark moves on.
+                self._outputs.fired = True
+                try:
+                    yield from self._run_events(first)
+                finally:
+                    self._outputs.fired = False
             if not batch.num_rows:
                 return
+        elif self._columnar is not None and self._program.phased:
+            fired = pc.fill_null(batch.column(2), False)
+            first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
+            self._take_rows(first)
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
         self._gathered_bytes += batch.nbytes
         enough = self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES
-        if enough and self._vectorised:
+        if enough and self._vectorised and not (self._columnar is not None and self._program.phased):
             yield from self._process_gathered()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Process what `process` has only gathered so far; the epoch has no more events."""
         if self._program.phased:
+            if self._columnar is not None:
+                yield from self._give_fired(self._columnar.on_fired(self.scope))
             yield from self._fire()
+        if self._columnar is not None:
+            if self._gathered:
+                yield from self._process_gathered()
+            yield from self._give(self._columnar.on_end(self.scope))
+            self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
+            self._columnar.forget()
+            return
         if not self._gathered:
             return
         if self._vectorised:
@@ -192,6 +220,8 @@ class Task:
         """Forget what the epoch wrote."""
         if self._calls is not None:
             self._calls.forget()
+        if self._columnar is not None:
+            self._columnar.forget()
         self.scope.watermark_us = self._reached_us
         for table in self._all():
             table.abort()
@@ -219,6 +249,8 @@ class Task:
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:
         """Times before which no event-time and no processing-time timer is due."""
+        if self._columnar is not None:
+            return self._columnar.next_due_us, None
         event, processing = (self._timers[0].next_us(), self._timers[1].next_us()) if self._timers else (None, None)
         if self._expiry is not None:
             event_ttl, processing_ttl = self._expiry.next_us()
@@ -326,7 +358,7 @@ class Task:
 
     def _adopt(self) -> None:
         """Take over what a backend that keeps nothing itself has read from its snapshot."""
-        for timers in self._timer_tables():
+        for timers in (*self._timer_tables(), *self._own):
             timers.adopt(self._watched(timers.name))
             self._backend.release(timers.name)
         for name, table in self._tables.items():
@@ -368,8 +400,8 @@ class Task:
             # A new dict: a background thread may be reading the old one.
             self._groups = {key: groups[key] for layer in waiting for key in tuple(layer)}
 
-    def _all(self) -> list[Table | MapTable | TimerTable]:
-        return [*self._tables.values(), *self._maps.values(), *self._timer_tables()]
+    def _all(self) -> list[Table | MapTable | TimerTable | OwnTable]:
+        return [*self._tables.values(), *self._maps.values(), *self._timer_tables(), *self._own]
 
     def _timer_tables(self) -> list[TimerTable]:
         return [*(self._timers or ()), *(self._expiry.tables if self._expiry else ())]
@@ -399,6 +431,8 @@ class Task:
             scope.watermark_us = watermark_us
         if self._expiry is not None:
             self._expiry.clean(self.evict)
+        if moved and self._columnar is not None:
+            yield from self._give_fired(self._columnar.on_watermark(scope))
         if self._calls is None or self._timers is None:
             return
         self._calls.set_fired(True)
@@ -427,6 +461,9 @@ class Task:
         assert isinstance(self._process, KeyedBatchProcess)
         batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
         self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        if self._columnar is not None:
+            self._take_rows(batch)
+            return
         self._count_late(batch)
         groups, columns = batch.column(0), batch.columns[self._columns_at :]
         if self._expiry is not None and self._program.timed:
@@ -440,6 +477,44 @@ class Task:
         given = self._outputs.from_arrow(result)
         if given is not None:
             yield given
+
+    def _take_rows(self, batch: pa.RecordBatch) -> None:
+        assert self._columnar is not None
+        if not batch.num_rows:
+            return
+        times = batch.column(1) if self._program.timed else None
+        columns = list(batch.columns[self._columns_at :])
+        with self._naming_operator():
+            self._columnar.on_rows(Rows(batch.column(0), times, columns, self._key_at, self._keys), self.scope)
+
+    def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+        given = iter(given)
+        while True:
+            with self._naming_operator():
+                batch, times = next(given, (None, None))
+            if batch is None:
+                return
+            for start in range(0, batch.num_rows, _GIVEN_ROWS):
+                piece = None if times is None else times.slice(start, _GIVEN_ROWS)
+                output = self._outputs.from_arrow(batch.slice(start, _GIVEN_ROWS), piece)
+                if output is not None:
+                    yield output
+
+    @contextmanager
+    def _naming_operator(self) -> Iterator[None]:
+        """Say whose value did not fit: an operator of ours does not know what it is called."""
+        try:
+            yield
+        except StateTypeError as error:
+            message = f"operator '{self.scope.uid}': {error.message}"
+            raise StateTypeError(message, hint=error.hint, **error.fields) from None
+
+    def _give_fired(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+        self._outputs.fired = True
+        try:
+            yield from self._give(given)
+        finally:
+            self._outputs.fired = False
 
     def _count_late(self, batch: pa.RecordBatch) -> None:
         """Count the events that the function is about to be told are late."""

@@ -18,6 +18,7 @@ from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
 from strandline.runtime.watermarks import Watermarks
+from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, prepare_session
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.plan import Operator, Plan
@@ -176,6 +177,8 @@ class EpochDriver:
     def _run(self, df: DataFrame, epoch: Epoch) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
+        if any(node.reduction for node in self._operators):
+            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self._operators.values()))
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
@@ -265,7 +268,7 @@ class EpochDriver:
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
         # The first operator's rows are the job's; a job with several sees each row again further on.
         first = self._plan.operators[0].uid if self._plan.operators else ""
-        rows = sum(ack.rows_in for (uid, _), ack in acks.items() if uid == first)
+        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid == first)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1
@@ -273,6 +276,10 @@ class EpochDriver:
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
         progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in self._plan.measuring)
+        for node in self._operators:
+            if node.reduction is not None:
+                mine = [ack for (uid, _), ack in acks.items() if uid == node.uid]
+                node.reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
 
 
 def find_error(error: BaseException) -> BaseException:

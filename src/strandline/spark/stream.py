@@ -17,6 +17,7 @@ from strandline.format.types import parse_schema
 from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
+from strandline.spark.aggregation import Aggregates, Reduction
 from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
@@ -70,6 +71,8 @@ class OperatorNode(Node):
     hidden: tuple[str, ...] = ()
     """The hidden columns of its input."""
     max_parallelism: int | None = None
+    reduction: Reduction | None = None
+    """Of a built-in aggregation: whether its input is aggregated before it is sent."""
 
     @property
     def is_timed(self) -> bool:
@@ -218,7 +221,7 @@ class Stream:
         return Output(self, sink)
 
 
-class KeyedStream:
+class KeyedStream(Aggregates):
     """A stream partitioned by key: the place for functions with state."""
 
     def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
@@ -239,6 +242,9 @@ class KeyedStream:
     def input_schema(self, where: str) -> str:
         """Return the DDL of its columns; errors about them begin with `where`."""
         return _input_schema(self._node.probe, where)
+
+    def _cut(self) -> tuple[KeyedStream, None, int]:
+        return self, None, 0
 
     def process(
         self,

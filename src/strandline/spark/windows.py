@@ -13,6 +13,7 @@ from strandline.format.types import Field, StructType, parse_schema, parse_type,
 from strandline.runtime.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked, check_value
 from strandline.runtime.sessions import SessionWindows
 from strandline.runtime.windowing import GlobalWindows, Rules, TimeWindows, WindowOperator
+from strandline.spark.aggregation import Aggregates
 from strandline.spark.times import TIME
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 
 @dataclass(frozen=True)
-class WindowedStream:
+class WindowedStream(Aggregates):
     """A keyed stream cut into windows: the place for functions of a window's events.
 
     What they give are rows of the key's columns, `window_start`, `window_end` (neither for Global windows) and the
@@ -38,6 +39,14 @@ class WindowedStream:
     def lateness_us(self) -> int:
         """How long after a window's end its late events still count."""
         return self.rules.lateness_us
+
+    def _cut(self) -> tuple[KeyedStream, WindowKind, int]:
+        if self.rules.late is not None or self.rules.early_us or self.rules.processing:
+            raise ConfigurationError(
+                "built-in aggregates of windows have no late=, early= and time='processing'",
+                hint="leave these out, or use fold() or aggregate()",
+            )
+        return self.keyed, self.kind, self.lateness_us
 
     def fold(
         self,
