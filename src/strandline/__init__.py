@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from strandline.api.config import Checkpoints, Restart
+from strandline.api.joins import KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
 from strandline.core import errors
@@ -30,6 +31,7 @@ __all__ = [
     "Context",
     "Job",
     "KeyedBatchProcess",
+    "KeyedCoProcess",
     "KeyedProcess",
     "KeyedStream",
     "List",

@@ -233,7 +233,7 @@ class Aggregating(State):
 
 
 def declared_states(process: object) -> dict[str, State]:
-    """Return the states of a process function, or its class, by name: the class's, its bases' included, and those made for it alone.
+    """Return the states of a process function, or its class, by name: the class's, its bases', and its very own.
 
     The latter are in the instance's `own_states`: for functions that we make, whose types depend on the stream.
     """

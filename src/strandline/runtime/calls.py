@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
 from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.runtime.joins import called
 from strandline.runtime.outputs import RawOutput
 from strandline.runtime.program import Process
 from strandline.runtime.scope import Scope, Timer
@@ -40,7 +41,7 @@ class EventCalls:
         """Call on_event for each event; give what it gave."""
         event = key = None
         rows, scope = self._rows, self._scope
-        on_event: Callable[[Any, Any], Any] = self._process.on_event
+        on_event = self._stamped(self._process.on_event)
         if times is not None:
             on_event = self._with_time(on_event, times)
         # The hot loop: nothing in here that is not needed for every event.
@@ -59,7 +60,7 @@ class EventCalls:
         self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], dict[bytes, Any]]
     ) -> Iterator[pa.RecordBatch]:
         """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
-        scope, rows, on_timer = self._scope, self._rows, self._process.on_timer
+        scope, rows, on_timer = self._scope, self._rows, self._stamped(self._process.on_timer)
         timer = Timer()
         timer.is_processing_time = processing
         keys: dict[bytes, Any] = {}
@@ -73,14 +74,13 @@ class EventCalls:
             scope.key = key = keys[encoded]
             timer.time_us = at_us
             scope.time_us = None if processing else at_us
-            before = len(rows)
             try:
                 out = on_timer(timer, scope)
                 if out is not None:
                     rows.extend(out)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            self._times.extend([scope.time_us] * (len(rows) - before))
+            self._times.extend([scope.time_us] * (len(rows) - len(self._times)))
             if len(rows) >= _OUTPUT_ROWS:
                 yield from self._take()
         yield from self._take()
@@ -96,6 +96,19 @@ class EventCalls:
                 before = len(rows)
                 rows.extend(out)
                 stamps.extend([time] * (len(rows) - before))
+
+        return call
+
+    def _stamped(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Let operators of ours say the time of each row themselves: they give pairs of time and row."""
+        if not getattr(self._process, "gives_times", False):
+            return method
+        rows, stamps = self._rows, self._times
+
+        def call(event: Any, scope: Any) -> None:
+            for time, row in method(event, scope) or ():
+                rows.append(row)
+                stamps.append(time)
 
         return call
 
@@ -125,6 +138,7 @@ def user_error(
     uid: str, process: Process, error: BaseException, method: str, key: Any = None, event: Any = None
 ) -> StrandlineError:
     """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
+    method, event = called(process, method, event)
     # The first frame is ours; what comes after it is the user's.
     trace = error.__traceback__.tb_next if error.__traceback__ else None
     text = _users_trace(error, trace)

@@ -72,7 +72,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     """Events come straight from a watermark, so that their times are what moves it."""
     origins: bool = False
-    """Events come with whose watermark they move, behind the times."""
+    """Events come with whose watermark they move, behind all that."""
     gives_time: bool = False
     sides: dict[str, str] = {}
     """DDL of the side outputs, by name."""

@@ -112,6 +112,10 @@ class Timers:
         """Delete the processing-time timer for a time, if there is one."""
         self._of(self._processing).delete(self._current(), _us(at))
 
+    def set_us(self, at_us: int) -> None:
+        """Set an event-time timer without a datetime: for operators of ours."""
+        self._of(self._event).set(self._current(), at_us)
+
     def _of(self, table: TimerTable | None) -> TimerTable:
         if table is None:
             raise ConfigurationError(f"operator '{self._scope.uid}' cannot set this timer: {self._why_none}")

@@ -370,13 +370,16 @@ class Task:
             return
         if self._program.origins:
             newest = (
-                pa.table([batch.column(2), times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
+                pa.table([batch.column(2 + self._program.phased), times], ["origin", "time"])
+                .group_by("origin")
+                .aggregate([("time", "max")])
             )
             found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
         else:
             found = [("", pc.max(times).as_py())]
         for origin, time in found:
-            if time is not None:
+            # What has no origin where others do moves nothing.
+            if time is not None and origin is not None:
                 self.newest_us[origin] = max(time, self.newest_us.get(origin, time))
 
     def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:

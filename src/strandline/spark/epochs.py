@@ -204,8 +204,8 @@ class EpochDriver:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
         self._note(epoch, acks, (time.perf_counter() - started) * 1000)
         for (uid, _), ack in acks.items():
-            if ack.newest_us:
-                self._watermarks.observe(self._plan.measuring[uid], ack.newest_us, instructions.now_us)
+            for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
+                self._watermarks.observe(index, newest_us, instructions.now_us)
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
             self.epoch_carries_trigger = False
