@@ -263,6 +263,20 @@ def test_what_an_outer_join_gives_and_when(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_a_window_is_complete_at_its_end(tmp_path: Path) -> None:
+    layout = Layout(LEFTS, RIGHTS, ("k",))
+    more = ", window_start timestamp, window_end timestamp"
+    bench = bench_of("memory", tmp_path, WindowJoin(layout, Tumbling("1ms"), "left"), layout, more)
+    assert run(bench, [Arrival(True, "a", 999, 1)], 998) == []
+    # Late, but its window is not complete.
+    assert run(bench, [Arrival(False, "a", 0, 2)], 999) == []
+    window = (as_datetime(0), as_datetime(1000))
+    assert run(bench, [Arrival(True, "a", 999, 3), Arrival(True, "a", 1000, 4)], 1000) == [("a", 1, 2, *window, 999)]
+    assert run(bench, [], 2000) == [("a", 4, None, as_datetime(1000), as_datetime(2000), 1999)]
+    assert stored(bench) == []
+    bench.close()
+
+
 def test_partners_come_in_the_order_of_their_times(tmp_path: Path) -> None:
     layout = Layout(LEFTS, RIGHTS, ("k",))
     bench = bench_of("memory", tmp_path, IntervalJoin(layout, -10, 10), layout)
@@ -386,18 +400,18 @@ def test_a_function_must_fit_its_inputs(process: Any, two: bool, said: str) -> N
 
 
 def test_each_input_moves_its_own_watermark(tmp_path: Path) -> None:
-    """Origins stand behind the column that says whether a timer gave a row; a row without one moves nothing."""
+    """Origins stand behind the column that says whether a timer gave a row."""
     given = {"phased": True, "origins": True, "measured": True}
     bench = make_bench("memory", tmp_path, Enrich(), ENRICHED, **given)
     rows = [Arrival(True, "a", 5, 1), Arrival(False, "a", 9, 2), Arrival(True, "a", 7, 3), Arrival(True, "a", 99, 4)]
     plain = batch(rows)
-    fired, origins = pa.array([False, False, False, True]), pa.array(["0/", "1/x", "0/", None])
+    fired, origins = pa.array([False, False, False, True]), pa.array(["0/", "1/x", "0/", "1/y"])
     arrays = [*plain.columns[:2], fired, origins, *plain.columns[2:]]
     names = ["group", "time", "fired", "origin", *plain.schema.names[2:]]
     bench.task.begin(Epoch(1), None, 0)
     given_rows = list(bench.task.process(pa.RecordBatch.from_arrays(arrays, names=names)))
     given_rows += list(bench.task.finish())
     assert [row["n"] for given in given_rows for row in given.to_pylist()] == [4, 1, 3]
-    assert bench.task.newest_us == {"0/": 7, "1/x": 9}
+    assert bench.task.newest_us == {"0/": 7, "1/x": 9, "1/y": 99}
     bench.task.abort()
     bench.close()

@@ -41,7 +41,7 @@ class EventCalls:
         """Call on_event for each event; give what it gave."""
         event = key = None
         rows, scope = self._rows, self._scope
-        on_event = self._stamped(self._process.on_event)
+        on_event: Callable[[Any, Any], Any] = self._process.on_event
         if times is not None:
             on_event = self._with_time(on_event, times)
         # The hot loop: nothing in here that is not needed for every event.
@@ -60,7 +60,7 @@ class EventCalls:
         self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], dict[bytes, Any]]
     ) -> Iterator[pa.RecordBatch]:
         """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
-        scope, rows, on_timer = self._scope, self._rows, self._stamped(self._process.on_timer)
+        scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
         timer = Timer()
         timer.is_processing_time = processing
         keys: dict[bytes, Any] = {}
@@ -77,10 +77,12 @@ class EventCalls:
             try:
                 out = on_timer(timer, scope)
                 if out is not None:
-                    rows.extend(out)
+                    # One by one: an operator of ours may give each row a time of its own.
+                    for row in out:
+                        rows.append(row)
+                        times.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            self._times.extend([scope.time_us] * (len(rows) - len(self._times)))
             if len(rows) >= _OUTPUT_ROWS:
                 yield from self._take()
         yield from self._take()
@@ -90,25 +92,13 @@ class EventCalls:
         each, rows, stamps = iter(times), self._rows, self._times
 
         def call(event: Any, scope: Any) -> None:
-            scope.time_us = time = next(each)
+            scope.time_us = next(each)
             out = on_event(event, scope)
             if out is not None:
-                before = len(rows)
-                rows.extend(out)
-                stamps.extend([time] * (len(rows) - before))
-
-        return call
-
-    def _stamped(self, method: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """Let operators of ours say the time of each row themselves: they give pairs of time and row."""
-        if not getattr(self._process, "gives_times", False):
-            return method
-        rows, stamps = self._rows, self._times
-
-        def call(event: Any, scope: Any) -> None:
-            for time, row in method(event, scope) or ():
-                rows.append(row)
-                stamps.append(time)
+                # One by one, as those of timers.
+                for row in out:
+                    rows.append(row)
+                    stamps.append(scope.time_us)
 
         return call
 

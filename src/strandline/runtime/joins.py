@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Map
@@ -28,9 +28,6 @@ How = Literal["inner", "left", "right", "full"]
 HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
 
 Row = tuple[Any, ...]
-Stamped = tuple[int, Row]
-"""A result and its time."""
-
 _Waiting = record_type(("time", "matched", "row"))
 _time = attrgetter("time")
 
@@ -110,9 +107,7 @@ class Layout:
 
 
 class TimedJoin(KeyedCoProcess):
-    """What both joins by time share. They give rows with the times of these rows."""
-
-    gives_times: ClassVar[bool] = True
+    """What both joins by time share. They set `ctx.time_us` to a result's time before they give it."""
 
     def __init__(self, layout: Layout, how: How) -> None:
         self._layout = layout
@@ -165,32 +160,35 @@ class IntervalJoin(TimedJoin):
         self._lefts = _Side(states["left"].table, lower, upper, layout.left_alone if self._outer_left else None)
         self._rights = _Side(states["right"].table, -upper, -lower, layout.right_alone if self._outer_right else None)
 
-    def on_left(self, event: Row, ctx: Any) -> Iterator[Stamped]:
+    def on_left(self, event: Row, ctx: Any) -> Iterator[Row]:
         time, pair = self._time_of(event, ctx), self._layout.pair
         if ctx.is_late:
             return
         partners = self._partners(self._rights, ctx.key, time + self._lefts.lower_us, time + self._lefts.upper_us)
         for other, row in partners:
-            yield max(time, other), pair(event, row)
+            ctx.time_us = max(time, other)
+            yield pair(event, row)
         yield from self._keep(self._lefts, event, time, bool(partners), ctx)
 
-    def on_right(self, event: Row, ctx: Any) -> Iterator[Stamped]:
+    def on_right(self, event: Row, ctx: Any) -> Iterator[Row]:
         time, pair = self._time_of(event, ctx), self._layout.pair
         if ctx.is_late:
             return
         partners = self._partners(self._lefts, ctx.key, time + self._rights.lower_us, time + self._rights.upper_us)
         for other, row in partners:
-            yield max(time, other), pair(row, event)
+            ctx.time_us = max(time, other)
+            yield pair(row, event)
         yield from self._keep(self._rights, event, time, bool(partners), ctx)
 
-    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Stamped]:
+    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
         at_us, key = timer.time_us, ctx.key
         for side in (self._lefts, self._rights):
             if side.outer:
                 # Of these rows it has just become certain.
                 time = at_us - side.upper_us - 1
+                ctx.time_us = max(at_us, time)
                 for row in self._unmatched(side, key, time):
-                    yield max(at_us, time), side.alone(row)
+                    yield side.alone(row)
         for side in (self._lefts, self._rights):
             bucket, rest = divmod(at_us - side.upper_us, self._width)
             if rest == 0 and side.table.get(key, bucket - 1) is not None:
@@ -217,12 +215,13 @@ class IntervalJoin(TimedJoin):
                 side.table.put(key, bucket, waiting[:start] + matched + waiting[end:])
         return found
 
-    def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Stamped]:
+    def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
         """Have a row wait for partners, as long as some may come."""
         over_us = time + side.upper_us + 1
         if ctx.watermark_us is not None and over_us <= ctx.watermark_us:
             if side.outer and not matched:
-                yield max(over_us, time), side.alone(row)
+                ctx.time_us = max(over_us, time)
+                yield side.alone(row)
             return
         bucket = time // self._width
         entry = _Waiting._make((time, matched, row))
@@ -273,19 +272,19 @@ class WindowJoin(TimedJoin):
     def on_right(self, event: Row, ctx: Any) -> None:
         self._keep(self._rights, event, ctx)
 
-    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Stamped]:
+    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
         end_us, layout = timer.time_us, self._layout
         start_us = end_us - self._size_us
         lefts, rights = self._take(self._lefts, ctx.key, start_us), self._take(self._rights, ctx.key, start_us)
         window = as_datetime(start_us), as_datetime(end_us)
-        time = end_us - 1
+        ctx.time_us = end_us - 1
         for left in lefts:
             for right in rights:
-                yield time, layout.pair(left, right) + window
+                yield layout.pair(left, right) + window
         if self._outer_left and not rights:
-            yield from ((time, layout.left_alone(left) + window) for left in lefts)
+            yield from (layout.left_alone(left) + window for left in lefts)
         if self._outer_right and not lefts:
-            yield from ((time, layout.right_alone(right) + window) for right in rights)
+            yield from (layout.right_alone(right) + window for right in rights)
 
     def _keep(self, table: MapTable, row: Row, ctx: Any) -> None:
         for window in windows_of(self._kind, self._time_of(row, ctx)):

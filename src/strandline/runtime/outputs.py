@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.columns import arrow_schema, conform, from_python
-from strandline.format.types import StructType, parse_schema
+from strandline.format.types import StructType, parse_schema, quoted
 
 TIME = "__strandline_time"
 """Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
@@ -21,12 +21,18 @@ SIDE = "__strandline_side"
 
 def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
     """Return the DDL of what a keeper gives: the output's columns, a struct for each side output, and the times."""
-    parts = [output]
+    parts = [columns_ddl(output)]
     if sides:
-        parts += [f"{SIDE} int", *(f"{SIDE}_{at} struct<{ddl}>" for at, ddl in enumerate(sides.values(), 1))]
+        structs = [parse_schema(ddl).ddl for ddl in sides.values()]
+        parts += [f"{SIDE} int", *(f"{SIDE}_{at} {ddl}" for at, ddl in enumerate(structs, 1))]
     if timed:
         parts += [f"{TIME} bigint", f"{FIRED} boolean"]
     return ", ".join(parts)
+
+
+def columns_ddl(schema: str) -> str:
+    """Return the DDL of a schema as a list of columns, to which more can be added: not as a struct."""
+    return ", ".join(f"{quoted(field.name)} {field.type.ddl}" for field in parse_schema(schema).fields)
 
 
 class RawOutput:

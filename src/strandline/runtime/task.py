@@ -378,8 +378,7 @@ class Task:
         else:
             found = [("", pc.max(times).as_py())]
         for origin, time in found:
-            # What has no origin where others do moves nothing.
-            if time is not None and origin is not None:
+            if time is not None:
                 self.newest_us[origin] = max(time, self.newest_us.get(origin, time))
 
     def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:

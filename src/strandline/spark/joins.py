@@ -147,7 +147,7 @@ def _paired(left: KeyedStream, right: KeyedStream, what: str) -> KeyedStream:
     for at, stream in enumerate((left, right)):
         own = f"struct({', '.join(map(_quoted, visible(probes[at].columns)))})"
         halves = [own if at == half else f"cast(null as {rows[half]})" for half in (0, 1)]
-        carried = [_carried(name, probes[at], None if is_one else at, movers[at]) for name in hidden]
+        carried = [_carried(name, probes[at], None if is_one else at) for name in hidden]
         selected.append(
             [
                 *(f"{half} as {name}" for half, name in zip(halves, (LEFT, RIGHT), strict=True)),
@@ -170,15 +170,13 @@ def _paired(left: KeyedStream, right: KeyedStream, what: str) -> KeyedStream:
     return KeyedStream(node, tuple(names), tuple(order))
 
 
-def _carried(name: str, probe: DataFrame, input_: int | None, mover: WatermarkNode | None) -> str:
+def _carried(name: str, probe: DataFrame, input_: int | None) -> str:
     """Return the expression of a hidden column, which this input may lack."""
     if name == FIRED and FIRED not in probe.columns:
         return "false"
     if name != ORIGIN or input_ is None:
         return name
-    if mover is None:
-        return "cast(null as string)"
-    return f"concat('{input_}/', {ORIGIN})" if ORIGIN in probe.columns else f"'{input_}/'"
+    return f"concat('{input_}/', coalesce({ORIGIN}, ''))" if ORIGIN in probe.columns else f"'{input_}/'"
 
 
 def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
@@ -187,11 +185,11 @@ def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
             f"{what}: the other stream is a {type(right).__name__}, expected a keyed stream",
             hint=f"key it by the same thing: a.key_by(…).{what}(b.key_by(…), …)",
         )
-    for streams, whose in (((left, right), "keys"), ((right, left), "order_by")):
-        lists = [list(stream._keys if whose == "keys" else stream._order_by) for stream in streams]
+    for whose in ("keys", "order_by"):
+        lists = [list(stream._keys if whose == "keys" else stream._order_by) for stream in (left, right)]
         kinds = [
             [_ddl(stream._node.probe.schema[name].dataType) for name in names]
-            for stream, names in zip(streams, lists, strict=True)
+            for stream, names in zip((left, right), lists, strict=True)
         ]
         if kinds[0] != kinds[1]:
             said = [

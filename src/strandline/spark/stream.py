@@ -16,7 +16,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import LEFT, How, check_inputs
-from strandline.runtime.outputs import SIDE, raw_ddl
+from strandline.runtime.outputs import SIDE, columns_ddl, raw_ddl
 from strandline.runtime.program import check_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source
@@ -169,7 +169,7 @@ class Stream:
             f"{field.name} {field.dataType.simpleString()}" for field in self._node.probe.schema if field.name in hidden
         ]
         names = [*map(_quoted, self.columns), *hidden]
-        return self.transform(lambda df: df.select(*names).mapInArrow(rows, ", ".join([ddl, *kept])))
+        return self.transform(lambda df: df.select(*names).mapInArrow(rows, ", ".join([columns_ddl(ddl), *kept])))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Stream:
         """Give every row the time in a timestamp column, and the stream a watermark.
