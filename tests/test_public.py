@@ -10,7 +10,7 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream",
+    "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream",
     "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "Timer", "Value", "errors", "session", "sinks",
     "spark_settings", "stream",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from strandline.api.config import Checkpoints, Restart
-from strandline.api.joins import KeyedCoProcess
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
 from strandline.core import errors
@@ -27,10 +27,12 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregating",
     "BatchContext",
+    "Broadcast",
     "Checkpoints",
     "Context",
     "Job",
     "KeyedBatchProcess",
+    "KeyedBroadcastProcess",
     "KeyedCoProcess",
     "KeyedProcess",
     "KeyedStream",

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strandline.api.joins import KeyedCoProcess
+from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
@@ -379,24 +379,37 @@ class AlsoOnEvent(Enrich):
     def on_event(self, event: Any, ctx: Any) -> None: ...
 
 
+class NoRules(KeyedBroadcastProcess):
+    def on_event(self, event: Any, ctx: Any) -> None: ...
+
+
 class One(KeyedProcess):
     def on_event(self, event: Any, ctx: Any) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("process", "two", "said"),
+    ("process", "method", "said"),
     [
-        (One(), True, "after connect\\(\\), process\\(\\) was given One, expected a KeyedCoProcess"),
-        (Enrich(), False, "Enrich is a function of two streams, and there is one"),
-        (OnlyLeft(), True, "OnlyLeft does not define on_right"),
-        (AlsoOnEvent(), True, "AlsoOnEvent defines on_event, which a KeyedCoProcess must not"),
+        (One(), "connect", "after connect(), process() was given One, expected a KeyedCoProcess"),
+        (One(), "broadcast", "after broadcast(), process() was given One, expected a KeyedBroadcastProcess"),
+        (
+            Enrich(),
+            "key_by",
+            "after key_by(), process() was given Enrich, expected a KeyedProcess or a KeyedBatchProcess",
+        ),
+        (Enrich(), "broadcast", "process() was given Enrich, expected a KeyedBroadcastProcess"),
+        (OnlyLeft(), "connect", "OnlyLeft does not define on_right"),
+        (AlsoOnEvent(), "connect", "AlsoOnEvent defines on_event, which a KeyedCoProcess must not"),
+        (NoRules(), "broadcast", "NoRules does not define on_broadcast"),
     ],
 )
-def test_a_function_must_fit_its_inputs(process: Any, two: bool, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"operator 'op': {said}"):
-        check_inputs(process, "op", two=two)
-    check_inputs(Enrich(), "op", two=True)
-    check_inputs(One(), "op", two=False)
+def test_a_function_must_fit_its_inputs(process: Any, method: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_inputs(process, "op", method)
+    assert caught.value.message.startswith("operator 'op': ")
+    assert said in caught.value.message
+    for fits, after in ((Enrich(), "connect"), (One(), "key_by")):
+        check_inputs(fits, "op", after)  # type: ignore[arg-type]
 
 
 def test_each_input_moves_its_own_watermark(tmp_path: Path) -> None:

@@ -166,11 +166,59 @@ def test_a_self_join_and_branches_with_watermarks_of_their_own(spark: Any, case:
     assert shown(pairs) == Counter([(1, 10, 12), (1, 50, 51)])
 
 
+class Label(sl.KeyedBroadcastProcess):
+    """Says which label the broadcast stream has for each order, and once more when a timer fires."""
+
+    labels = sl.Broadcast("bigint", "string")
+    seen = sl.Value("bigint", default=0)
+
+    def on_broadcast(self, event: Any, ctx: Any) -> None:
+        self.labels[event.order_id % 10] = event.v
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        ctx.timers.set(ctx.timestamp + dt.timedelta(seconds=5))
+        yield ctx.key, "event", self.seen.value, self.labels.get(ctx.key % 10)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        yield ctx.key, "timer", self.seen.value, self.labels.get(ctx.key % 10)
+
+
+def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+
+    def start() -> sl.Run:
+        events = source(spark, case)
+        labels = events.where("what = 'label'").select("order_id", "v", "at")
+        orders = events.where("what = 'order'").watermark("at").key_by("order_id", order_by="at")
+        labelled = orders.broadcast(labels, order_by="at").process(
+            Label(), output="id bigint, what string, seen bigint, label string", uid="label"
+        )
+        return job(case, labelled.to(sink)).start(spark)
+
+    many = range(20)
+    # The rule counts for all orders of its epoch, and of two the later one.
+    add(case, [("order", n, 1, "") for n in many] + [("label", 3, 2, "new"), ("label", 3, 1, "old")])
+    with start() as run:
+        settle(run)
+    first = Counter((n, "event", 1, "new" if n % 10 == 3 else None) for n in many)
+    assert shown(sink) == first
+    add(case, [("order", n, 2, "") for n in many])
+    add(case, [("label", 4, 1, "four"), ("order", 99, 6, "")])
+    with start() as run:
+        settle(run)
+        # Timers fire with the epoch after, in which there are no rules: they see those from before.
+        labels = {3: "new", 4: "four"}
+        second = Counter((n, "event", 2, "new" if n % 10 == 3 else None) for n in many)
+        fired = Counter((n, "timer", 2, labels.get(n % 10)) for n in many)
+        assert shown(sink) == first + second + fired + Counter([(99, "event", 1, None)])
+
+
 def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
     every = sl.stream(spark.readStream.schema(SCHEMA).json(str(tmp_path)))
     timed = every.watermark("at")
     by_id, by_text = timed.key_by("order_id"), timed.key_by("v")
-    narrow = timed.select("order_id", "v").key_by("order_id")
+    narrow = timed.select_expr("order_id", "v as w").key_by("order_id")
     for refused, said in (
         (
             lambda: by_id.connect(by_text),
@@ -186,7 +234,13 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         (lambda: by_id.join(narrow, ("0s", "1s"), ""), "has no uid"),
         (lambda: by_id.window_join(narrow, Session("1s"), "u"), "expected Tumbling or Sliding ones"),
         (lambda: every.key_by("v").join(every.key_by("v"), ("0s", "1s"), "u"), "join: the streams have no event time"),
-        (lambda: by_id.process(Match(), "a int", "u"), "Match is a function of two streams, and there is one"),
+        (
+            lambda: by_id.process(Match(), "a int", "u"),
+            "after key_by(), process() was given Match, expected a KeyedProcess or",
+        ),
+        (lambda: by_id.broadcast(by_id), "broadcast() was given a KeyedStream, expected a Stream"),
+        (lambda: by_id.broadcast(timed, order_by="z"), "broadcast: order_by names 'z'; the broadcast stream has what"),
+        (lambda: every.key_by("v").broadcast(timed), "broadcast: only the broadcast stream has event time"),
         (lambda: by_id.connect(narrow).process(Passed(), "a int", "u"), "expected a KeyedCoProcess"),
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:

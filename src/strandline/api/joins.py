@@ -1,4 +1,4 @@
-"""Functions of two streams: what a user subclasses to handle the events of both with one state."""
+"""Functions of two streams: what a user subclasses to handle both, and the state that all partitions share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from strandline.api.process import Context, KeyedProcess
+from strandline.api.states import MapState, State
 
 
 class KeyedCoProcess(KeyedProcess):
@@ -34,3 +35,46 @@ class KeyedCoProcess(KeyedProcess):
         """Tell the streams apart: of a pair, one half is there. Not to be overridden."""
         left, right, *_ = event
         return self.on_right(right, ctx) if left is None else self.on_left(left, ctx)
+
+
+class Broadcast(State):
+    """A map that is the same in all partitions: on_broadcast changes it, everything else reads it.
+
+    >>> class Check(KeyedBroadcastProcess):
+    ...     rules = Broadcast("string", "struct<limit: double>")
+    """
+
+    kind = "broadcast"
+
+    def __init__(self, key: str, value: str) -> None:
+        super().__init__(value, key)
+
+    def __get__(self, instance: object, owner: type) -> MapState:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise self._unbound()
+
+
+class KeyedBroadcastProcess(KeyedProcess):
+    """A function with state on a keyed stream, and with rules from another stream that all partitions hear of.
+
+    The rules of an epoch come before its events, in one order everywhere: that of `broadcast(…, order_by=…)`, then of
+    their event times. Events that timers of an operator further up gave come before the rules, and so do timers.
+
+    >>> class Check(KeyedBroadcastProcess):
+    ...     rules = Broadcast("string", "struct<limit: double>")
+    ...     def on_broadcast(self, rule, ctx):
+    ...         self.rules[rule.name] = {"limit": rule.limit}
+    ...     def on_event(self, payment, ctx):
+    ...         rule = self.rules.get(payment.kind)
+    ...         if rule and payment.amount > rule.limit:
+    ...             yield {"user": ctx.key, "amount": payment.amount}
+    """
+
+    def on_broadcast(self, event: Any, ctx: Context) -> None:
+        """Handle an event of the broadcast stream: change Broadcast states. Runs once in every partition.
+
+        There is no current key, and no output. It must do the same everywhere: decide by the event and Broadcast
+        states alone.
+        """
+        raise NotImplementedError

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import List, Map, State, declared_states
 from strandline.backends.base import Backend, Changes, Entry
@@ -18,8 +19,9 @@ from strandline.core.keygroups import range_of
 from strandline.format.columns import to_python
 from strandline.format.keys import KeyCodec
 from strandline.format.records import record_type
-from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
+from strandline.format.types import ArrayType, DataType, LongType, StructType, parse_schema, parse_type
 from strandline.format.values import ValueCodec
+from strandline.runtime.broadcast import GROUP_BYTES, Broadcasts, BroadcastTable
 from strandline.runtime.calls import EventCalls, user_error
 from strandline.runtime.handles import ListHandle, MapHandle, named, value_handle
 from strandline.runtime.maptable import MapTable
@@ -77,6 +79,7 @@ class Task:
         self._process = process
         self._vectorised = isinstance(process, KeyedBatchProcess)
         self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
+        self._broadcasts = self._bind_broadcasts(partition)
         states = declared_states(process)
         self._tables: dict[str, Table] = {}
         self._maps: dict[str, MapTable] = {}
@@ -120,18 +123,23 @@ class Task:
         """
         if batch.num_rows == 0:
             return
-        self._refuse_null_keys(batch.columns[self._columns_at :])
         if self._program.timed:
             self._measure(batch)
+        if self._broadcasts is not None:
+            batch = self._broadcasts.take(batch, self._columns_at + 1, timed=self._program.timed)
+            if batch.num_rows == 0:
+                return
+        self._refuse_null_keys(batch.columns[self._columns_at :])
         if not self._vectorised:
-            if not self._program.phased:
+            if not self._program.phased and self._broadcasts is None:
                 yield from self._run_events(batch)
                 return
-            # What timers gave further up comes before the watermark moves on, everything else after.
-            fired = batch.column(2)
-            first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
-            if first.num_rows:
-                yield from self._run_events(first)
+            if self._program.phased:
+                # What timers gave further up comes before the watermark moves on, everything else after.
+                fired = batch.column(2)
+                first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
+                if first.num_rows:
+                    yield from self._run_events(first)
             if not batch.num_rows:
                 return
         self._gathered.append(batch)
@@ -145,6 +153,8 @@ class Task:
         """Process what `process` has only gathered so far; the epoch has no more events."""
         if self._program.phased:
             yield from self._fire()
+        if self._broadcasts is not None:
+            self._broadcasts.apply(self._broadcast_failed)
         if not self._gathered:
             return
         if self._vectorised:
@@ -175,6 +185,8 @@ class Task:
         """Forget what the epoch wrote."""
         if self._calls is not None:
             self._calls.forget()
+        if self._broadcasts is not None:
+            self._broadcasts.forget()
         self.scope.watermark_us = self._reached_us
         for table in self._all():
             table.abort()
@@ -222,6 +234,10 @@ class Task:
     # -- binding
 
     def _bind(self, name: str, state: State, cache_bytes: int) -> Any:
+        if isinstance(state, Broadcast):
+            assert self._broadcasts is not None
+            self._maps[name], handle = self._broadcasts.bind(name, state, self._backend, cache_bytes)
+            return handle
         element = parse_type(state.value_type)
         if isinstance(state, Map | List):
             sub_type: DataType = parse_type(state.key_type) if isinstance(state, Map) else LongType()
@@ -240,6 +256,17 @@ class Task:
         values = Table(name, self._backend, self._encode_keys, codec.encode_many, codec.decode_many, cache_bytes)
         self._tables[name] = values
         return value_handle(self.scope, values, codec, name, state)
+
+    def _bind_broadcasts(self, partition: Partition) -> Broadcasts | None:
+        if not isinstance(self._process, KeyedBroadcastProcess):
+            return None
+        first = range_of(partition, self._program.max_parallelism, self._program.parallelism).first
+        rule = self._schema.fields[1].type
+        assert isinstance(rule, StructType)
+        return Broadcasts(self._process, self.scope, rule, self._program.broadcast_order, first)
+
+    def _broadcast_failed(self, error: BaseException, method: str, rule: Any) -> Exception:
+        return user_error(self.scope.uid, self._process, error, method, None, rule)
 
     def _bind_timers(self, partition: Partition) -> tuple[TimerTable, TimerTable] | None:
         why = f"{type(self._process).__name__} does not define on_timer"
@@ -267,7 +294,7 @@ class Task:
             self._backend.release(name)
         for name, cells in self._maps.items():
             for entry, value in self._watched(name):
-                key, end = self._remember(entry)
+                key, end = (None, GROUP_BYTES) if isinstance(cells, BroadcastTable) else self._remember(entry)
                 cells.adopt(key, entry, end, value)
             self._backend.release(name)
 
@@ -314,7 +341,10 @@ class Task:
         for table in self._tables.values():
             table.load(distinct)
         times = batch.column(1).to_pylist() if self._program.timed else None
-        return self._calls.on_events(keys, map(self._make_event, zip(*values, strict=True)), times)
+        # Where the right half is for everybody, what is left are left ones.
+        alone = self._broadcasts is not None
+        events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
+        return self._calls.on_events(keys, events, times)
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
         """Call on_timer for every timer that the watermark and the clock have made due."""

@@ -20,6 +20,7 @@ from strandline.runtime.protocol import Ack, Instructions, Trigger
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.exchange import Exchange, prepare_session
 from strandline.spark.fleet import Fleet, Slot
+from strandline.spark.joins import TO, PairNode
 from strandline.spark.plan import Operator, Plan
 from strandline.spark.stream import OperatorNode
 from strandline.spark.worker import unmark
@@ -214,7 +215,9 @@ class EpochDriver:
 
     def _operate(self, node: OperatorNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         operator = self._operators[node]
-        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden)
+        pair = node.parent
+        to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None
+        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> Trigger | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from strandline.api.joins import KeyedCoProcess
+from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.windows import Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
@@ -23,7 +23,10 @@ from strandline.spark.times import FIRED, ORIGIN, TIME, visible, without_hidden
 
 _ORDER = "__strandline_order"
 
-Pack = Callable[[DataFrame, DataFrame], DataFrame]
+TO = "__strandline_to"
+"""Of what every partition hears of: to which one this copy goes."""
+
+Pack = Callable[[int, DataFrame, DataFrame], DataFrame]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +34,11 @@ class PairNode(Node):
     """Two streams packed into one."""
 
     other: Node | None = None
-    pack: Pack = field(default=lambda left, right: left)
+    pack: Pack = field(default=lambda parallelism, left, right: left)
     movers: tuple[WatermarkNode | None, ...] = ()
     """Whose watermark the rows move: one for all of them, or each input's, and then `ORIGIN` begins with its number."""
+    broadcast_order: tuple[str, ...] | None = None
+    """If the right rows are for every partition: by which of their columns they are sorted."""
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -59,6 +64,31 @@ class ConnectedStreams:
     ) -> Stream:
         """Run a function with state on each event of both streams; arguments are those of KeyedStream.process()."""
         return self.pairs.process(process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
+
+
+@dataclass(frozen=True)
+class BroadcastStream:
+    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
+
+    pairs: KeyedStream
+
+    def process(
+        self,
+        process: KeyedBroadcastProcess,
+        output: str,
+        uid: str,
+        *,
+        sides: Mapping[str, str] | None = None,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Run a function with state on each event and each rule; arguments are those of KeyedStream.process()."""
+        return self.pairs.process(process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
+
+
+def broadcast(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> BroadcastStream:
+    """Bring a keyed stream together with one that every partition hears of."""
+    return BroadcastStream(_spread(left, rules, order_by))
 
 
 def connect(left: KeyedStream, right: KeyedStream) -> ConnectedStreams:
@@ -131,52 +161,116 @@ def _run(
 # -- packing
 
 
+@dataclass(frozen=True)
+class _Input:
+    """One of two inputs: where its rows come from, and expressions of their key and order."""
+
+    node: Node
+    keys: tuple[str, ...]
+    order: tuple[str, ...]
+
+    @property
+    def is_timed(self) -> bool:
+        return TIME in self.node.probe.columns
+
+
 def _paired(left: KeyedStream, right: KeyedStream, what: str) -> KeyedStream:
     """Return the stream of pairs, keyed."""
     _check_alike(left, right, what)
-    names = list(left._keys)
-    order = [f"{_ORDER}_{at}" for at in range(len(left._order_by))]
-    probes = left._node.probe, right._node.probe
+    node = _pair_node(left, _input(left), _input(right), what)
+    return _ConnectedPairs(node, left._keys, _order_names(left))
+
+
+def _spread(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> KeyedStream:
+    """Return the stream of pairs of which one half is for every partition."""
+    _check_rules(left, rules, order_by)
+    probe = left._node.probe
+    nulls = [
+        [f"cast(null as {_ddl(probe.schema[n].dataType)})" for n in names] for names in (left._keys, left._order_by)
+    ]
+    node = _pair_node(left, _input(left), _Input(rules._node, tuple(nulls[0]), tuple(nulls[1])), "broadcast", order_by)
+    return _BroadcastPairs(node, left._keys, _order_names(left))
+
+
+class _ConnectedPairs(KeyedStream):
+    _made_by = "connect"
+
+
+class _BroadcastPairs(KeyedStream):
+    _made_by = "broadcast"
+
+
+def _input(stream: KeyedStream) -> _Input:
+    return _Input(stream._node, tuple(map(_quoted, stream._keys)), tuple(map(_quoted, stream._order_by)))
+
+
+def _order_names(left: KeyedStream) -> tuple[str, ...]:
+    return tuple(f"{_ORDER}_{at}" for at in range(len(left._order_by)))
+
+
+def _pair_node(
+    stream: KeyedStream, left: _Input, right: _Input, what: str, broadcast_order: tuple[str, ...] | None = None
+) -> PairNode:
+    """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
+    inputs = left, right
+    probes = left.node.probe, right.node.probe
     hidden = [name for name in (TIME, FIRED) if any(name in probe.columns for probe in probes)]
-    movers = _watermark_of(left._node), _watermark_of(right._node)
-    is_one = movers[0] is movers[1]
+    movers = _watermark_of(left.node), _watermark_of(right.node)
+    is_one = movers[0] is movers[1] or not right.is_timed
     if any(movers) and (not is_one or ORIGIN in probes[0].columns):
         hidden.append(ORIGIN)
-    rows = [_struct_type(stream, what) for stream in (left, right)]
+    rows = [_struct_type(probe, what) for probe in probes]
+    names = [LEFT, RIGHT, *stream._keys, *_order_names(stream), *hidden]
     selected: list[list[str]] = []
-    for at, stream in enumerate((left, right)):
+    for at, each in enumerate(inputs):
         own = f"struct({', '.join(map(_quoted, visible(probes[at].columns)))})"
         halves = [own if at == half else f"cast(null as {rows[half]})" for half in (0, 1)]
         carried = [_carried(name, probes[at], None if is_one else at) for name in hidden]
-        selected.append(
-            [
-                *(f"{half} as {name}" for half, name in zip(halves, (LEFT, RIGHT), strict=True)),
-                *(f"{_quoted(mine)} as {_quoted(name)}" for mine, name in zip(stream._keys, names, strict=True)),
-                *(f"{_quoted(mine)} as {name}" for mine, name in zip(stream._order_by, order, strict=True)),
-                *(f"{expression} as {name}" for expression, name in zip(carried, hidden, strict=True)),
-            ]
+        values = [*halves, *each.keys, *each.order, *carried]
+        selected.append([f"{value} as {_quoted(name)}" for value, name in zip(values, names, strict=True)])
+
+    def pack(parallelism: int, lefts: DataFrame, rights: DataFrame) -> DataFrame:
+        if broadcast_order is None:
+            return lefts.selectExpr(*selected[0]).unionAll(rights.selectExpr(*selected[1]))
+        everywhere = f"explode(sequence(0, {parallelism - 1})) as {TO}"
+        return lefts.selectExpr(*selected[0], f"cast(null as int) as {TO}").unionAll(
+            rights.selectExpr(*selected[1], everywhere)
         )
 
-    def pack(lefts: DataFrame, rights: DataFrame) -> DataFrame:
-        return lefts.selectExpr(*selected[0]).unionAll(rights.selectExpr(*selected[1]))
-
-    node = PairNode(
-        probe=pack(*probes),
-        parent=left._node,
-        other=right._node,
+    return PairNode(
+        probe=pack(1, *probes).drop(TO),
+        parent=left.node,
+        other=right.node,
         pack=pack,
         movers=movers[:1] if is_one else movers,
+        broadcast_order=broadcast_order,
     )
-    return KeyedStream(node, tuple(names), tuple(order))
 
 
 def _carried(name: str, probe: DataFrame, input_: int | None) -> str:
     """Return the expression of a hidden column, which this input may lack."""
-    if name == FIRED and FIRED not in probe.columns:
-        return "false"
-    if name != ORIGIN or input_ is None:
-        return name
-    return f"concat('{input_}/', coalesce({ORIGIN}, ''))" if ORIGIN in probe.columns else f"'{input_}/'"
+    if name == ORIGIN and input_ is not None:
+        return f"concat('{input_}/', coalesce({ORIGIN}, ''))" if ORIGIN in probe.columns else f"'{input_}/'"
+    nothing = {TIME: "cast(null as bigint)", FIRED: "false", ORIGIN: "cast(null as string)"}
+    return name if name in probe.columns else nothing[name]
+
+
+def _check_rules(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> None:
+    if not isinstance(rules, Stream):
+        raise ConfigurationError(
+            f"broadcast() was given a {type(rules).__name__}, expected a Stream",
+            hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
+        )
+    missing = [name for name in order_by if name not in rules.columns]
+    if missing:
+        raise ConfigurationError(
+            f"broadcast: order_by names {missing[0]!r}; the broadcast stream has {', '.join(rules.columns)}"
+        )
+    if TIME in rules._node.probe.columns and TIME not in left._node.probe.columns:
+        raise ConfigurationError(
+            "broadcast: only the broadcast stream has event time",
+            hint='call watermark("column") on the keyed stream too, or on neither',
+        )
 
 
 def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
@@ -206,14 +300,11 @@ def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
             f"{what}: only the {'left' if times[0] else 'right'} stream has event time",
             hint='call watermark("column") on both, or on the stream that both branches come from, or on neither',
         )
-    for stream in (left, right):
-        if LEFT in stream._node.probe.columns:
-            raise ConfigurationError(f"{what}: a stream is connected already", hint="call process() on it first")
 
 
-def _struct_type(stream: KeyedStream, what: str) -> str:
-    _input_schema(stream._node.probe, what)
-    return _ddl(without_hidden(stream._node.probe).schema)
+def _struct_type(probe: DataFrame, what: str) -> str:
+    _input_schema(probe, what)
+    return _ddl(without_hidden(probe).schema)
 
 
 def _watermark_of(node: Node | None) -> WatermarkNode | None:

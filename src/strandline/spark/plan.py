@@ -69,9 +69,11 @@ class Plan:
         }
         """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
         self.sinks = self._named_sinks()
+        self._parallelism = 0
 
     def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
         """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
+        self._parallelism = parallelism
         settled = []
         for node in self.operators:
             most = node.max_parallelism or stored.get(node.uid) or default_max_parallelism(parallelism)
@@ -91,7 +93,7 @@ class Plan:
             if isinstance(node, StepNode | WatermarkNode):
                 made[node] = node.step(*parents)
             elif isinstance(node, PairNode):
-                made[node] = node.pack(*parents)
+                made[node] = node.pack(self._parallelism, *parents)
             elif isinstance(node, OperatorNode):
                 made[node] = run(node, *parents)
             if node in self._branches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -15,7 +15,7 @@ from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
-from strandline.runtime.joins import LEFT, How, check_inputs
+from strandline.runtime.joins import How, check_inputs
 from strandline.runtime.outputs import SIDE, columns_ddl, raw_ddl
 from strandline.runtime.program import check_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
@@ -26,7 +26,7 @@ from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_tim
 from strandline.spark.windows import WindowedStream
 
 if TYPE_CHECKING:
-    from strandline.spark.joins import ConnectedStreams
+    from strandline.spark.joins import BroadcastStream, ConnectedStreams
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -231,6 +231,8 @@ class Stream:
 class KeyedStream:
     """A stream partitioned by key: the place for functions with state."""
 
+    _made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
+
     def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
         self._node = node
         self._keys = keys
@@ -259,7 +261,7 @@ class KeyedStream:
                 hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
             )
         check_process(process, uid)
-        check_inputs(process, uid, two=LEFT in self._node.probe.columns)
+        check_inputs(process, uid, self._made_by)
         state_infos(process)
         schema = parse_schema(output).ddl
         raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
@@ -294,6 +296,15 @@ class KeyedStream:
         from strandline.spark.joins import connect
 
         return connect(self, other)
+
+    def broadcast(self, rules: Stream, *, order_by: str | Iterable[str] = ()) -> BroadcastStream:
+        """Let every partition hear of a small stream, for a KeyedBroadcastProcess: rules, settings, exchange rates.
+
+        Its rows of one epoch come before the keyed stream's, sorted by `order_by`, then by their event times.
+        """
+        from strandline.spark.joins import broadcast
+
+        return broadcast(self, rules, (order_by,) if isinstance(order_by, str) else tuple(order_by))
 
     def join(
         self,
