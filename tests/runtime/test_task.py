@@ -283,7 +283,7 @@ def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op
     for table in tables:
         table._cache_bytes = 1 << 16
     rocks.task.begin(Epoch(1))
-    rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)]))
+    list(rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)])))
     rocks.task.evict()
     caches: list[dict[Any, Any]] = [table.live if isinstance(table, Table) else table.cells for table in tables]
     assert max(map(len, caches)) == 3000
