@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,9 @@ def add(case: Case, events: Sequence[Event]) -> None:
     rows = [dict(zip(names, (w, o, at(s).isoformat(), v), strict=True)) for w, o, s, v in events]
     temporary = case.root / "next.json"
     temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Spark reads files in the order of their times, and these are written within a millisecond.
+    written = time.time() - 1000 + case.files
+    os.utime(temporary, (written, written))
     temporary.rename(directory / f"{case.files:04}.json")
     case.files += 1
 
