@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.api import aggregates as agg
 from strandline.api.config import Checkpoints, Restart
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
 from strandline.api.ttl import TTL
@@ -31,11 +32,14 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022
     "Aggregating",
     "BatchContext",
+    "Broadcast",
     "Checkpoints",
     "Context",
     "Global",
     "Job",
     "KeyedBatchProcess",
+    "KeyedBroadcastProcess",
+    "KeyedCoProcess",
     "KeyedProcess",
     "KeyedStream",
     "List",

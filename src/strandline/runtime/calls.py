@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
 from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.runtime.joins import called
 from strandline.runtime.outputs import RawOutput
 from strandline.runtime.program import Process
 from strandline.runtime.scope import Scope, Timer
@@ -91,12 +92,13 @@ class EventCalls:
         each, rows, stamps = iter(times), self._rows, self._times
 
         def call(event: Any, scope: Any) -> None:
-            scope.time_us = time = next(each)
+            scope.time_us = next(each)
             out = on_event(event, scope)
             if out is not None:
-                before = len(rows)
-                rows.extend(out)
-                stamps.extend([time] * (len(rows) - before))
+                # One by one, as those of timers.
+                for row in out:
+                    rows.append(row)
+                    stamps.append(scope.time_us)
 
         return call
 
@@ -127,6 +129,7 @@ def user_error(
     uid: str, process: Process, error: BaseException, method: str, key: Any = None, event: Any = None
 ) -> StrandlineError:
     """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
+    method, event = called(process, method, event)
     # The first frame is ours; what comes after it is the user's.
     trace = error.__traceback__.tb_next if error.__traceback__ else None
     text = _users_trace(error, trace)

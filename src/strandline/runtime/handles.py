@@ -141,6 +141,11 @@ class MapHandle(MutableMapping[Any, Any]):
         self._coerce_value = coercion(scope, name, values)
         self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
 
+    @property
+    def table(self) -> MapTable:
+        """The table behind it: for operators of ours, whose values need neither checks nor copies."""
+        return self._table
+
     def __getitem__(self, sub: Any) -> Any:
         value = self._table.get(self._scope.key, self._coerce_key(sub))
         if value is None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.columns import arrow_schema, conform, from_python
-from strandline.format.types import Field, StructType, parse_schema, parse_type
+from strandline.format.types import Field, StructType, parse_schema, parse_type, quoted
 
 TIME = "__strandline_time"
 """Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
@@ -28,6 +28,11 @@ def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
     if timed:
         fields += [Field(TIME, parse_type("bigint")), Field(FIRED, parse_type("boolean"))]
     return StructType(tuple(fields)).ddl
+
+
+def columns_ddl(schema: str) -> str:
+    """Return the DDL of a schema as a list of columns, to which more can be added: not as a struct."""
+    return ", ".join(f"{quoted(field.name)} {field.type.ddl}" for field in parse_schema(schema).fields)
 
 
 class RawOutput:

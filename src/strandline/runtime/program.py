@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 import msgspec
 
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.core.errors import ConfigurationError, StateTypeError
@@ -94,7 +95,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     """Events come straight from a watermark, so that their times are what moves it."""
     origins: bool = False
-    """Events come with whose watermark they move, behind the times."""
+    """Events come with whose watermark they move, behind all that."""
+    broadcast_order: list[str] = []
+    """Columns of the broadcast stream that say in which order the rules of an epoch apply."""
     gives_time: bool = False
     sides: dict[str, str] = {}
     """DDL of the side outputs, by name."""
@@ -131,7 +134,7 @@ def state_infos(process: Process) -> list[StateInfo]:
     for name, state in declared_states(process).items():
         check_state(process, name, state)
         value_type = parse_type(state.value_type).ddl
-        key_type = parse_type(state.key_type).ddl if isinstance(state, Map) else ""
+        key_type = parse_type(state.key_type).ddl if isinstance(state, Map | Broadcast) else ""
         found.append(
             StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=_ttl_info(state))
         )
@@ -157,11 +160,16 @@ def check_state(process: Process, name: str, state: State) -> None:
             f"{where} is a {type(state).__name__}, but a KeyedBatchProcess can only have Value states",
             hint="use Value with a struct, or write the function as a KeyedProcess",
         )
-    if not isinstance(state, Value | List | Map | Reducing | Aggregating):
+    if isinstance(state, Broadcast) and not isinstance(process, KeyedBroadcastProcess):
+        raise ConfigurationError(
+            f"{where} is a Broadcast, which only a KeyedBroadcastProcess has",
+            hint="write a.key_by(…).broadcast(rules).process(…) with such a function",
+        )
+    if not isinstance(state, Value | List | Map | Reducing | Aggregating | Broadcast):
         raise ConfigurationError(f"{where} is a {type(state).__name__}, not a state that this release knows")
     try:
         value_type = parse_type(state.value_type)
-        if isinstance(state, Map):
+        if isinstance(state, Map | Broadcast):
             KeyCodec([parse_type(state.key_type)])
         default = getattr(state, "default", None)
         if default is not None:

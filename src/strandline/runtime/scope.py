@@ -17,7 +17,19 @@ _EARLIEST = dt.datetime.min.replace(tzinfo=dt.UTC)
 class Scope:
     """The context of one operator partition. Users know it as `ctx`; times are kept in microseconds since 1970."""
 
-    __slots__ = ("_emit", "epoch", "key", "keys", "now_us", "partition", "time_us", "timers", "uid", "watermark_us")
+    __slots__ = (
+        "_emit",
+        "epoch",
+        "in_broadcast",
+        "key",
+        "keys",
+        "now_us",
+        "partition",
+        "time_us",
+        "timers",
+        "uid",
+        "watermark_us",
+    )
 
     def __init__(self, uid: str, partition: int) -> None:
         self.uid = uid
@@ -29,6 +41,7 @@ class Scope:
         self.watermark_us: int | None = None
         self.now_us = 0
         self.timers = Timers(self)
+        self.in_broadcast = False
         self._emit: Callable[[str, Any], None] | None = None
 
     @property
@@ -53,6 +66,11 @@ class Scope:
 
     def emit(self, side: str, row: Any) -> None:
         """Send a row to a side output."""
+        if self.in_broadcast:
+            raise UserCodeError(
+                f"operator '{self.uid}': on_broadcast cannot emit, as it runs in every partition",
+                hint="give rows in on_event or on_timer",
+            )
         if self._emit is None:
             raise UserCodeError(
                 f"operator '{self.uid}' has no side output '{side}'",
@@ -127,6 +145,11 @@ class Timers:
 
     def _current(self) -> bytes:
         key = self._scope.key
+        if self._scope.in_broadcast:
+            raise UserCodeError(
+                f"operator '{self._scope.uid}': on_broadcast cannot set a timer, as there is no key",
+                hint="set timers in on_event or on_timer",
+            )
         if key is not self._key:
             self._key, self._encoded = key, self._encode(key)
         return self._encoded

@@ -10,19 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import List, Map, State, declared_states
 from strandline.api.ttl import TTL
 from strandline.backends.base import Backend, Changes, Entry
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError
-from strandline.core.ids import Epoch, Partition
+from strandline.core.ids import Epoch, KeyGroup, Partition
 from strandline.core.keygroups import KeyGroupRange, range_of
 from strandline.format.columns import to_python
 from strandline.format.expiry import ExpiringCodec
 from strandline.format.keys import KeyCodec
 from strandline.format.records import record_type
-from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
+from strandline.format.types import ArrayType, DataType, LongType, StructType, parse_schema, parse_type
 from strandline.format.values import ValueCodec
+from strandline.runtime.broadcast import GROUP_BYTES, Broadcasts, BroadcastTable
 from strandline.runtime.calls import EventCalls, user_error
 from strandline.runtime.columnar import ColumnarProcess, Given, OwnTable, Place, Rows
 from strandline.runtime.expiring import ExpiringListHandle, ExpiringMapHandle, ExpiringValueHandle, ExpiringVectorHandle
@@ -89,6 +91,7 @@ class Task:
         self._tables: dict[str, Table] = {}
         self._maps: dict[str, MapTable] = {}
         groups = range_of(partition, program.max_parallelism, program.parallelism)
+        self._broadcasts = self._bind_broadcasts(groups.first)
         self._timers = self._bind_timers(groups)
         self._expiry: Expiry | None = None
         if has_ttl(process):
@@ -147,27 +150,24 @@ class Task:
         """
         if batch.num_rows == 0:
             return
-        self._refuse_null_keys(batch.columns[self._columns_at :])
         if self._program.measured:
             self._find_newest(batch)
+        if self._broadcasts is not None:
+            batch = self._broadcasts.take(batch, self._columns_at + 1, timed=self._program.timed)
+            if batch.num_rows == 0:
+                return
+        self._refuse_null_keys(batch.columns[self._columns_at :])
         if not self._vectorised:
-            if not self._program.phased:
+            if not self._program.phased and self._broadcasts is None:
                 yield from self._run_events(batch)
                 return
-            # What timers gave further up comes before the watermark moves on, everything else after.
-            fired = pc.fill_null(batch.column(2), False)
-            first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
-            if first.num_rows:
-                # What comes of them is to reach the next operator, too, before its watermark moves on.
-                self._outputs.fired = True
-                try:
-                    yield from self._run_events(first)
-                finally:
-                    self._outputs.fired = False
+            if self._program.phased:
+                yield from self._run_fired(batch)
+                batch = batch.filter(pc.invert(_fired(batch)))
             if not batch.num_rows:
                 return
         elif self._columnar is not None and self._program.phased:
-            fired = pc.fill_null(batch.column(2), False)
+            fired = _fired(batch)
             first, batch = batch.filter(fired), batch.filter(pc.invert(fired))
             self._take_rows(first)
         self._gathered.append(batch)
@@ -190,6 +190,8 @@ class Task:
             self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
             self._columnar.forget()
             return
+        if self._broadcasts is not None:
+            self._broadcasts.apply(self._broadcast_failed)
         if not self._gathered:
             return
         if self._vectorised:
@@ -222,6 +224,8 @@ class Task:
             self._calls.forget()
         if self._columnar is not None:
             self._columnar.forget()
+        if self._broadcasts is not None:
+            self._broadcasts.forget()
         self.scope.watermark_us = self._reached_us
         for table in self._all():
             table.abort()
@@ -296,6 +300,10 @@ class Task:
     def _bind(self, name: str, state: State, cache_bytes: int) -> Any:
         if self._expiry is not None and state.ttl is not None:
             return self._bind_expiring(self._expiry, name, state, state.ttl, cache_bytes)
+        if isinstance(state, Broadcast):
+            assert self._broadcasts is not None
+            self._maps[name], handle = self._broadcasts.bind(name, state, self._backend, cache_bytes)
+            return handle
         element = parse_type(state.value_type)
         if isinstance(state, Map | List):
             sub_type: DataType = parse_type(state.key_type) if isinstance(state, Map) else LongType()
@@ -345,6 +353,16 @@ class Task:
         expiry.add(name, cell)
         return wrapped(cell, state)
 
+    def _bind_broadcasts(self, first: KeyGroup) -> Broadcasts | None:
+        if not isinstance(self._process, KeyedBroadcastProcess):
+            return None
+        rule = self._schema.fields[1].type
+        assert isinstance(rule, StructType)
+        return Broadcasts(self._process, self.scope, rule, self._program.broadcast_order, first)
+
+    def _broadcast_failed(self, error: BaseException, method: str, rule: Any) -> Exception:
+        return user_error(self.scope.uid, self._process, error, method, None, rule)
+
     def _bind_timers(self, groups: KeyGroupRange) -> tuple[TimerTable, TimerTable] | None:
         why = f"{type(self._process).__name__} does not define on_timer"
         if not has_timers(self._process):
@@ -370,7 +388,7 @@ class Task:
             self._backend.release(name)
         for name, cells in self._maps.items():
             for entry, value in self._watched(name):
-                key, end = self._remember(entry)
+                key, end = (None, GROUP_BYTES) if isinstance(cells, BroadcastTable) else self._remember(entry)
                 cells.adopt(key, entry, end, value)
             self._backend.release(name)
 
@@ -408,6 +426,17 @@ class Task:
 
     # -- processing
 
+    def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take what timers gave further up: before the watermark moves on, and what comes of it likewise."""
+        first = batch.filter(_fired(batch))
+        if not first.num_rows:
+            return
+        self._outputs.fired = True
+        try:
+            yield from self._run_events(first)
+        finally:
+            self._outputs.fired = False
+
     def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         assert self._calls is not None
         self._count_late(batch)
@@ -421,7 +450,10 @@ class Task:
         for table in self._tables.values():
             table.load(distinct)
         times = batch.column(1).to_pylist() if self._program.timed else None
-        return self._calls.on_events(keys, map(self._make_event, zip(*values, strict=True)), times)
+        # Where the right half is for everybody, what is left are left ones.
+        alone = self._broadcasts is not None
+        events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
+        return self._calls.on_events(keys, events, times)
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
         """Call on_timer for every timer that the watermark and the clock have made due."""
@@ -526,7 +558,9 @@ class Task:
         times = batch.column(1)
         if self._program.origins:
             newest = (
-                pa.table([batch.column(2), times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
+                pa.table([batch.column(2 + self._program.phased), times], ["origin", "time"])
+                .group_by("origin")
+                .aggregate([("time", "max")])
             )
             found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
         else:
@@ -581,3 +615,8 @@ class Task:
 
 def _earlier(one: int | None, other: int | None) -> int | None:
     return other if one is None or (other is not None and other < one) else one
+
+
+def _fired(batch: pa.RecordBatch) -> pa.Array:
+    """Return which rows of a phased operator were given by timers."""
+    return pc.fill_null(batch.column(2), False)

@@ -35,6 +35,7 @@ from strandline.spark.compat import check_compatible
 from strandline.spark.epochs import EpochDriver, find_error
 from strandline.spark.exchange import Exchange
 from strandline.spark.fleet import Fleet
+from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.times import FIRED, ORIGIN
@@ -237,6 +238,7 @@ class Attempt:
             origins=ORIGIN in node.hidden,
             measured=node.uid in b.plan.measuring,
             gives_time=node.is_timed,
+            broadcast_order=list(node.parent.broadcast_order or ()) if isinstance(node.parent, PairNode) else [],
             sides=node.sides,
             parallelism=operator.parallelism,
             max_parallelism=operator.max_parallelism,

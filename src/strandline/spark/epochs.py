@@ -21,6 +21,7 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, prepare_session
 from strandline.spark.fleet import Fleet, Slot
+from strandline.spark.joins import TO, PairNode
 from strandline.spark.plan import Operator, Plan
 from strandline.spark.stream import OperatorNode
 from strandline.spark.worker import unmark
@@ -209,8 +210,8 @@ class EpochDriver:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
         self._note(epoch, acks, (time.perf_counter() - started) * 1000)
         for (uid, _), ack in acks.items():
-            if ack.newest_us:
-                self._watermarks.observe(self._plan.measuring[uid], ack.newest_us, instructions.now_us)
+            for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
+                self._watermarks.observe(index, newest_us, instructions.now_us)
         self._watermarks.fired_us = instructions.watermark_us
         self._watermarks.advance(instructions.now_us)
         if trigger is not None:
@@ -221,7 +222,9 @@ class EpochDriver:
 
     def _operate(self, node: OperatorNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         operator = self._operators[node]
-        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden)
+        pair = node.parent
+        to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None
+        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> Trigger | None:

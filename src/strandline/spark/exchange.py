@@ -14,6 +14,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from strandline.core.ids import Partition
+from strandline.core.keygroups import range_of
 from strandline.format.murmur import spark_hash
 from strandline.format.types import IntegerType
 
@@ -65,12 +67,19 @@ class Exchange:
         max_parallelism: int,
         order_by: Sequence[str] = (),
         hidden: Sequence[str] = (),
+        to: str | None = None,
     ) -> DataFrame:
         """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
-        A partition without rows has one, with a null key group.
+        A partition without rows has one, with a null key group. Where the column `to` has a partition, the row goes
+        there, whatever its key.
         """
         group = f"pmod(hash({', '.join(map(_quoted, keys))}), {max_parallelism})"
+        if to is not None:
+            firsts = [
+                range_of(Partition(p), max_parallelism, self._parallelism).first for p in range(self._parallelism)
+            ]
+            group = f"coalesce(array({', '.join(map(str, firsts))})[{to}], {group})"
         routes = f"array({', '.join(map(str, self._routes))})"
         route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
         routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
@@ -78,7 +87,7 @@ class Exchange:
         joined = (
             routed.repartition(self._parallelism, self._route)
             .join(self._hinted, self._meet, "full_outer")
-            .selectExpr(*first, f"* except ({', '.join([*first, _ROUTE, _ANCHOR_ROUTE])})")
+            .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
         )
         return joined.sortWithinPartitions(*(F.col(_quoted(name)) for name in order_by)) if order_by else joined
 

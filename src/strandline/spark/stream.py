@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
@@ -14,6 +14,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
+from strandline.runtime.joins import How, check_inputs
 from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
@@ -24,6 +25,9 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_times, without_hidden
 from strandline.spark.windows import WindowedStream, windowed
 
+if TYPE_CHECKING:
+    from strandline.spark.joins import BroadcastStream, ConnectedStreams
+
 Step = Callable[[DataFrame], DataFrame]
 
 
@@ -33,6 +37,11 @@ class Node:
 
     probe: DataFrame
     parent: Node | None = None
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes whose rows it gets."""
+        return () if self.parent is None else (self.parent,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,6 +233,8 @@ class Stream:
 class KeyedStream(Aggregates):
     """A stream partitioned by key: the place for functions with state."""
 
+    _made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
+
     def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
         self._node = node
         self._keys = keys
@@ -270,6 +281,7 @@ class KeyedStream(Aggregates):
             )
         check_process(process, uid)
         check_sides(process, uid, sides or {})
+        check_inputs(process, uid, self._made_by)
         state_infos(process)
         schema = parse_schema(output).ddl
         raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
@@ -310,6 +322,62 @@ class KeyedStream(Aggregates):
         `time="processing"`, windows follow the clock alone.
         """
         return windowed(self, kind, lateness, late, early, time)
+
+    def connect(self, other: KeyedStream) -> ConnectedStreams:
+        """Bring together two streams that are keyed alike, for a function that sees the events of both."""
+        from strandline.spark.joins import connect
+
+        return connect(self, other)
+
+    def broadcast(self, rules: Stream, *, order_by: str | Iterable[str] = ()) -> BroadcastStream:
+        """Let every partition hear of a small stream, for a KeyedBroadcastProcess: rules, settings, exchange rates.
+
+        Its rows of one epoch come before the keyed stream's, sorted by `order_by`, then by their event times.
+        """
+        from strandline.spark.joins import broadcast
+
+        return broadcast(self, rules, (order_by,) if isinstance(order_by, str) else tuple(order_by))
+
+    def join(
+        self,
+        other: KeyedStream,
+        within: tuple[str, str],
+        uid: str,
+        *,
+        how: How = "inner",
+        prefixes: tuple[str, str] = ("", ""),
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
+
+        `("-10 min", "5 min")` pairs a row with those of the other stream from 10 minutes before it to 5 minutes after
+        it, both included. The result has this stream's columns, then the other's; a key that has one name in both is
+        there once, and `prefixes` tell other columns apart. A pair has the later of the two times. `how` is `inner`, or
+        `left`, `right` or `full`: then a row without partner comes alone, with nulls, once the watermark says that none
+        can come. Rows older than the watermark are left out.
+        """
+        from strandline.spark.joins import interval_join
+
+        return interval_join(self, other, within, uid, how, prefixes, max_parallelism)
+
+    def window_join(
+        self,
+        other: KeyedStream,
+        kind: WindowKind,
+        uid: str,
+        *,
+        how: How = "inner",
+        prefixes: tuple[str, str] = ("", ""),
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
+
+        Columns and `how` are as in join(), and behind them `window_start` and `window_end`. Results have the time of
+        the last moment of the window. Rows that come after the end are left out.
+        """
+        from strandline.spark.joins import window_join
+
+        return window_join(self, other, kind, uid, how, prefixes, max_parallelism)
 
 
 def _output_of(operator: OperatorNode, side: int) -> Stream:
