@@ -161,7 +161,7 @@ def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> N
 def test_what_cannot_be_aggregated_is_said_before_the_start(spark: Any, case: Case) -> None:
     stream = source(spark, case.root / "in")
     keyed, timed = stream.key_by("k"), stream.watermark("ts").key_by("k")
-    with pytest.raises(sl.errors.ConfigurationError, match="the stream has no event time"):
+    with pytest.raises(sl.errors.ConfigurationError, match="the stream has no watermark"):
         keyed.window(sl.Tumbling("1s")).count(uid="n")
     with pytest.raises(sl.errors.ConfigurationError, match="not for sessions"):
         timed.window(Session("1s")).count(uid="n")

@@ -73,6 +73,8 @@ def test_processing_time_timers_fire_while_the_source_is_idle(spark: Any, case: 
         small.write_rows(case.root / "in", 0, [("a", "x", 1), ("b", "x", 1), ("a", "x", 2)])
         run.process_all_available(60)
         eventually(lambda: run.status().epoch >= 2, "a tick")
+        # Ticks set what they need on a session of their own.
+        assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
         # An epoch like any other: a checkpoint holds it, and the next run does not remind again.
         epoch = run.checkpoint(60).epoch
         assert small.rows_of(sink) == {("a", 1): 1, ("b", 1): 1}

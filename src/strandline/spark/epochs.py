@@ -19,7 +19,7 @@ from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.aggregation import limit_shuffle
-from strandline.spark.exchange import Exchange, prepare_session
+from strandline.spark.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.joins import TO, PairNode
 from strandline.spark.plan import Operator, Plan
@@ -67,6 +67,7 @@ class EpochDriver:
         self._batch = batch
         self._watermarks = watermarks
         self._clock = clock
+        self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
         self._staged: dict[str, list[str]] = {}
         self._staging = threading.Lock()
@@ -109,7 +110,9 @@ class EpochDriver:
         if not self.timers_due or not self._lock.acquire(blocking=False):
             return False
         try:
-            self._run(self._plan.nothing(), Epoch(self.progress.epoch + 1))
+            if self._nothing is None:
+                self._nothing = make_nothing(self._plan.source)
+            self._run(self._nothing, Epoch(self.progress.epoch + 1))
         except Exception as error:
             raise find_error(error) from error
         finally:

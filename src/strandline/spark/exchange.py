@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -36,17 +37,13 @@ class Exchange:
 
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
         self._parallelism = parallelism
-        active = SparkSession.getActiveSession() or spark
-        session = spark.newSession()
-        prepare_session(session)
         self._routes = _find_routes(parallelism)
         rows = [(route, partition) for partition, route in enumerate(self._routes)]
-        anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
-        self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
-        # Making a DataFrame made our session the active one; the user's own comes back.
-        SparkSession._activeSession = active
-        jvm: Any = session._jvm
-        jvm.SparkSession.setActiveSession(active._jsparkSession)
+        with users_session_active(spark):
+            session = spark.newSession()
+            prepare_session(session)
+            anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
+            self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
@@ -100,6 +97,29 @@ class Exchange:
         """Let the anchor go."""
         self._warming.join()
         self._anchor.unpersist()
+
+
+@contextmanager
+def users_session_active(spark: SparkSession) -> Iterator[None]:
+    """Making a DataFrame makes its session the active one: afterwards the user's own is again."""
+    active = SparkSession.getActiveSession() or spark
+    try:
+        yield
+    finally:
+        SparkSession._activeSession = active
+        jvm: Any = spark._jvm
+        jvm.SparkSession.setActiveSession(active._jsparkSession)
+
+
+def make_nothing(source: DataFrame) -> DataFrame:
+    """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries.
+
+    It has the user's settings, views and functions, and what is set on it is not set on the user's.
+    """
+    spark: Any = source.sparkSession
+    with users_session_active(spark):
+        clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        return clone.createDataFrame([], source.schema)
 
 
 def prepare_session(session: SparkSession) -> None:

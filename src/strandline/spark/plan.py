@@ -115,10 +115,6 @@ class Plan:
                 found.setdefault(index, {})[origin] = time_us
         return found
 
-    def nothing(self) -> DataFrame:
-        """Return what the source gives in an epoch without events."""
-        return self.source.sparkSession.createDataFrame([], self.source.schema)
-
     def _in_order(self) -> list[Node]:
         """Return every node after its parents."""
         found: dict[Node, None] = {}
