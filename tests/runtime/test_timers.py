@@ -305,7 +305,7 @@ def test_timers_that_are_moved_on_and_on_take_no_more_memory(table: Table, monke
             table.timers.delete(b"\0\0a", 1000 + epoch % 2)
         table.timers.set(b"\0\0a", 1000 + (epoch + 1) % 2)
         table.timers.commit()
-        assert len(table.timers._dirty.heap) <= 10 + 2 * 2
+        assert len(table.timers._dirty.order) <= 10 + 2 * 2
     assert table.fire_all() == [(1000, b"\0\0a")]
 
 

@@ -478,11 +478,9 @@ class Task:
     def _prepare(self, encoded: list[bytes]) -> dict[bytes, Any]:
         """Make the keys of timers live, and let go of those before."""
         self.evict()
-        keys = {}
-        for entry in set(encoded):
-            group, key, _ = self._keys.decode(entry)
-            self._groups[key] = group
-            keys[entry] = key
+        entries = list(set(encoded))
+        keys = dict(zip(entries, self._keys.decode_many(entries), strict=True))
+        self._groups.update((key, entry[0] << 8 | entry[1]) for entry, key in keys.items())
         distinct = set(keys.values())
         for table in self._tables.values():
             table.load(distinct)

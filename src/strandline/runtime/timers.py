@@ -17,6 +17,7 @@ from itertools import islice
 
 from strandline.backends.base import Backend, Entry
 from strandline.core.keygroups import KeyGroupRange
+from strandline.runtime.runs import Runs
 
 _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
@@ -29,13 +30,15 @@ _END = b"\xff" * 9
 
 
 class Layer:
-    """Changes that belong together, and a heap of the timers they set."""
+    """Changes that belong together, and the timers they set in the order of their times."""
 
-    __slots__ = ("changes", "heap", "written")
+    __slots__ = ("changes", "fresh", "order", "written")
 
     def __init__(self) -> None:
         self.changes: dict[bytes, bool] = {}
-        self.heap: list[bytes] = []
+        self.order = Runs()
+        self.fresh: set[bytes] = set()
+        """Set timers that no older layer and not the backend knows: deleting them leaves nothing to write."""
         self.written = False
         """Whether the backend has them; set by the thread that writes."""
 
@@ -48,10 +51,12 @@ class TimerTable:
     def __init__(self, name: str, backend: Backend, groups: KeyGroupRange) -> None:
         self.name = name
         self._backend = backend
-        self._now = Layer()
+        self._now: dict[bytes, bool] = {}
+        self._set_now: list[bytes] = []
+        """A heap of the timers that this epoch set."""
         self._dirty = Layer()
         self._frozen: list[Layer] = []
-        self._popped: list[tuple[Layer, bytes]] = []
+        self._taken: list[tuple[Layer, list[bytes]]] = []
         self._first: dict[int, bytes] = {}
         self._first_before: dict[int, bytes] | None = None
         self._due: list[bytes] | None = None
@@ -63,18 +68,18 @@ class TimerTable:
     def set(self, key: bytes, at_us: int) -> None:
         """Set the timer of a key at a time; one that is pending already stays."""
         timer = _TIME.pack(at_us + _BIAS) + key
-        changes = self._now.changes
+        changes = self._now
         if changes.get(timer):
             return
         changes[timer] = True
         if self._due is not None and timer <= self._limit:
             heapq.heappush(self._due, timer)
         else:
-            heapq.heappush(self._now.heap, timer)
+            heapq.heappush(self._set_now, timer)
 
     def delete(self, key: bytes, at_us: int) -> None:
         """Delete the timer of a key at a time, if there is one."""
-        self._now.changes[_TIME.pack(at_us + _BIAS) + key] = False
+        self._now[_TIME.pack(at_us + _BIAS) + key] = False
 
     def fire(
         self, until_us: int, prepare: Callable[[list[bytes]], None], most: int | None = None
@@ -92,16 +97,17 @@ class TimerTable:
         while True:
             chunk = list(islice(stored, _CHUNK))
             limit = chunk[-1] if len(chunk) == _CHUNK else bound
-            due = [timer for timer in chunk if self._is_set(timer)]
-            due += self._pop_until(limit)
+            due = self._take_until(limit)
+            due += [timer for timer in chunk if self._is_set(timer)]
             prepare([timer[8:] for timer in due])
-            heapq.heapify(due)
-            self._due, self._limit = due, limit
+            due.sort()
+            on_the_way: list[bytes] = []
+            self._due, self._limit = on_the_way, limit
             try:
-                yield from self._fire_due(due)
+                yield from self._fire_due(due, on_the_way)
             finally:
                 # Closed late, after an abort, it may be that of another epoch.
-                if self._due is due:
+                if self._due is on_the_way:
                     self._due = None
             given += len(chunk)
             if limit is bound:
@@ -115,9 +121,9 @@ class TimerTable:
         self._notice_written()
         earliest = list(self._first.values())
         for layer in (self._dirty, *self._frozen):
-            while layer.heap and not self._is_set(layer.heap[0]):
-                heapq.heappop(layer.heap)
-            earliest += layer.heap[:1]
+            while (least := layer.order.least()) is not None and not self._is_set(least):
+                layer.order.drop_least()
+            earliest += [] if least is None else [least]
         return _TIME.unpack_from(min(earliest))[0] - _BIAS if earliest else None
 
     # -- as every table
@@ -125,34 +131,54 @@ class TimerTable:
     def commit(self) -> None:
         """Keep this epoch's changes."""
         now, dirty = self._now, self._dirty
-        gone = {timer for layer, timer in self._popped if layer is dirty}
-        # One that is set again and again, epoch after epoch, is in the heap once.
-        _merge(dirty.heap, [t for t in now.heap if t in gone or not dirty.changes.get(t)])
+        gone = {timer for layer, taken in self._taken if layer is dirty for timer in taken}
+        # One that is set again and again, epoch after epoch, is in order once.
+        dirty.order.add(timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
         if self._backend.keeps_all:
-            for timer, is_set in now.changes.items():
+            for timer, is_set in now.items():
                 if is_set:
                     dirty.changes[timer] = True
                 else:
                     dirty.changes.pop(timer, None)
         else:
-            dirty.changes.update(now.changes)
-        if len(dirty.heap) > _SPARE_ENTRIES + 2 * len(dirty.changes):
-            # Timers that are deleted, or moved again and again, stay in the heap until their time comes.
-            dirty.heap = sorted(timer for timer, is_set in dirty.changes.items() if is_set)
-        self._now, self._popped, self._first_before = Layer(), [], None
+            self._keep(now)
+        if len(dirty.order) > _SPARE_ENTRIES + 2 * len(dirty.changes):
+            # Timers that are deleted, or moved again and again, stay in order until their time comes.
+            dirty.order = Runs(timer for timer, is_set in dirty.changes.items() if is_set)
+        self._now, self._set_now, self._taken, self._first_before = {}, [], [], None
+
+    def _keep(self, now: dict[bytes, bool]) -> None:
+        """Add this epoch's changes to those that are to be written; a fresh timer that is gone again leaves none."""
+        changes, fresh = self._dirty.changes, self._dirty.fresh
+        first, older = self._first_before or self._first, [layer.changes for layer in self._frozen]
+        for timer, is_set in now.items():
+            if timer in fresh:
+                if not is_set:
+                    fresh.discard(timer)
+                    del changes[timer]
+                continue
+            if timer not in changes and not any(timer in layer for layer in older):
+                stored = first.get(timer[8] << 8 | timer[9])
+                if stored is None or timer < stored:
+                    # The backend has none so early in this key group.
+                    if is_set:
+                        fresh.add(timer)
+                        changes[timer] = True
+                    continue
+            changes[timer] = is_set
 
     def abort(self) -> None:
         """Forget this epoch's changes."""
-        for layer, timer in self._popped:
-            heapq.heappush(layer.heap, timer)
+        for layer, taken in self._taken:
+            layer.order.add(taken)
         if self._first_before is not None:
             self._first = self._first_before
-        self._popped, self._first_before, self._due = [], None, None
-        self._now = Layer()
+        self._taken, self._first_before, self._due = [], None, None
+        self._now, self._set_now = {}, []
 
     def changed(self) -> Iterator[Entry]:
         """Encode what this epoch changed so far."""
-        return _encode(self._now.changes)
+        return _encode(self._now)
 
     def freeze(self) -> Callable[[], Iterator[Entry]]:
         """Take what the backend must be given for a snapshot; later changes do not show in it."""
@@ -178,7 +204,7 @@ class TimerTable:
         """Take over the timers of a backend that keeps nothing itself."""
         for entry, _ in entries:
             self._dirty.changes[_timer(entry)] = True
-        self._dirty.heap = sorted(self._dirty.changes)
+        self._dirty.order = Runs(self._dirty.changes)
 
     def evict(self) -> None:
         """Do nothing: what is in memory is not in the backend."""
@@ -194,29 +220,45 @@ class TimerTable:
 
     # -- firing
 
-    def _fire_due(self, due: list[bytes]) -> Iterator[tuple[int, bytes]]:
-        changes = self._now.changes
-        while due:
-            timer = heapq.heappop(due)
+    def _fire_due(self, due: list[bytes], on_the_way: list[bytes]) -> Iterator[tuple[int, bytes]]:
+        changes = self._now
+        for timer in due:
+            while on_the_way and on_the_way[0] < timer:
+                yield from self._fire_one(heapq.heappop(on_the_way))
             # Deleted on the way, or there twice.
             if changes.get(timer, True):
                 changes[timer] = False
                 yield _TIME.unpack_from(timer)[0] - _BIAS, timer[8:]
+        while on_the_way:
+            yield from self._fire_one(heapq.heappop(on_the_way))
 
-    def _pop_until(self, limit: bytes) -> list[bytes]:
+    def _fire_one(self, timer: bytes) -> Iterator[tuple[int, bytes]]:
+        if self._now[timer]:
+            self._now[timer] = False
+            yield _TIME.unpack_from(timer)[0] - _BIAS, timer[8:]
+
+    def _take_until(self, limit: bytes) -> list[bytes]:
+        """Return the timers up to a limit that are set in memory."""
         found = []
+        while self._set_now and self._set_now[0] <= limit:
+            timer = heapq.heappop(self._set_now)
+            if self._now[timer]:
+                found.append(timer)
+        newer = [self._now]
         for layer in self._layers():
-            heap = layer.heap
-            while heap and heap[0] <= limit:
-                timer = heapq.heappop(heap)
-                if layer is not self._now:
-                    self._popped.append((layer, timer))
-                if self._is_set(timer):
-                    found.append(timer)
+            taken = layer.order.take_until(limit)
+            if taken:
+                self._taken.append((layer, taken))
+                changes = layer.changes
+                # Often nothing newer says anything of them.
+                found += [t for t in taken if changes.get(t) and not any(t in layer for layer in newer)]
+            newer.append(layer.changes)
         return found
 
     def _is_set(self, timer: bytes) -> bool:
         """Whether a timer that some layer or the backend sets is pending."""
+        if timer in self._now:
+            return self._now[timer]
         for layer in self._layers():
             if timer in layer.changes:
                 return layer.changes[timer]
@@ -224,9 +266,7 @@ class TimerTable:
 
     def _layers(self) -> list[Layer]:
         """Return the layers that count, from new to old; a frozen copy of everything says nothing that is new."""
-        if self._backend.keeps_all:
-            return [self._now, self._dirty]
-        return [self._now, self._dirty, *self._frozen[::-1]]
+        return [self._dirty] if self._backend.keeps_all else [self._dirty, *self._frozen[::-1]]
 
     # -- what the backend holds
 
@@ -254,11 +294,11 @@ class TimerTable:
 
     def _notice_written(self) -> None:
         """Drop layers that the backend has meanwhile; what they still set is found there from now on."""
-        if self._popped or self._first_before is not None:
+        if self._taken or self._first_before is not None:
             # An abort would need them.
             return
         while self._frozen and self._frozen[0].written and not self._backend.keeps_all:
-            for timer in self._frozen.pop(0).heap:
+            for timer in self._frozen.pop(0).order:
                 group = _GROUP.unpack_from(timer, 8)[0]
                 first = self._first.get(group)
                 if first is None or timer < first:
@@ -272,12 +312,3 @@ def _timer(entry: bytes) -> bytes:
 def _encode(changes: dict[bytes, bool]) -> Iterator[Entry]:
     for timer, is_set in changes.items():
         yield timer[8:10] + timer[:8] + timer[10:], _VALUE if is_set else None
-
-
-def _merge(heap: list[bytes], more: list[bytes]) -> None:
-    if len(more) * 8 > len(heap):
-        heap.extend(more)
-        heapq.heapify(heap)
-        return
-    for timer in more:
-        heapq.heappush(heap, timer)
