@@ -21,7 +21,8 @@ from strandline.format.columns import arrow_schema, from_python
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_schema
 from strandline.runtime.program import Process, Program, pickle_process, state_infos
-from strandline.runtime.task import Frozen, Task
+from strandline.runtime.store import Frozen
+from strandline.runtime.task import Task
 
 KINDS = ("memory", "filesystem", "rocksdb")
 MAX_PARALLELISM = 128
@@ -275,7 +276,7 @@ class Bench:
         return found
 
     def freeze(self) -> Frozen:
-        return self.task.freeze()
+        return self.task.store.freeze()
 
     def write(self, frozen: Frozen) -> None:
         """Do what a background thread does between snapshots; backends whose caller keeps all have no such thing."""

@@ -208,7 +208,7 @@ def test_running_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str,
     seen: dict[str, list[int | None]] = defaultdict(list)
     kept: tuple[Any, ...] | None = None
     for first, second, way in epochs:
-        for table in bench.task._tables.values():
+        for table in bench.task.store._values.values():
             table._cache_bytes = 0 if way == "evict" else 1 << 20
         found = bench.epoch_of(first, second, abort=way == "abort")
         now = {k: list(v) for k, v in seen.items()}
@@ -295,7 +295,7 @@ def test_windowed_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str
         trial = model.copy()
         late_before = trial.late
         wanted = trial.epoch([*first, *second], watermark)
-        bench.task._own[0]._cache_bytes = 0 if way == "evict" else 1 << 20  # type: ignore[attr-defined]
+        bench.task.store._others[0]._cache_bytes = 0 if way == "evict" else 1 << 20  # type: ignore[attr-defined]
         found = bench.epoch_of(first, second, watermark=watermark, abort=way == "abort")
         assert close_to(in_any_order(found), in_any_order(wanted))
         assert bench.task.late_rows == trial.late - late_before

@@ -24,7 +24,7 @@ from tests.runtime.test_aggregation import COUNTS, Aggregating, rows_of
 
 
 def table_of(bench: Aggregating) -> PaneTable:
-    table = bench.task._own[0]
+    table = bench.task.store._others[0]
     assert isinstance(table, PaneTable)
     return table
 

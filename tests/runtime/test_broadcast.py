@@ -136,7 +136,7 @@ def test_rules_lie_in_the_first_key_group_of_each_partition(tmp_path: Path) -> N
     assert not list(task.process(batch([], [("x", 1, 1)], first)))
     assert not list(task.finish())
     task.commit()
-    frozen = task.freeze()
+    frozen = task.store.freeze()
     bench.backend.write(frozen.changes())
     frozen.release()
     ((entry, _),) = bench.backend.scan("rules")

@@ -400,10 +400,10 @@ def test_looking_at_a_key_changes_nothing(tmp_path: Path, kind: str) -> None:
     s.epoch(timed(("a", "set", 5, 1), ("a", "set", 3, 1), ("b", "set", 4, 1), ("a", "clock", 9, 1)))
     for _ in range(2):
         group = batch_of([("a", "", 0)], EVENTS).column(0)[0].as_py()
-        assert s.bench.task.timers_of(group, "a") == [(3, False), (5, False), (9, True)]
-        s.bench.task.turn_to(group, "a")
+        assert s.bench.task.store.timers_of(group, "a") == [(3, False), (5, False), (9, True)]
+        s.bench.task.store.turn_to(group, "a")
         assert s.bench.process.seen.value == 3
         s.bench.task.abort()
-        assert list(s.bench.task.freeze().changes()) == ["seen", "timers.event", "timers.processing"]
+        assert list(s.bench.task.store.freeze().changes()) == ["seen", "timers.event", "timers.processing"]
     assert len(s.epoch(watermark=10, now=10)) == 4
     s.bench.close()

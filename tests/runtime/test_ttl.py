@@ -297,9 +297,9 @@ def test_cleaning_follows_in_memory_too(make: Make) -> None:
     epoch(bench, now_s=111)
     task = bench.task
     if bench.backend.keeps_all:
-        assert not task._tables["short"].live
-        assert not task._maps["log"].cells
-        assert not task._maps["seen"].cells
+        assert not task.store._values["short"].live
+        assert not task.store._maps["log"].cells
+        assert not task.store._maps["seen"].cells
     assert list(stored(bench)) == ["plain"]
     assert not any(task.next_timers_us)
 
@@ -387,7 +387,7 @@ def test_reading_prolongs_but_is_not_always_a_write(make: Make) -> None:
         task.begin(Epoch(bench.epoch + 1), None, int(now_s * S))
         list(task.fire())
         list(task.process(batch_of([("k", "", 0, 0)])))
-        count = sum(len(list(table.changed())) for table in (*task._tables.values(), *task._maps.values()))
+        count = sum(len(list(table.changed())) for table in (*task.store._values.values(), *task.store._maps.values()))
         task.commit()
         bench.epoch += 1
         return count

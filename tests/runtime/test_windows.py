@@ -280,7 +280,7 @@ def test_late_events_that_nobody_wants_are_counted(make: Make) -> None:
     bench = make(Tumbling("10s"), folded(), late=None)
     bench.step([("a", 1, 0)], 10)
     bench.step([("a", 2, 5), ("a", 3, None), ("a", 4, 15)], 12)
-    assert bench.task.metrics()["late_dropped"] == 3
+    assert bench.task.store.metrics()["late_dropped"] == 3
     assert bench.step((), 20) == [row("a", 10, 20, "4")]
 
 

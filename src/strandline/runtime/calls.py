@@ -113,16 +113,10 @@ class EventCalls:
             yield self._outputs.from_rows(rows, times)
         yield from self._outputs.take_sides()
 
-    def set_fired(self, fired: bool) -> None:
-        """Say whether the rows that come now are given by timers."""
-        self._outputs.fired = fired
-
     def forget(self) -> None:
         """Forget rows of an epoch that failed."""
-        self._outputs.fired = False
         self._rows.clear()
         self._times.clear()
-        self._outputs.forget()
 
 
 def user_error(

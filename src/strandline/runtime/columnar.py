@@ -21,7 +21,7 @@ Given = tuple[pa.RecordBatch, pa.Array | None]
 
 
 class OwnTable(Protocol):
-    """State that an operator keeps in a form of its own: what Task asks of every table."""
+    """State that an operator keeps in a form of its own: what Store asks of every table."""
 
     name: str
     hits: int

@@ -1,6 +1,6 @@
 """What a process function's state attributes become while it runs: the state of the current key.
 
-The value handle is the hottest code of the engine: it is called several times an event. It relies on the task having
+The value handle is the hottest code of the engine: it is called several times an event. It relies on the store having
 made the current key live, and does nothing that is not needed.
 """
 

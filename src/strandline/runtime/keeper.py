@@ -328,7 +328,7 @@ class Keeper:
     def _metrics(self) -> dict[str, int]:
         """Asking RocksDB for its figures costs more than a small epoch: they may be a moment old."""
         if self._opened is not None and time.monotonic() - self._measured > _METRICS_S:
-            self._figures = self._opened.task.metrics()
+            self._figures = self._opened.task.store.metrics()
             self._measured = time.monotonic()
         return self._figures
 

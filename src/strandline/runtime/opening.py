@@ -70,7 +70,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
             raise
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
-        program, partition, task, backend, jobdir, directory, base,
+        program, partition, task.store, backend, jobdir, directory, base,
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
     return Opened(program, task, backend, snapshots)

@@ -43,6 +43,7 @@ class RawOutput:
         self.schema = arrow_schema(parse_schema(raw_ddl(output, sides, timed=timed)))
         self.sides = {name: OutputBuilder(uid, parse_schema(ddl)) for name, ddl in sides.items()}
         self.fired = False
+        """Whether the rows that come now are given by timers."""
         self.waiting = 0
         """Rows for side outputs that were not taken yet."""
         self._uid = uid
@@ -81,10 +82,11 @@ class RawOutput:
         self.waiting = 0
 
     def forget(self) -> None:
-        """Forget rows that were not taken."""
+        """Forget rows that were not taken, and that timers gave them."""
         for side in self.sides:
             self._side_rows[side], self._side_times[side] = [], []
         self.waiting = 0
+        self.fired = False
 
     def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None] | pa.Array, side: int = 0) -> pa.RecordBatch:
         if not self._timed and not self.sides:

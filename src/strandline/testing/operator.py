@@ -77,7 +77,7 @@ class Operator:
         """Write a snapshot of every partition; its files stay as they are."""
         taken = []
         for each in self._partitions:
-            frozen = each.task.freeze()
+            frozen = each.task.store.freeze()
             taken.append(each.backend.persist(frozen.changes(), self._place()))
             frozen.release()
         return taken
@@ -148,7 +148,7 @@ class Operator:
     def state(self, key: Any) -> dict[str, Any]:
         """Return the states of a key, by name."""
         key, group, each = self._find(key)
-        each.task.turn_to(group, key)
+        each.task.store.turn_to(group, key)
         try:
             states = declared_states(each.process)
             return {name: self._read(vars(each.process)[name], state, group, key) for name, state in states.items()}
@@ -159,7 +159,7 @@ class Operator:
     def timers(self, key: Any) -> list[tuple[int, bool]]:
         """Return the times of a key's timers, and whether they are processing times."""
         key, group, each = self._find(key)
-        return each.task.timers_of(group, key)
+        return each.task.store.timers_of(group, key)
 
     def _find(self, key: Any) -> tuple[Any, KeyGroup, _Opened]:
         try:
