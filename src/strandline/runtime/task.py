@@ -48,8 +48,7 @@ class Task:
         self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
         self.store = Store(program, process, self.scope, backend, cache_bytes)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
-        phased = program.phased and (self._calls is not None or self._columnar is not None)
-        self._at_end = phased or self.store.broadcasts is not None
+        self._at_end = program.phased or self.store.broadcasts is not None
         self._watermark_us: int | None = None
         self._reached_us: int | None = None
         self.newest_us: dict[str, int] = {}
@@ -59,6 +58,8 @@ class Task:
         """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
+        self._fired: list[pa.RecordBatch] = []
+        """What timers gave further up, gathered for a vectorised function."""
         self._run_user(process.open, "open")
 
     @property
@@ -117,6 +118,10 @@ class Task:
         if self._program.phased:
             if self._columnar is not None:
                 yield from self._give_fired(self._columnar.on_fired(self.scope))
+            fired, self._fired = self._fired, []
+            if fired:
+                with self._giving_fired():
+                    yield from self._run_batch(fired)
             yield from self._fire()
         if self.store.broadcasts is not None:
             self.store.broadcasts.apply(self._broadcast_failed)
@@ -153,6 +158,7 @@ class Task:
             self._columnar.forget()
         self._outputs.forget()
         self._take_gathered()
+        self._fired = []
         self.scope.watermark_us = self._reached_us
         self.store.abort()
 
@@ -197,9 +203,12 @@ class Task:
             return
         if self._columnar is not None:
             self._take_rows(self._columnar, batch)
-            return
-        with self._giving_fired():
-            yield from self._run_events(batch)
+        elif self._calls is None:
+            # Not yet: few large batches cost less than many small ones.
+            self._fired.append(batch)
+        else:
+            with self._giving_fired():
+                yield from self._run_events(batch)
 
     def _give_fired(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
         with self._giving_fired():
