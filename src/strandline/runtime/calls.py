@@ -57,21 +57,14 @@ class EventCalls:
         return self._take()
 
     def on_timers(
-        self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], dict[bytes, Any]]
+        self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], list[Any]]
     ) -> Iterator[pa.RecordBatch]:
         """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
         scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
         timer = Timer()
         timer.is_processing_time = processing
-        keys: dict[bytes, Any] = {}
-
-        def get_ready(encoded: list[bytes]) -> None:
-            keys.clear()
-            keys.update(prepare(encoded))
-
-        for at_us, encoded in timers.fire(until_us, get_ready):
-            # A timer that is set on the way belongs to the key of one before it.
-            scope.key = key = keys[encoded]
+        for at_us, key in timers.fire(until_us, prepare):
+            scope.key = key
             timer.time_us = at_us
             scope.time_us = None if processing else at_us
             try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from strandline.format.keys import KeyCodec
 
 _GROUPS_KEPT = 200_000
@@ -41,7 +43,8 @@ class LiveKeys:
     def decode_many(self, entries: Sequence[bytes]) -> list[Any]:
         """Return the keys of encoded keys, known from now on."""
         keys = self.codec.decode_many(entries)
-        self.learn(keys, (entry[0] << 8 | entry[1] for entry in entries))
+        groups = np.frombuffer(b"".join([entry[:2] for entry in entries]), ">u2")
+        self.learn(keys, groups.tolist())
         return keys
 
     def forget(self, unwritten: Sequence[Mapping[Any, Any]]) -> None:

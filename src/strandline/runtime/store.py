@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,12 +103,11 @@ class Store:
         for table in self._values.values():
             table.load(keys)
 
-    def prepare(self, encoded: Iterable[bytes]) -> dict[bytes, Any]:
-        """Make the keys of timers live, and let go of those before. Return the keys by their bytes."""
+    def prepare(self, encoded: Sequence[bytes]) -> list[Any]:
+        """Make the keys of timers live, and let go of those before. Return the keys, in order."""
         self.evict()
-        entries = list(set(encoded))
-        keys = dict(zip(entries, self.keys.decode_many(entries), strict=True))
-        self.load(set(keys.values()))
+        keys = self.keys.decode_many(encoded)
+        self.load(set(keys))
         return keys
 
     # -- epochs

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import heapq
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
+
+import numpy as np
 
 from strandline.backends.base import Backend, Entry
 from strandline.core.keygroups import KeyGroupRange
@@ -82,12 +85,12 @@ class TimerTable:
         self._now[_TIME.pack(at_us + _BIAS) + key] = False
 
     def fire(
-        self, until_us: int, prepare: Callable[[list[bytes]], None], most: int | None = None
-    ) -> Iterator[tuple[int, bytes]]:
-        """Give each timer up to a time with its encoded key, in order, deleting it; also those set on the way.
+        self, until_us: int, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Give each timer up to a time with its key, in order, deleting it; also those set on the way.
 
-        `prepare` is told the keys of many timers before they come. After about `most` of them, those in memory not
-        counted, the others stay pending.
+        `prepare` is told the encoded keys of many timers before they come, and returns the keys to give for them; None:
+        the encoded ones. After about `most` timers, those in memory not counted, the others stay pending.
         """
         bound = _TIME.pack(until_us + _BIAS) + _END
         self._notice_written()
@@ -99,12 +102,13 @@ class TimerTable:
             limit = chunk[-1] if len(chunk) == _CHUNK else bound
             due = self._take_until(limit)
             due += [timer for timer in chunk if self._is_set(timer)]
-            prepare([timer[8:] for timer in due])
             due.sort()
+            encoded = [timer[8:] for timer in due]
+            keys = prepare(encoded) or encoded
             on_the_way: list[bytes] = []
             self._due, self._limit = on_the_way, limit
             try:
-                yield from self._fire_due(due, on_the_way)
+                yield from self._fire_due(due, keys, on_the_way)
             finally:
                 # Closed late, after an abort, it may be that of another epoch.
                 if self._due is on_the_way:
@@ -220,22 +224,27 @@ class TimerTable:
 
     # -- firing
 
-    def _fire_due(self, due: list[bytes], on_the_way: list[bytes]) -> Iterator[tuple[int, bytes]]:
+    def _fire_due(self, due: list[bytes], keys: Sequence[Any], on_the_way: list[bytes]) -> Iterator[tuple[int, Any]]:
         changes = self._now
-        for timer in due:
+        known: dict[bytes, Any] = {}
+        for timer, at_us, key in zip(due, _times(due), keys, strict=True):
             while on_the_way and on_the_way[0] < timer:
-                yield from self._fire_one(heapq.heappop(on_the_way))
+                yield from self._fire_one(heapq.heappop(on_the_way), known)
             # Deleted on the way, or there twice.
             if changes.get(timer, True):
                 changes[timer] = False
-                yield _TIME.unpack_from(timer)[0] - _BIAS, timer[8:]
+                yield at_us, key
+                if on_the_way:
+                    # A timer that is set on the way belongs to the key of one before it.
+                    known[timer[8:]] = key
         while on_the_way:
-            yield from self._fire_one(heapq.heappop(on_the_way))
+            yield from self._fire_one(heapq.heappop(on_the_way), known)
 
-    def _fire_one(self, timer: bytes) -> Iterator[tuple[int, bytes]]:
+    def _fire_one(self, timer: bytes, known: dict[bytes, Any]) -> Iterator[tuple[int, Any]]:
         if self._now[timer]:
             self._now[timer] = False
-            yield _TIME.unpack_from(timer)[0] - _BIAS, timer[8:]
+            encoded = timer[8:]
+            yield _TIME.unpack_from(timer)[0] - _BIAS, known.get(encoded, encoded)
 
     def _take_until(self, limit: bytes) -> list[bytes]:
         """Return the timers up to a limit that are set in memory."""
@@ -303,6 +312,13 @@ class TimerTable:
                 first = self._first.get(group)
                 if first is None or timer < first:
                     self._first[group] = timer
+
+
+def _times(timers: list[bytes]) -> list[int]:
+    """Return the times of timers, in microseconds since 1970."""
+    packed = np.frombuffer(b"".join([timer[:8] for timer in timers]), ">u8")
+    found: list[int] = (packed.astype(np.uint64) ^ np.uint64(_BIAS)).view(np.int64).tolist()
+    return found
 
 
 def _timer(entry: bytes) -> bytes:
