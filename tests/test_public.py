@@ -10,9 +10,10 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Checkpoints", "Context", "Job", "KeyedBatchProcess", "KeyedProcess", "KeyedStream",
-    "List", "Map", "Reducing", "Restart", "Run", "Settings", "Status", "Stream", "Value", "errors", "session", "sinks",
-    "spark_settings", "stream",
+    "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "Global", "Job", "KeyedBatchProcess",
+    "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "Reducing", "Restart",
+    "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value", "Window",
+    "WindowedStream", "agg", "errors", "session", "sinks", "spark_settings", "stream",
 ]  # fmt: skip
 
 

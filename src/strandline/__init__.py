@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from strandline.api import aggregates as agg
 from strandline.api.config import Checkpoints, Restart
-from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import Aggregating, List, Map, Reducing, Value
+from strandline.api.ttl import TTL
+from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import Settings
 
@@ -20,16 +24,22 @@ if TYPE_CHECKING:
     from strandline.spark.run import Run, Status
     from strandline.spark.session import session, spark_settings
     from strandline.spark.stream import KeyedStream, Stream, stream
+    from strandline.spark.windows import WindowedStream
 
 __version__ = "0.1.0"
 
-__all__ = [
+# Sorted as dir() does it.
+__all__ = [  # noqa: RUF022
     "Aggregating",
     "BatchContext",
+    "Broadcast",
     "Checkpoints",
     "Context",
+    "Global",
     "Job",
     "KeyedBatchProcess",
+    "KeyedBroadcastProcess",
+    "KeyedCoProcess",
     "KeyedProcess",
     "KeyedStream",
     "List",
@@ -37,10 +47,18 @@ __all__ = [
     "Reducing",
     "Restart",
     "Run",
+    "Session",
     "Settings",
+    "Sliding",
     "Status",
     "Stream",
+    "TTL",
+    "Timer",
+    "Tumbling",
     "Value",
+    "Window",
+    "WindowedStream",
+    "agg",
     "errors",
     "session",
     "sinks",
@@ -54,6 +72,7 @@ _LAZY = {
     "Run": "strandline.spark.run",
     "Status": "strandline.spark.run",
     "Stream": "strandline.spark.stream",
+    "WindowedStream": "strandline.spark.windows",
     "session": "strandline.spark.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.session",

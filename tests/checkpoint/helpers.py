@@ -151,8 +151,9 @@ class Run:
         confirmed = self.coordinator.confirmed_manifest
         base = confirmed.source if confirmed else None
         source = upload_source(self.jobdir, self.source, checkpoint, self.epoch, base)
-        self.coordinator.add_source(checkpoint, source, {"events": self.epoch * 1000})
-        self.coordinator.add_sinks(checkpoint, [SinkInfo(name="out", pending=[f"epoch-{self.epoch}"])])
+        self.coordinator.add_source(checkpoint, source)
+        sinks = [SinkInfo(name="out", pending=[f"epoch-{self.epoch}"])]
+        self.coordinator.add_sinks(checkpoint, sinks, {"watermark": self.epoch * 1000})
 
     def checkpoint(self) -> CheckpointId:
         """Take one checkpoint, all the way."""

@@ -47,7 +47,7 @@ def test_a_checkpoint_from_trigger_to_manifest(run: Run, clock: ManualClock) -> 
     assert (run.coordinator.confirmed, run.coordinator.pending) == (1, None)
     manifest = read_catalog(run.jobdir).live[checkpoint]
     assert manifest == run.coordinator.confirmed_manifest
-    assert (manifest.epoch, manifest.watermarks, manifest.duration_ms) == (1, {"events": 1000}, 250)
+    assert (manifest.epoch, manifest.watermarks, manifest.duration_ms) == (1, {"watermark": 1000}, 250)
     assert run.committed == [1]
     (stats,) = run.coordinator.history
     assert (stats.status, stats.end_to_end_ms, stats.acknowledged) == ("completed", 250, 2)

@@ -15,11 +15,14 @@ from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
-from strandline.format.manifest import PartitionInfo, SinkInfo, StateInfo
+from strandline.format.manifest import PartitionInfo, SinkInfo, StateInfo, TTLInfo
 from strandline.storage.remote import open_store
 
+WATERMARKS = {"watermark": 1_700_000_000_123_456, "0/": 1_700_000_010_000_000, "1/eu": 1_700_000_020_000_000}
 STATES = [
-    StateInfo(name="seen", kind="value", value_type="bigint"),
+    StateInfo(
+        name="seen", kind="value", value_type="bigint", ttl=TTLInfo(duration_ms=90_000, refresh="read", time="event")
+    ),
     StateInfo(name="by_kind", kind="map", key_type="string", value_type="array<double>"),
 ]
 
@@ -60,7 +63,8 @@ class FabricatedJob:
             confirmed.source if confirmed else None,
         )  # fmt: skip
         self.coordinator.add_source(trigger.checkpoint, source)
-        self.coordinator.add_sinks(trigger.checkpoint, [SinkInfo(name="out", pending=["epoch-1", "epoch-2"])])
+        sinks = [SinkInfo(name="out", pending=["epoch-1", "epoch-2"])]
+        self.coordinator.add_sinks(trigger.checkpoint, sinks, WATERMARKS)
         assert self.coordinator.advance() == trigger.checkpoint
         return trigger.checkpoint
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.check import verify
+from strandline.cli.output import time_text
 from strandline.core.ids import CheckpointId
 from tests.cli.conftest import Command
-from tests.cli.fabricate import FabricatedJob
+from tests.cli.fabricate import WATERMARKS, FabricatedJob
 
 
 def damage(path: Path) -> None:
@@ -138,6 +139,8 @@ def test_show_as_data(strandline: Command, alerts: FabricatedJob) -> None:
     assert [(s["name"], s["kind"], s["key_type"], s["value_type"]) for s in operator["states"]] == [
         ("seen", "value", "", "bigint"), ("by_kind", "map", "string", "array<double>"),
     ]  # fmt: skip
+    assert operator["states"][0]["ttl"] == {"duration_ms": 90_000, "refresh": "read", "time": "event"}
+    assert "ttl" not in operator["states"][1]
     assert [(p["first_key_group"], p["last_key_group"]) for p in operator["partitions"]] == [(0, 63), (64, 127)]
     for partition in operator["partitions"]:
         assert {f["name"] for f in partition["files"]} >= {"CURRENT", f"{partition['partition']}-3.sst"}
@@ -145,6 +148,7 @@ def test_show_as_data(strandline: Command, alerts: FabricatedJob) -> None:
         assert partition["uploaded_bytes"] == 5016
         assert (partition["sync_ms"], partition["async_ms"]) == (1.5, 40.0)
     assert shown["source"]["total_bytes"] > 190_000
+    assert shown["watermarks"] == WATERMARKS
     assert shown["sinks"] == [{"name": "out", "pending": 2, "committables": ["epoch-1", "epoch-2"]}]
 
 
@@ -155,8 +159,11 @@ def test_show_as_tables(strandline: Command, alerts: FabricatedJob, name: str) -
     lines = [" ".join(line.split()) for line in found.stdout.splitlines()]
     assert "operator detect: backend rocksdb, key user string, parallelism 2 (at most 128)" in lines
     assert "by_kind map string → array<double>" in lines
+    assert "seen value bigint, expires 90.0 s after each read" in lines
     assert "1 64-127 4 14.7 KB 4.9 KB 1.5 ms 40 ms" in lines
     assert "out 2" in lines
+    for what, at_s in (("", 0), ("newest event of source 0", 10), ("newest event of source 1, eu", 20)):
+        assert f"{what or 'watermark'} {time_text((1_700_000_000 + at_s) * 1000)}" in lines
     assert any(line.startswith("source progress 19") and line.endswith("after batch 30") for line in lines)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime
@@ -12,8 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from examples import first_program, states, two_operators, vectorised
+import strandline as sl
+from examples import critical_alerts, first_program, states, two_operators, vectorised
 from examples._inputs import write_json
+from tests.spark.harness import settle
 
 pytestmark = pytest.mark.spark
 
@@ -106,3 +111,53 @@ def states_by_hand(readings: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             "highest": max(heat),
             "mean": sum(heat) / len(heat),
         }
+
+
+def critical_totals(lines: list[str]) -> Counter[tuple[str, datetime, int]]:
+    """Return what critical_alerts must give: by message and window, how many critical alerts."""
+    failures: Counter[str] = Counter()
+    totals: Counter[tuple[str, datetime]] = Counter()
+    for line in lines:
+        producer, kind, msg, ts = line.split("|")
+        at = datetime.fromisoformat(ts)
+        if int(kind) == critical_alerts.FAILURE:
+            failures[producer] += 1
+        elif int(kind) == critical_alerts.LOGIN:
+            failures[producer] = 0
+        elif int(kind) == critical_alerts.TRANSFER and failures[producer] >= critical_alerts.FAILURES_BEFORE_ALARM:
+            totals[f"CRITICAL: {msg}", at.replace(second=at.second // 10 * 10, microsecond=0)] += 1
+    return Counter((msg, start, count) for (msg, start), count in totals.items())
+
+
+def shown_totals(home: Path) -> Counter[tuple[str, datetime, int]]:
+    return Counter((r["msg"], datetime.fromisoformat(r["window_start"]), r["count"]) for r in from_json(home / "out"))
+
+
+def test_critical_alerts(spark, home):
+    lines = critical_alerts.events()
+    critical_alerts.write(home / "in", lines)
+    assert critical_alerts.build(spark, home).start(spark).await_termination(120)
+    expected = critical_totals(lines)
+    assert shown_totals(home) == expected
+    assert len(expected) > 50
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_critical_alerts_under_kills(spark, home, local_dir, seed):
+    lines = critical_alerts.events(seed)
+    rng = random.Random(seed)
+    settings = sl.Settings(parallelism=2, local_dir=local_dir)
+    given = {"trigger": None, "settings": settings, "restart": sl.Restart(attempts=20, delay="50ms")}
+    (home / "in").mkdir()
+    with critical_alerts.build(
+        spark, home, checkpoints=sl.Checkpoints(home / "checkpoints", every="200ms", retain=2), **given
+    ).start(spark) as run:
+        each = len(lines) // 6 + 1
+        for number in range(6):
+            critical_alerts.write_file(home / "in", number, lines[number * each : (number + 1) * each])
+            if number in (1, 3):
+                run.process_all_available(120)
+                os.kill(rng.choice(run.status().keepers).pid, signal.SIGKILL)
+        settle(run)
+        assert run.status().restarts >= 1
+    assert shown_totals(home) == critical_totals(lines)

@@ -21,7 +21,8 @@ from strandline.format.columns import arrow_schema, from_python
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_schema
 from strandline.runtime.program import Process, Program, pickle_process, state_infos
-from strandline.runtime.task import Frozen, Task
+from strandline.runtime.store import Frozen
+from strandline.runtime.task import Task
 
 KINDS = ("memory", "filesystem", "rocksdb")
 MAX_PARALLELISM = 128
@@ -258,9 +259,9 @@ class Bench:
             for events in batches:
                 if not isinstance(events, pa.RecordBatch):
                     events = batch_of(events, self.program.input_schema, self.program.key_columns)
-                found += _rows(self.task.process(events))
+                found += _rows(*self.task.process(events))
                 self.task.evict()
-            found += _rows(self.task.finish())
+            found += _rows(*self.task.finish())
             if not abort:
                 self.task.check()
         except BaseException:
@@ -275,7 +276,7 @@ class Bench:
         return found
 
     def freeze(self) -> Frozen:
-        return self.task.freeze()
+        return self.task.store.freeze()
 
     def write(self, frozen: Frozen) -> None:
         """Do what a background thread does between snapshots; backends whose caller keeps all have no such thing."""
@@ -305,5 +306,5 @@ class Bench:
             backend.close()
 
 
-def _rows(batch: pa.RecordBatch | None) -> list[tuple[Any, ...]]:
-    return [] if batch is None else list(zip(*(c.to_pylist() for c in batch.columns), strict=True))
+def _rows(*batches: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return [row for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]

@@ -76,7 +76,7 @@ class Counter(KeyedProcess):
             raise MemoryError("broken by a test")
 
         # The class of this keeper's process, which ends with it.
-        setattr(Task, ("commit", "_forget_groups")[a], broken)
+        setattr(Task, ("commit", "tidy")[a], broken)
 
     def leave(self, a: int) -> None:
         sys.exit(a)

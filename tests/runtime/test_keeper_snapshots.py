@@ -219,7 +219,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def snapshots_of(bench: Bench, backend: Any, write_behind_bytes: int, base: Mapping[str, FileRef] = {}) -> Snapshots:
     jobdir = JobDirectory(open_store(f"file://{bench.root}/storage"), "job")
     return Snapshots(
-        bench.program, Partition(0), bench.task, backend, jobdir, bench.root, base, write_behind_bytes
+        bench.program, Partition(0), bench.task.store, backend, jobdir, bench.root, base, write_behind_bytes
     )  # fmt: skip
 
 
@@ -259,13 +259,13 @@ def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
     snapshots = snapshots_of(bench, slow, write_behind_bytes=1)
     bench.run([(str(n), "set_value", 1, 0) for n in range(50)])
     snapshots.write_behind()
-    assert bench.task.dirty_bytes == 0
+    assert bench.task.store.dirty_bytes == 0
     bench.run([("k", "set_value", 1, 0)])
     blocked = threading.Thread(target=snapshots.write_behind)
     blocked.start()
-    assert bench.task.dirty_bytes > 0
+    assert bench.task.store.dirty_bytes > 0
     gate.set()
     blocked.join(60)
-    assert bench.task.dirty_bytes == 0
+    assert bench.task.store.dirty_bytes == 0
     assert bench.run([(str(n), "read", 0, 0) for n in range(50)])[0][1].startswith("((1, True")
     snapshots.close()

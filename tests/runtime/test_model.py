@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from strandline.backends.base import LocalFile
-from strandline.runtime import task
-from strandline.runtime.task import Frozen
+from strandline.runtime import livekeys
+from strandline.runtime.store import Frozen
 from tests.runtime.bench import OPS, Bench, Event, Model
 
-_GROUPS_KEPT = task._GROUPS_KEPT
+_GROUPS_KEPT = livekeys._GROUPS_KEPT
 numbers = st.integers(-3, 3)
 events = st.tuples(st.sampled_from(["x", "y", "", "é\0", "z" * 40]), st.sampled_from(OPS), numbers, numbers)
 batches = st.lists(st.lists(events, min_size=1, max_size=12), min_size=1, max_size=3)
@@ -33,7 +33,7 @@ class PartitionMachine(RuleBasedStateMachine):
     @initialize(cache_bytes=st.sampled_from([1, 2000, 1 << 20]))
     def start(self, cache_bytes: int) -> None:
         # Few keys are enough to have their key groups forgotten.
-        task._GROUPS_KEPT = 1
+        livekeys._GROUPS_KEPT = 1
         self.root = Path(tempfile.mkdtemp(prefix="sl-model-"))
         self.bench = Bench(self.kind, self.root, cache_bytes=cache_bytes)
         self.model = Model()
@@ -41,7 +41,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.snapshots: list[tuple[list[LocalFile], Model, int]] = []
 
     def teardown(self) -> None:
-        task._GROUPS_KEPT = _GROUPS_KEPT
+        livekeys._GROUPS_KEPT = _GROUPS_KEPT
         if hasattr(self, "root"):
             self.read_everything()
             self.bench.close()

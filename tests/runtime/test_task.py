@@ -18,6 +18,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Map, Value
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
+from strandline.runtime import livekeys
 from strandline.runtime import task as task_module
 from strandline.runtime.table import Table
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
@@ -233,6 +234,19 @@ def test_an_epoch_that_would_pass_the_limit_is_not_applied(tmp_path: Path) -> No
     bench.close()
 
 
+def test_an_epoch_that_is_checked_and_then_aborted_counts_for_nothing(tmp_path: Path) -> None:
+    bench = Bench("memory", tmp_path, limit_bytes=600)
+    for epoch in range(30):
+        # As where another partition's check fails.
+        bench.task.begin(Epoch(1))
+        list(bench.task.process(batch_of([(f"{epoch}/{n}", "set_value", 1, 0) for n in range(15)])))
+        list(bench.task.finish())
+        bench.task.check()
+        bench.task.abort()
+    bench.run([(str(n), "set_value", 1, 0) for n in range(15)])
+    bench.close()
+
+
 def test_an_error_in_one_epoch_leaves_the_state_as_it_was(make: Make) -> None:
     bench = make()
     wanted = bench.run([("k", "extend", 1, 2), ("k", "put", 1, 1), ("k", "read", 0, 0)])[-1]
@@ -244,7 +258,7 @@ def test_an_error_in_one_epoch_leaves_the_state_as_it_was(make: Make) -> None:
 
 @pytest.fixture
 def rocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(task_module, "_GROUPS_KEPT", 10)
+    monkeypatch.setattr(livekeys, "_GROUPS_KEPT", 10)
     made = Bench("rocksdb", tmp_path, cache_bytes=1)
     yield made
     made.close()
@@ -272,18 +286,18 @@ def test_the_cache_keeps_to_its_budget(rocks: Bench) -> None:
         rocks.run([(str(n), "set_value", n, 0) for n in range(start, start + 100)])
         rocks.write(rocks.freeze())
         rocks.task.evict()
-    figures = rocks.task.metrics()
+    figures = rocks.task.store.metrics()
     assert figures["cached_bytes"] < 200_000
     assert figures["cache_misses"] > 0
 
 
 @pytest.mark.parametrize("op", ["set_value", "put"])
 def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op: str) -> None:
-    tables = rocks.task._all()
+    tables = rocks.task.store._tables
     for table in tables:
         table._cache_bytes = 1 << 16
     rocks.task.begin(Epoch(1))
-    rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)]))
+    list(rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)])))
     rocks.task.evict()
     caches: list[dict[Any, Any]] = [table.live if isinstance(table, Table) else table.cells for table in tables]
     assert max(map(len, caches)) == 3000
@@ -300,14 +314,14 @@ def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op
 @pytest.mark.parametrize("kind", ["memory", "filesystem"])
 def test_keys_that_are_cleared_are_let_go_of(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Backends whose caller keeps all: memory follows the state, not every key there ever was."""
-    monkeypatch.setattr(task_module, "_GROUPS_KEPT", 10)
+    monkeypatch.setattr(livekeys, "_GROUPS_KEPT", 10)
     bench = Bench(kind, tmp_path)
     for start in range(0, 3000, 500):
         keys = [str(n) for n in range(start, start + 500)]
         bench.run([(k, op, 1, 1) for op in ("set_value", "append", "put") for k in keys])
         bench.run([(k, op, 1, 1) for op in ("clear_value", "clear_list", "pop") for k in keys])
         bench.run([(k, "read", 1, 1) for k in keys])
-    assert len(bench.task._groups) <= 10 + 2 * 500 * len(bench.task._all())
-    held = sum(len(table.live if hasattr(table, "live") else table.cells) for table in bench.task._all())
-    assert held <= 500 * len(bench.task._all())
+    assert len(bench.task.store.keys._groups) <= 10 + 2 * 500 * len(bench.task.store._tables)
+    held = sum(len(table.live if hasattr(table, "live") else table.cells) for table in bench.task.store._tables)
+    assert held <= 500 * len(bench.task.store._tables)
     bench.close()

@@ -21,6 +21,16 @@ class Count(sl.KeyedProcess):
         yield (ctx.key, self.seen.value)
 
 
+class CountRecent(sl.KeyedProcess):
+    """Count events a key, as long as each comes within ten seconds of event time after the one before."""
+
+    seen = sl.Value("bigint", default=0, ttl=sl.TTL("10s", time="event"))
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.value += 1
+        yield (ctx.key, self.seen.value)
+
+
 class CountText(sl.KeyedProcess):
     """Count, with a state of the same name and another type."""
 

@@ -6,8 +6,41 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    import datetime as dt
+
     import numpy as np
     import pyarrow as pa
+
+
+class Timers(Protocol):
+    """The timers of the current key: at most one of each kind for a time. They are state: they survive failures."""
+
+    def set(self, at: dt.datetime) -> None:
+        """Call on_timer for this key once the watermark has reached a time."""
+        ...
+
+    def delete(self, at: dt.datetime) -> None:
+        """Delete the timer for a time, if there is one."""
+        ...
+
+    def set_processing(self, at: dt.datetime) -> None:
+        """Call on_timer for this key once the clock has reached a time, though no event may come."""
+        ...
+
+    def delete_processing(self, at: dt.datetime) -> None:
+        """Delete the processing-time timer for a time, if there is one."""
+        ...
+
+
+class Timer(Protocol):
+    """What on_timer is told."""
+
+    is_processing_time: bool
+
+    @property
+    def timestamp(self) -> dt.datetime:
+        """The time that the timer was set for."""
+        ...
 
 
 class Context(Protocol):
@@ -21,6 +54,35 @@ class Context(Protocol):
     """Index of this parallel instance."""
     uid: str
     """The operator's uid."""
+
+    @property
+    def timers(self) -> Timers:
+        """The timers of the current key."""
+        ...
+
+    @property
+    def timestamp(self) -> dt.datetime | None:
+        """The event's time by the stream's watermark(), or the timer's; None without one."""
+        ...
+
+    @property
+    def watermark(self) -> dt.datetime | None:
+        """No more events before this time are expected; None until it is known."""
+        ...
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the event is older than the watermark."""
+        ...
+
+    @property
+    def now(self) -> dt.datetime:
+        """The processing time: the same in all calls of an epoch."""
+        ...
+
+    def emit(self, side: str, row: Any) -> None:
+        """Send a row, a dict or a tuple, to a side output that process() declares in `sides`."""
+        ...
 
 
 class Keys(Protocol):
@@ -72,6 +134,14 @@ class KeyedProcess:
         """Handle one event; yield or return output rows: dicts by column name, or tuples in column order.
 
         `event` has the columns as attributes, and by name with `event["any name"]`.
+        """
+        raise NotImplementedError
+
+    def on_timer(self, timer: Timer, ctx: Context) -> Iterable[Any] | None:
+        """Handle a timer of `ctx.key`, whose state is at hand as in on_event; yield or return output rows.
+
+        Timers fire in the order of their times, before any event that comes after the watermark or the clock that
+        made them due. A timer may set further ones; those that are due already fire in turn.
         """
         raise NotImplementedError
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from strandline.api.ttl import TTL
 from strandline.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -108,15 +109,20 @@ class State:
 
     kind: ClassVar[str]
 
-    def __init__(self, value_type: str, key_type: str = "") -> None:
+    def __init__(self, value_type: str, key_type: str = "", ttl: TTL | None = None) -> None:
         for what, text in (("type", value_type), ("key type", key_type or "int")):
             if not isinstance(text, str) or not text.strip():
                 raise ConfigurationError(
                     f"{type(self).__name__}: its {what} is {text!r}, expected a Spark DDL type",
                     hint="write it like 'bigint' or 'struct<ts: timestamp, v: int>'",
                 )
+        if ttl is not None and not isinstance(ttl, TTL):
+            raise ConfigurationError(
+                f"{type(self).__name__}: its ttl is {ttl!r}, expected a TTL", hint="write it like ttl=TTL('1h')"
+            )
         self.value_type = value_type
         self.key_type = key_type
+        self.ttl = ttl
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -138,8 +144,8 @@ class Value(State):
 
     kind = "value"
 
-    def __init__(self, type: str, *, default: Any = None) -> None:
-        super().__init__(type)
+    def __init__(self, type: str, *, default: Any = None, ttl: TTL | None = None) -> None:
+        super().__init__(type, ttl=ttl)
         self.default = default
 
     def __get__(self, instance: object, owner: type) -> ValueState:
@@ -157,8 +163,8 @@ class List(State):
 
     kind = "list"
 
-    def __init__(self, type: str) -> None:
-        super().__init__(type)
+    def __init__(self, type: str, *, ttl: TTL | None = None) -> None:
+        super().__init__(type, ttl=ttl)
 
     def __get__(self, instance: object, owner: type) -> ListState:
         if instance is None:
@@ -175,8 +181,8 @@ class Map(State):
 
     kind = "map"
 
-    def __init__(self, key: str, value: str) -> None:
-        super().__init__(value, key)
+    def __init__(self, key: str, value: str, *, ttl: TTL | None = None) -> None:
+        super().__init__(value, key, ttl)
 
     def __get__(self, instance: object, owner: type) -> MapState:
         if instance is None:
@@ -193,8 +199,8 @@ class Reducing(State):
 
     kind = "reducing"
 
-    def __init__(self, type: str, reduce: Callable[[Any, Any], Any]) -> None:
-        super().__init__(type)
+    def __init__(self, type: str, reduce: Callable[[Any, Any], Any], *, ttl: TTL | None = None) -> None:
+        super().__init__(type, ttl=ttl)
         self.reduce = reduce
 
     def __get__(self, instance: object, owner: type) -> ReducingState:
@@ -220,8 +226,9 @@ class Aggregating(State):
         create: Callable[[], Any],
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = lambda accumulator: accumulator,
+        ttl: TTL | None = None,
     ) -> None:
-        super().__init__(type)
+        super().__init__(type, ttl=ttl)
         self.create = create
         self.add = add
         self.result = result
@@ -232,13 +239,17 @@ class Aggregating(State):
         raise self._unbound()
 
 
-def declared_states(process: type) -> dict[str, State]:
-    """Return the states a process class declares, its bases included, by name."""
+def declared_states(process: object) -> dict[str, State]:
+    """Return the states of a process function, or its class, by name: the class's, its bases' included.
+
+    And those in the instance's `own_states`: of functions that we make, whose types depend on the stream.
+    """
     found: dict[str, State] = {}
-    for base in reversed(process.__mro__):
+    kind = process if isinstance(process, type) else type(process)
+    for base in reversed(kind.__mro__):
         for name, attribute in vars(base).items():
             if isinstance(attribute, State):
                 found[name] = attribute
             else:
                 found.pop(name, None)
-    return found
+    return found | getattr(process, "own_states", {})

@@ -56,8 +56,8 @@ class Backend(Protocol):
         """Read many keys at once, in order; None where there is no value."""
         ...
 
-    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries whose key begins with `prefix`, in key order."""
+    def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Walk the entries whose key begins with `prefix`, in key order, those below `first` left out."""
         ...
 
     def release(self, state: str) -> None:

@@ -45,10 +45,10 @@ class HeapBackend:
         """Read many keys at once, in order; None where there is no value."""
         return list(map(self._entries(state).get, keys))
 
-    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries whose key begins with `prefix`, in key order."""
+    def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Walk the entries whose key begins with `prefix`, in key order, those below `first` left out."""
         kept = self._entries(state)
-        for key in sorted(key for key in list(kept) if key.startswith(prefix)):
+        for key in sorted(key for key in list(kept) if key.startswith(prefix) and key >= first):
             value = kept.get(key)
             if value is not None:
                 yield key, value

@@ -105,7 +105,7 @@ class RocksDBBackend:
                 values += _get_run(family, list(keys[at : at + _RUN_ENTRIES]))
         return values
 
-    def scan(self, state: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Walk the entries whose key begins with `prefix`, in key order, as they are when the walk begins."""
         reading = ReadOptions()
         reading.set_total_order_seek(True)
@@ -114,7 +114,7 @@ class RocksDBBackend:
             reading.set_iterate_upper_bound(end)
         with _translated(self._directory):
             walk = self._family(state).iter(reading)
-            walk.seek(prefix)
+            walk.seek(max(prefix, first))
         while walk.valid():
             yield walk.key(), walk.value()
             walk.next()

@@ -256,24 +256,23 @@ class Coordinator:
                     f"checkpoint {checkpoint} failed in operator '{uid}', partition {partition}: {message}"
                 )
 
-    def add_source(
-        self, checkpoint: CheckpointId, source: SourceInfo | None, watermarks: Mapping[str, int] | None = None
-    ) -> None:
+    def add_source(self, checkpoint: CheckpointId, source: SourceInfo | None) -> None:
         """Take the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and not pending.source_added:
                 pending.source, pending.source_added = source, True
-                pending.watermarks = dict(watermarks or {})
             elif source is not None:
                 self._discard(source_files(source))
 
-    def add_sinks(self, checkpoint: CheckpointId, sinks: Iterable[SinkInfo]) -> None:
-        """Take what the sinks have staged up to the checkpoint's epoch; empty if there are none."""
+    def add_sinks(
+        self, checkpoint: CheckpointId, sinks: Iterable[SinkInfo], watermarks: Mapping[str, int] | None = None
+    ) -> None:
+        """Take what the sinks have staged up to the checkpoint's epoch, and how far event time had come after it."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and pending.sinks is None:
-                pending.sinks = list(sinks)
+                pending.sinks, pending.watermarks = list(sinks), dict(watermarks or {})
 
     def _discard(self, files: Iterable[FileRef]) -> None:
         """Leave files for deletion, except what the pending checkpoint holds: a report may come twice."""

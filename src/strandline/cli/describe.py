@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from rich.table import Table
 from rich.text import Text
 
@@ -48,6 +49,7 @@ def _operator(operator: OperatorInfo) -> dict[str, Any]:
                 "value_type": s.value_type,
                 "key_type": s.key_type,
                 "schema_id": s.schema_id,
+                **({"ttl": msgspec.to_builtins(s.ttl)} if s.ttl else {}),
             }
             for s in operator.states
         ],
@@ -108,7 +110,7 @@ def print_tables(manifest: Manifest) -> None:
         ("increment", size_text(manifest.uploaded_bytes)),
         ("engine", manifest.engine_version),
         ("source progress", _source_text(manifest.source)),
-        *((f"watermark of {name}", time_text(at_ms)) for name, at_ms in manifest.watermarks.items()),
+        *((_watermark_name(name), time_text(at_us // 1000)) for name, at_us in manifest.watermarks.items()),
     ):
         add_row(facts, name, value)
     out.print(facts)
@@ -118,6 +120,14 @@ def print_tables(manifest: Manifest) -> None:
         out.print(_partitions_table(operator))
     if manifest.sinks:
         out.print(_sinks_table(manifest.sinks))
+
+
+def _watermark_name(name: str) -> str:
+    """Return what one of the manifest's times is of: the watermark, or the newest event of `{source}/{origin}`."""
+    source, slash, origin = name.partition("/")
+    if not slash:
+        return name
+    return f"newest event of source {source}, {origin}" if origin else f"newest event of source {source}"
 
 
 def _source_text(source: SourceInfo | None) -> str:
@@ -136,7 +146,9 @@ def _title(operator: OperatorInfo) -> Text:
 def _states_table(states: list[StateInfo]) -> Table:
     made = table("state", "kind", "type")
     for state in states:
-        kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type
+        kind = f"{state.key_type} → {state.value_type}" if state.key_type else state.value_type or state.kind
+        if state.ttl:
+            kind += f", expires {duration_text(state.ttl.duration_ms)} after each {state.ttl.refresh}"
         add_row(made, state.name, state.kind, kind)
     return made
 

@@ -28,6 +28,16 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True: other checkpoints may reference the same path; it is deleted by reachability alone."""
 
 
+class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How long what a state holds lives after it was written."""
+
+    duration_ms: int
+    refresh: str
+    """"write", or "read": reading prolongs it too."""
+    time: str
+    """"processing" or "event": the time that its expiry is in."""
+
+
 class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A declared state: enough to read its bytes without the program."""
 
@@ -38,6 +48,8 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     key_type: str = ""
     """Spark DDL of a map's keys; empty for other kinds."""
     schema_id: int = 0
+    ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
+    """Left out for a state that does not expire."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):

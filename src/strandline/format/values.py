@@ -14,6 +14,7 @@ import pyarrow as pa
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.format.coercion import MisfitError, coercion, shown
 from strandline.format.columns import build, conform, to_python
+from strandline.format.expiry import HAS_TTL, HEADER_BYTES, TTL_BYTES
 from strandline.format.fixed import FixedLayout, is_fixed
 from strandline.format.plain import copier, from_plain, plain_class, to_plain
 from strandline.format.types import (
@@ -27,9 +28,6 @@ from strandline.format.types import (
 )
 
 MAX_SCHEMA_ID = 254
-_HAS_TTL = 1
-_HEADER_BYTES = 2
-_TTL_BYTES = 8
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
 _MAX_FIXINT = 127
 
@@ -139,19 +137,19 @@ class ValueCodec:
         return plain if self._from_plain is None else list(map(self._from_plain, plain))
 
     def _packed_decode(self, data: bytes) -> Any:
-        if data[:_HEADER_BYTES] != self._head:
+        if data[:HEADER_BYTES] != self._head:
             data = self._usual(data)
-        plain = self._unpack(data[_HEADER_BYTES:])
+        plain = self._unpack(data[HEADER_BYTES:])
         return plain if self._from_plain is None else self._from_plain(plain)
 
     def _usual(self, data: bytes) -> bytes:
         """Return a value whose header is not the usual one as if it were, without what the header announced."""
-        if len(data) < _HEADER_BYTES:
+        if len(data) < HEADER_BYTES:
             raise CorruptionError(f"a stored {self.type.ddl} has {len(data)} bytes, which is less than its header")
         flags, schema_id = data[0], data[1]
-        if flags & ~_HAS_TTL:
+        if flags & ~HAS_TTL:
             raise CorruptionError(
-                f"a stored {self.type.ddl} has the flags {flags:#04x}, of which only {_HAS_TTL:#04x} is known",
+                f"a stored {self.type.ddl} has the flags {flags:#04x}, of which only {HAS_TTL:#04x} is known",
                 hint="it was written by a newer release, or damaged",
             )
         if schema_id != self.schema_id:
@@ -159,7 +157,7 @@ class ValueCodec:
                 f"a stored {self.type.ddl} has the schema id {schema_id}, expected {self.schema_id}",
                 hint="it was written by a program with another schema for this state, or damaged",
             )
-        return self._head + data[_HEADER_BYTES + (_TTL_BYTES if flags & _HAS_TTL else 0) :]
+        return self._head + data[HEADER_BYTES + (TTL_BYTES if flags & HAS_TTL else 0) :]
 
     def _guard_decode(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         def guarded(data: bytes) -> Any:

@@ -1,6 +1,6 @@
 """What a process function's state attributes become while it runs: the state of the current key.
 
-The value handle is the hottest code of the engine: it is called several times an event. It relies on the task having
+The value handle is the hottest code of the engine: it is called several times an event. It relies on the store having
 made the current key live, and does nothing that is not needed.
 """
 
@@ -15,23 +15,11 @@ from strandline.format.keys import KeyCodec
 from strandline.format.types import IntegralType, StringType
 from strandline.format.values import ValueCodec
 from strandline.runtime.maptable import MapTable
+from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
 
 _NEVER: Any = type("_Never", (), {})
-_COMPACT_CHUNKS = 32
-
-
-class Scope:
-    """The context of one operator partition: the current key and epoch. Users know it as `ctx`."""
-
-    __slots__ = ("epoch", "key", "keys", "partition", "uid")
-
-    def __init__(self, uid: str, partition: int) -> None:
-        self.uid = uid
-        self.partition = partition
-        self.key: Any = None
-        self.keys: Any = None
-        self.epoch = 0
+COMPACT_CHUNKS = 32
 
 
 class ValueHandle:
@@ -98,7 +86,7 @@ class ReducingHandle:
 
     __slots__ = ("_cell", "_reduce")
 
-    def __init__(self, cell: ValueHandle, declared: Reducing) -> None:
+    def __init__(self, cell: Any, declared: Reducing) -> None:
         self._cell = cell
         self._reduce = declared.reduce
 
@@ -123,7 +111,7 @@ class AggregatingHandle:
 
     __slots__ = ("_cell", "_declared")
 
-    def __init__(self, cell: ValueHandle, declared: Aggregating) -> None:
+    def __init__(self, cell: Any, declared: Aggregating) -> None:
         self._cell = cell
         self._declared = declared
 
@@ -152,6 +140,11 @@ class MapHandle(MutableMapping[Any, Any]):
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
         self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
+
+    @property
+    def table(self) -> MapTable:
+        """The table behind it: for operators of ours, whose values need neither checks nor copies."""
+        return self._table
 
     def __getitem__(self, sub: Any) -> Any:
         value = self._table.get(self._scope.key, self._coerce_key(sub))
@@ -241,7 +234,7 @@ class ListHandle:
     def _elements(self) -> list[Any]:
         chunks = [(n, chunk) for n, chunk in sorted(self._table.entries(self._scope.key).items()) if chunk]
         found = [element for _, chunk in chunks for element in chunk]
-        if len(chunks) >= _COMPACT_CHUNKS:
+        if len(chunks) >= COMPACT_CHUNKS:
             self._replace(found)
             found = list(found)
         return found
@@ -297,7 +290,11 @@ def value_handle(scope: Scope, table: Table, codec: ValueCodec, name: str, decla
     """Return the handle for a state that keeps one value a key."""
     default = declared.default if isinstance(declared, Value) else None
     kind = CopyingValueHandle if codec.mutable else ValueHandle
-    cell = kind(scope, table, codec, name, default)
+    return wrapped(kind(scope, table, codec, name, default), declared)
+
+
+def wrapped(cell: Any, declared: Any) -> Any:
+    """Return the handle that a declaration makes of one value a key."""
     if isinstance(declared, Reducing):
         return ReducingHandle(cell, declared)
     if isinstance(declared, Aggregating):

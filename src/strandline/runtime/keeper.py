@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -208,25 +208,30 @@ class Keeper:
         task = opened.task
         kept = KeptOutput(self._directory)
         rows_in = rows_out = 0
-        task.begin(epoch)
-        try:
-            while True:
-                kind, payload = connection.expect(p.ROWS, p.END)
-                if kind == p.ROWS:
-                    batch = pa.ipc.read_record_batch(payload, schema)
-                    rows_in += batch.num_rows
-                    output = task.process(batch)
-                else:
-                    output = task.finish()
-                if output is not None and output.num_rows:
+
+        def give(outputs: Iterator[pa.RecordBatch]) -> None:
+            nonlocal rows_out
+            for output in outputs:
+                if output.num_rows:
                     rows_out += output.num_rows
                     frame = output.serialize()
                     kept.add(frame)
                     connection.send(p.OUTPUT, frame)
+
+        told = begin.instructions
+        task.begin(epoch, told.watermark_us, told.now_us, told.fired_us)
+        try:
+            give(task.fire())
+            while True:
+                kind, payload = connection.expect(p.ROWS, p.END)
                 if kind == p.END:
                     break
+                batch = pa.ipc.read_record_batch(payload, schema)
+                rows_in += batch.num_rows
+                give(task.process(batch))
                 task.evict()
                 failpoints.hit("keeper.epoch.middle")
+            give(task.finish())
             task.check()
         except BaseException:
             # The state stays at the version before: whoever tries again starts from there.
@@ -249,6 +254,9 @@ class Keeper:
         self._ack = self._make_ack(
             rows_in=rows_in,
             rows_out=rows_out,
+            late_rows=task.late_rows,
+            source_rows=task.source_rows,
+            newest_us=task.newest_us,
             process_ms=round((time.perf_counter() - started) * 1000, 3),
             pause_ms=round(pause_ms, 3),
         )
@@ -300,8 +308,9 @@ class Keeper:
         uid = self._opened.program.uid if self._opened else ""
         return Ack(uid=uid, partition=self._partition, epoch=self._version, pid=os.getpid(), host=socket.gethostname())
 
-    def _make_ack(self, **figures: float) -> Ack:
+    def _make_ack(self, **figures: Any) -> Ack:
         opened = self._opened
+        next_event_us, next_processing_us = opened.task.next_timers_us if opened else (None, None)
         return Ack(
             uid=opened.program.uid if opened else "",
             partition=self._partition,
@@ -310,14 +319,16 @@ class Keeper:
             host=socket.gethostname(),
             restore_ms=round(self._restore_ms, 3),
             reports=opened.snapshots.reports() if opened else [],
+            next_event_us=next_event_us,
+            next_processing_us=next_processing_us,
             metrics=self._metrics(),
-            **figures,  # type: ignore[arg-type]
+            **figures,
         )
 
     def _metrics(self) -> dict[str, int]:
         """Asking RocksDB for its figures costs more than a small epoch: they may be a moment old."""
         if self._opened is not None and time.monotonic() - self._measured > _METRICS_S:
-            self._figures = self._opened.task.metrics()
+            self._figures = self._opened.task.store.metrics()
             self._measured = time.monotonic()
         return self._figures
 

@@ -6,10 +6,11 @@ when every stored entry is in it. Changes are kept by key, then by entry, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
+from strandline.format.expiry import ExpiringCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.table import deep_size
 
@@ -29,7 +30,7 @@ class MapTable:
         encode_key: Callable[[Any], bytes],
         encode_sub: Callable[[Any], bytes],
         decode_sub: Callable[[bytes, int], Any],
-        values: ValueCodec,
+        values: ValueCodec | ExpiringCodec,
         cache_bytes: int,
     ) -> None:
         self.name = name
@@ -65,6 +66,22 @@ class MapTable:
         if value is None and self._backend.keeps_all:
             self._absent.add((key, sub))
         return value
+
+    def load(self, entries: Iterable[tuple[Any, Any]]) -> None:
+        """Make entries live, reading from the backend in one go what nothing in memory has."""
+        if self._backend.keeps_all:
+            return
+        missing = []
+        for key, sub in entries:
+            known = (self.cells, self.dirty, *self.inflight)
+            if key not in self._complete and not any(sub in layer.get(key, ()) for layer in known):
+                missing.append((key, sub))
+        self.misses += len(missing)
+        stored = self._backend.get_many(
+            self.name, [self._encode_key(key) + self._encode_sub(sub) for key, sub in missing]
+        )
+        for (key, sub), data in zip(missing, stored, strict=True):
+            self.cells.setdefault(key, {})[sub] = None if data is None else self._values.decode(data)
 
     def put(self, key: Any, sub: Any, value: Any) -> None:
         """Set one entry; None deletes it."""

@@ -7,7 +7,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from strandline.api.states import declared_states
 from strandline.backends.base import Backend
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MemoryBudget
@@ -18,7 +17,7 @@ from strandline.core import failpoints
 from strandline.core.ids import CheckpointId, Partition
 from strandline.format.manifest import FileRef
 from strandline.runtime.places import local_copies, local_copy
-from strandline.runtime.program import Program
+from strandline.runtime.program import Program, state_names
 from strandline.runtime.snapshots import Snapshots
 from strandline.runtime.task import Task
 from strandline.storage.remote import open_store
@@ -62,7 +61,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         failpoints.hit("keeper.restore.after")
     process = program.load()
     with damage_in(CheckpointId(restore.checkpoint) if restore else None):
-        backend = _open_backend(program, database, list(declared_states(type(process))))
+        backend = open_backend(program, database, state_names(process))
         try:
             task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
         except BaseException:
@@ -71,13 +70,14 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
             raise
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
-        program, partition, task, backend, jobdir, directory, base,
+        program, partition, task.store, backend, jobdir, directory, base,
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
     return Opened(program, task, backend, snapshots)
 
 
-def _open_backend(program: Program, database: Path, states: list[str]) -> Backend:
+def open_backend(program: Program, database: Path, states: list[str]) -> Backend:
+    """Open the backend that a program names, in a directory that is empty or holds a snapshot's files."""
     if program.backend == "rocksdb":
         memory = program.partition_memory_bytes
         budget = MemoryBudget(

@@ -2,14 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.columns import arrow_schema, conform, from_python
-from strandline.format.types import StructType
+from strandline.format.types import Field, StructType, parse_schema, parse_type, quoted
+
+TIME = "__strandline_time"
+"""Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
+FIRED = "__strandline_fired"
+"""Of an operator's output: whether a timer gave the row, so that it comes before the watermark moves on."""
+SIDE = "__strandline_side"
+"""Of an operator with side outputs: which one the row is for, 0 for the main one."""
+
+
+def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
+    """Return the DDL of what a keeper gives: the output's columns, a struct for each side output, and the times."""
+    fields = list(parse_schema(output).fields)
+    if sides:
+        fields.append(Field(SIDE, parse_type("int")))
+        fields += [Field(f"{SIDE}_{at}", parse_schema(ddl)) for at, ddl in enumerate(sides.values(), 1)]
+    if timed:
+        fields += [Field(TIME, parse_type("bigint")), Field(FIRED, parse_type("boolean"))]
+    return StructType(tuple(fields)).ddl
+
+
+def columns_ddl(schema: str) -> str:
+    """Return the DDL of a schema as a list of columns, to which more can be added: not as a struct."""
+    return ", ".join(f"{quoted(field.name)} {field.type.ddl}" for field in parse_schema(schema).fields)
+
+
+class RawOutput:
+    """Output rows of one operator as they travel: with their times, and side outputs among them."""
+
+    def __init__(self, uid: str, output: str, sides: Mapping[str, str], *, timed: bool) -> None:
+        self.main = OutputBuilder(uid, parse_schema(output))
+        self.schema = arrow_schema(parse_schema(raw_ddl(output, sides, timed=timed)))
+        self.sides = {name: OutputBuilder(uid, parse_schema(ddl)) for name, ddl in sides.items()}
+        self.fired = False
+        """Whether the rows that come now are given by timers."""
+        self.waiting = 0
+        """Rows for side outputs that were not taken yet."""
+        self._uid = uid
+        self._timed = timed
+        self._side_rows: dict[str, list[Any]] = {name: [] for name in sides}
+        self._side_times: dict[str, list[int | None]] = {name: [] for name in sides}
+
+    def from_rows(self, rows: list[Any], times: Sequence[int | None]) -> pa.RecordBatch:
+        """Convert main output; `times` may be empty where no times are asked for."""
+        return self._complete(self.main.from_rows(rows), times)
+
+    def from_arrow(self, result: Any, times: pa.Array | None = None) -> pa.RecordBatch | None:
+        """Convert a vectorised function's main output; without times, its rows have none."""
+        batch = self.main.from_arrow(result)
+        return None if batch is None else self._complete(batch, [None] * batch.num_rows if times is None else times)
+
+    def add_side(self, side: str, row: Any, time_us: int | None) -> None:
+        """Keep a row for a side output."""
+        if side not in self.sides:
+            raise OutputError(
+                f"operator '{self._uid}' has no side output '{side}', only {', '.join(self.sides)}",
+                hint="declare it in `sides` of process()",
+                operator=self._uid,
+            )
+        self._side_rows[side].append(row)
+        self._side_times[side].append(time_us)
+        self.waiting += 1
+
+    def take_sides(self) -> Iterator[pa.RecordBatch]:
+        """Give what was kept for side outputs."""
+        for at, (side, rows) in enumerate(self._side_rows.items(), 1):
+            if rows:
+                batch = self.sides[side].from_rows(rows)
+                yield self._complete(batch, self._side_times[side], side=at)
+                self._side_rows[side], self._side_times[side] = [], []
+        self.waiting = 0
+
+    def forget(self) -> None:
+        """Forget rows that were not taken, and that timers gave them."""
+        for side in self.sides:
+            self._side_rows[side], self._side_times[side] = [], []
+        self.waiting = 0
+        self.fired = False
+
+    def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None] | pa.Array, side: int = 0) -> pa.RecordBatch:
+        if not self._timed and not self.sides:
+            return batch
+        rows = batch.num_rows
+        arrays: list[pa.Array] = []
+        for at, field in enumerate(self.schema):
+            if field.name == TIME:
+                arrays.append(pa.array(times, pa.int64()))
+            elif field.name == FIRED:
+                arrays.append(pa.array([self.fired] * rows))
+            elif field.name == SIDE:
+                arrays.append(pa.array([side] * rows, pa.int32()))
+            elif field.name.startswith(SIDE) and field.name == f"{SIDE}_{side}":
+                fields = list(field.type)
+                arrays.append(pa.StructArray.from_arrays(batch.columns, fields=fields))
+            elif side == 0 and at < batch.num_columns:
+                arrays.append(batch.column(at))
+            else:
+                arrays.append(pa.nulls(rows, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class OutputBuilder:

@@ -4,22 +4,59 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import msgspec
 
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
-from strandline.format.manifest import FileRef, Mode, StateInfo
+from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
 from strandline.format.types import parse_schema, parse_type
 from strandline.format.values import ValueCodec
 
 Process = KeyedProcess | KeyedBatchProcess
+
+EVENT_TIMERS, PROCESSING_TIMERS = "timers.event", "timers.processing"
+EVENT_TTL, PROCESSING_TTL = "ttl.event", "ttl.processing"
+"""States that no attribute can be named after."""
+
+
+def has_timers(process: Process) -> bool:
+    """Whether the function handles timers."""
+    return isinstance(process, KeyedProcess) and type(process).on_timer is not KeyedProcess.on_timer
+
+
+def has_ttl(process: Process) -> bool:
+    """Whether any of the function's states expires."""
+    return any(state.ttl is not None for state in declared_states(process).values())
+
+
+def check_ttl(process: Process, uid: str, *, timed: bool) -> None:
+    """Refuse state that expires by event time where there is none."""
+    for name, state in declared_states(process).items():
+        if state.ttl is not None and state.ttl.time == "event" and not timed:
+            raise ConfigurationError(
+                f"operator '{uid}': state '{name}' of {type(process).__name__} expires by event time, and the "
+                "stream has none",
+                hint='call watermark("column") before key_by, or use a TTL with time="processing"',
+            )
+
+
+def state_names(process: Process) -> list[str]:
+    """Return the names of the states that the backend keeps."""
+    return [info.name for info in state_infos(process)]
+
+
+def own_tables(process: Process) -> list[StateInfo]:
+    """Return the states that an operator of ours keeps in tables of its own."""
+    return list(getattr(process, "table_infos", ()))
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +88,19 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     lease_ms: int
     restore: Restore | None = None
+    timed: bool = False
+    """Events come with their times, which stand behind the key group."""
+    phased: bool = False
+    """Events come with whether a timer gave them, behind the times: those come before the watermark moves on."""
+    measured: bool = False
+    """Events come straight from a watermark, so that their times are what moves it."""
+    origins: bool = False
+    """Events come with whose watermark they move, behind all that."""
+    broadcast_order: list[str] = []
+    """Columns of the broadcast stream that say in which order the rules of an epoch apply."""
+    gives_time: bool = False
+    sides: dict[str, str] = {}
+    """DDL of the side outputs, by name."""
     python_path: list[str] = []
     """The driver's: modules that lie beside the main script are found on the same machine."""
 
@@ -81,12 +131,25 @@ def pickle_process(process: Process, uid: str) -> bytes:
 def state_infos(process: Process) -> list[StateInfo]:
     """Return the declared states as they are written into manifests, with canonical types."""
     found = []
-    for name, state in declared_states(type(process)).items():
+    for name, state in declared_states(process).items():
         check_state(process, name, state)
         value_type = parse_type(state.value_type).ddl
-        key_type = parse_type(state.key_type).ddl if isinstance(state, Map) else ""
-        found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type))
-    return found
+        key_type = parse_type(state.key_type).ddl if isinstance(state, Map | Broadcast) else ""
+        found.append(
+            StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=_ttl_info(state))
+        )
+    if has_timers(process):
+        found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
+    if has_ttl(process):
+        found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
+    return found + own_tables(process)
+
+
+def _ttl_info(state: State) -> TTLInfo | msgspec.UnsetType:
+    ttl = state.ttl
+    if ttl is None:
+        return msgspec.UNSET
+    return TTLInfo(duration_ms=ttl.duration_ms, refresh=ttl.refresh, time=ttl.time)
 
 
 def check_state(process: Process, name: str, state: State) -> None:
@@ -97,11 +160,16 @@ def check_state(process: Process, name: str, state: State) -> None:
             f"{where} is a {type(state).__name__}, but a KeyedBatchProcess can only have Value states",
             hint="use Value with a struct, or write the function as a KeyedProcess",
         )
-    if not isinstance(state, Value | List | Map | Reducing | Aggregating):
+    if isinstance(state, Broadcast) and not isinstance(process, KeyedBroadcastProcess):
+        raise ConfigurationError(
+            f"{where} is a Broadcast, which only a KeyedBroadcastProcess has",
+            hint="write a.key_by(…).broadcast(rules).process(…) with such a function",
+        )
+    if not isinstance(state, Value | List | Map | Reducing | Aggregating | Broadcast):
         raise ConfigurationError(f"{where} is a {type(state).__name__}, not a state that this release knows")
     try:
         value_type = parse_type(state.value_type)
-        if isinstance(state, Map):
+        if isinstance(state, Map | Broadcast):
             KeyCodec([parse_type(state.key_type)])
         default = getattr(state, "default", None)
         if default is not None:
@@ -126,6 +194,15 @@ def check_process(process: Any, uid: str) -> None:
     method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
     if getattr(type(process), method) is getattr(base, method):
         raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+
+
+def check_sides(process: Process, uid: str, sides: Mapping[str, str]) -> None:
+    """Refuse side outputs of a function that cannot send anything there."""
+    if sides and isinstance(process, KeyedBatchProcess):
+        raise ConfigurationError(
+            f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no side outputs",
+            hint="give all rows in the main output and tell them apart by a column, or write it as a KeyedProcess",
+        )
 
 
 def key_schema(program_input: str, key_columns: list[str]) -> str:

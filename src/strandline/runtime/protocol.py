@@ -55,6 +55,12 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """The newest published checkpoint of this run."""
     pending: int | None = None
     """The checkpoint that is being taken; uploads for any other are given up."""
+    watermark_us: int | None = None
+    """The watermark when the epoch begins: event-time timers up to it are due."""
+    fired_us: int | None = None
+    """The watermark of the epoch before: timers up to it have fired."""
+    now_us: int = 0
+    """The clock when the epoch begins: processing-time timers up to it are due."""
     forget: bool = False
     """When stopping: remove the local copies too, because the job will not be restored on this machine soon."""
 
@@ -84,11 +90,19 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     attempt: str = ""
     rows_in: int = 0
+    source_rows: int = 0
+    """Rows of the stream that stand behind `rows_in`, where Spark has aggregated them before; else 0."""
     rows_out: int = 0
     process_ms: float = 0.0
     pause_ms: float = 0.0
     """How long a checkpoint's synchronous part held the epoch up."""
     restore_ms: float = 0.0
+    newest_us: dict[str, int] = {}
+    """The newest event times of the epoch, by whose watermark they move."""
+    late_rows: int = 0
+    next_event_us: int | None = None
+    """No event-time timer is pending before this time; None: there is none."""
+    next_processing_us: int | None = None
     reports: list[Report] = []
     metrics: dict[str, int] = {}
 

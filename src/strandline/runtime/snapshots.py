@@ -25,7 +25,7 @@ from strandline.format.manifest import FileRef, PartitionInfo
 from strandline.runtime.places import local_copies, local_copy
 from strandline.runtime.program import Program
 from strandline.runtime.protocol import Report, Trigger
-from strandline.runtime.task import Frozen, Task
+from strandline.runtime.store import Frozen, Store
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Snapshots:
         self,
         program: Program,
         partition: Partition,
-        task: Task,
+        store: Store,
         backend: Backend,
         jobdir: JobDirectory,
         directory: Path,
@@ -46,7 +46,7 @@ class Snapshots:
     ) -> None:
         self._program = program
         self._partition = partition
-        self._task = task
+        self._store = store
         self._backend = backend
         self._jobdir = jobdir
         self._directory = directory
@@ -85,20 +85,20 @@ class Snapshots:
         self._triggered = checkpoint
         with self._lock:
             self._pending = checkpoint
-        frozen = self._task.freeze()
+        frozen = self._store.freeze()
         pause_ms = (time.perf_counter() - started) * 1000
         self._writer.submit(self._take, checkpoint, trigger.mode, frozen, pause_ms)
         return pause_ms
 
     def write_behind(self) -> None:
         """After an epoch: hand changes to the backend when they hold on to much memory, waiting if it lags far."""
-        if self._backend.keeps_all or self._task.dirty_bytes < self._write_behind_bytes:
+        if self._backend.keeps_all or self._store.dirty_bytes < self._write_behind_bytes:
             return
         if self._writing is not None and not self._writing.done():
-            if self._task.dirty_bytes < 2 * self._write_behind_bytes:
+            if self._store.dirty_bytes < 2 * self._write_behind_bytes:
                 return
             self._writing.result()
-        self._writing = self._writer.submit(self._write, self._task.freeze())
+        self._writing = self._writer.submit(self._write, self._store.freeze())
 
     def raise_error(self) -> None:
         """Raise what made a background write fail: from then on the state cannot be trusted to be written."""

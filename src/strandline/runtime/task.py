@@ -2,284 +2,328 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
-from strandline.api.states import List, Map, State, declared_states
-from strandline.backends.base import Backend, Changes, Entry
-from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, StrandlineError, UserCodeError
+from strandline.backends.base import Backend
+from strandline.core.errors import NullKeyError, StateTypeError
 from strandline.core.ids import Epoch, Partition
 from strandline.format.columns import to_python
-from strandline.format.keys import KeyCodec
 from strandline.format.records import record_type
-from strandline.format.types import ArrayType, DataType, LongType, parse_schema, parse_type
-from strandline.format.values import ValueCodec
-from strandline.runtime.handles import ListHandle, MapHandle, Scope, named, value_handle
-from strandline.runtime.maptable import MapTable
-from strandline.runtime.outputs import OutputBuilder
+from strandline.format.types import parse_schema
+from strandline.runtime.calls import EventCalls, user_error
+from strandline.runtime.columnar import ColumnarProcess, Given, Rows
+from strandline.runtime.outputs import RawOutput
 from strandline.runtime.program import Process, Program
-from strandline.runtime.table import Table
-from strandline.runtime.vectors import BatchKeys, VectorValueHandle
+from strandline.runtime.scope import Scope
+from strandline.runtime.store import Store
+from strandline.runtime.vectors import BatchKeys
 
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
-_GROUPS_KEPT = 200_000
-
-_PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """State as it was at one epoch, to be encoded in a background thread and then released."""
-
-    uid: str
-    states: dict[str, Callable[[], Iterator[Entry]]]
-    release: Callable[[], None]
-
-    def changes(self) -> Changes:
-        """Encode, lazily."""
-        return {name: _naming(self.uid, name, encode()) for name, encode in self.states.items()}
-
-
-def _naming(uid: str, state: str, entries: Iterator[Entry]) -> Iterator[Entry]:
-    """Values of the right Python type are not looked at before they are encoded: say whose was out of range."""
-    try:
-        yield from entries
-    except StateTypeError as error:
-        raise named(error, uid, state) from None
+_GIVEN_ROWS = 50_000
 
 
 class Task:
-    """The user's function bound to the state of one partition. One thread at a time."""
+    """The user's function at work on the state of one partition, epoch by epoch. One thread at a time."""
 
     def __init__(
         self, program: Program, process: Process, partition: Partition, backend: Backend, cache_bytes: int
     ) -> None:
         self._program = program
-        self._backend = backend
         self._schema = parse_schema(program.input_schema)
         names = list(self._schema.names)
         self._key_at = [names.index(column) for column in program.key_columns]
-        self._key_types = [self._schema.fields[i].type for i in self._key_at]
+        self._columns_at = 1 + program.timed + program.phased + program.origins
         self._make_event = record_type(names)._make
-        self._keys = KeyCodec(self._key_types)
-        self._groups: dict[Any, int] = {}
-        self._outputs = OutputBuilder(program.uid, parse_schema(program.output_schema))
-        self.scope = Scope(program.uid, partition)
+        self._outputs = RawOutput(program.uid, program.output_schema, program.sides, timed=program.gives_time)
         self._process = process
-        self._vectorised = isinstance(self._process, KeyedBatchProcess)
-        states = declared_states(type(self._process))
-        self._tables: dict[str, Table] = {}
-        self._maps: dict[str, MapTable] = {}
-        for name, state in states.items():
-            vars(self._process)[name] = self._bind(name, state, cache_bytes // max(1, len(states)))
+        self._columnar = process if isinstance(process, ColumnarProcess) else None
+        self.scope = Scope(program.uid, partition)
+        self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
+        self.store = Store(program, process, self.scope, backend, cache_bytes)
+        # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
+        self._at_end = program.phased or self.store.broadcasts is not None
+        self._watermark_us: int | None = None
+        self._reached_us: int | None = None
+        self.newest_us: dict[str, int] = {}
+        """The newest event times of this epoch, by whose watermark they move."""
+        self.late_rows = 0
+        self.source_rows = 0
+        """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_rows = self._gathered_bytes = 0
-        self._sizes: dict[tuple[str, bytes], int] = {}
-        self._size = 0
-        if backend.keeps_all:
-            self._adopt()
-        self._run_user(self._process.open, "open")
+        self._fired: list[pa.RecordBatch] = []
+        """What timers gave further up, gathered for a vectorised function."""
+        self._run_user(process.open, "open")
 
     @property
     def output_schema(self) -> pa.Schema:
         """The Arrow schema of what `process` gives."""
         return self._outputs.schema
 
-    def begin(self, epoch: Epoch) -> None:
-        """Start an epoch."""
-        self.scope.epoch = epoch
-        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+    def begin(
+        self, epoch: Epoch, watermark_us: int | None = None, now_us: int = 0, fired_us: int | None = None
+    ) -> None:
+        """Start an epoch: timers up to the watermark and the clock are due in it.
 
-    def process(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """Run the user's function on a batch: the key group, then the event's columns. Return its output, if any."""
+        `fired_us` is the watermark of the epoch before, which a task that was restored cannot know.
+        """
+        self.scope.epoch, self.scope.now_us = epoch, now_us
+        if self.scope.watermark_us is None:
+            self.scope.watermark_us = self._reached_us = fired_us
+        self._watermark_us = watermark_us
+        self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
+
+    def fire(self) -> Iterator[pa.RecordBatch]:
+        """Before the epoch's events: call on_timer, unless some events must come first."""
+        if not self._program.phased:
+            yield from self._fire()
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Run the user's function on a batch: the key group, hidden columns, then the event's. Give its output.
+
+        Iterate to the end before the next call.
+        """
         if batch.num_rows == 0:
-            return None
-        self._refuse_null_keys(batch.columns[1:])
-        if not self._vectorised:
-            return self._process_events(batch.column(0), batch.columns[1:])
+            return
+        if self._program.measured:
+            self._find_newest(batch)
+        if self.store.broadcasts is not None:
+            batch = self.store.broadcasts.take(batch, self._columns_at + 1, timed=self._program.timed)
+        self._refuse_null_keys(batch.columns[self._columns_at :])
+        if self._at_end and self._program.phased:
+            fired = pc.fill_null(batch.column(2), False)
+            yield from self._run_fired(batch.filter(fired))
+            batch = batch.filter(pc.invert(fired))
+        if not batch.num_rows:
+            return
+        if self._calls is not None and not self._at_end:
+            yield from self._run_events(batch)
+            return
         self._gathered.append(batch)
         self._gathered_rows += batch.num_rows
         self._gathered_bytes += batch.nbytes
         enough = self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES
-        return self._process_gathered() if enough else None
+        if enough and not self._at_end:
+            yield from self._run_batch(self._take_gathered())
 
-    def finish(self) -> pa.RecordBatch | None:
+    def finish(self) -> Iterator[pa.RecordBatch]:
         """Process what `process` has only gathered so far; the epoch has no more events."""
-        return self._process_gathered() if self._gathered else None
+        if self._program.phased:
+            if self._columnar is not None:
+                yield from self._give_fired(self._columnar.on_fired(self.scope))
+            fired, self._fired = self._fired, []
+            if fired:
+                with self._giving_fired():
+                    yield from self._run_batch(fired)
+            yield from self._fire()
+        if self.store.broadcasts is not None:
+            self.store.broadcasts.apply(self._broadcast_failed)
+        gathered = self._take_gathered()
+        if self._calls is not None:
+            for batch in gathered:
+                yield from self._run_events(batch)
+                self.evict()
+        elif gathered:
+            yield from self._run_batch(gathered)
+        if self._columnar is not None:
+            yield from self._give(self._columnar.on_end(self.scope))
+            self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
+            self._columnar.forget()
 
     def check(self) -> None:
         """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
-        if self._backend.limit_bytes is not None:
-            self._check_limit(self._backend.limit_bytes)
+        self.store.check()
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""
-        for table in self._all():
-            table.commit()
+        self._reached_us = self.scope.watermark_us
+        self.store.commit()
 
     def tidy(self) -> None:
         """Let go, after a commit, of what is not needed any more."""
-        self.evict()
-        self._forget_groups()
+        self.store.tidy()
 
     def abort(self) -> None:
         """Forget what the epoch wrote."""
-        for table in self._all():
-            table.abort()
+        if self._calls is not None:
+            self._calls.forget()
+        if self._columnar is not None:
+            self._columnar.forget()
+        self._outputs.forget()
+        self._take_gathered()
+        self._fired = []
+        self.scope.watermark_us = self._reached_us
+        self.store.abort()
 
     def evict(self) -> None:
-        """Keep the caches within their budget."""
-        for table in self._all():
-            table.evict()
-
-    def freeze(self) -> Frozen:
-        """Take the committed state for a snapshot, at once; writing it is the background's work."""
-        tables = self._all()
-        states = {table.name: table.freeze() for table in tables}
-
-        def release() -> None:
-            for table in tables:
-                table.release()
-
-        return Frozen(self.scope.uid, states, release)
+        """Keep the caches within their budget. Between batches."""
+        self.store.evict()
 
     def close(self) -> None:
         """Let the user's function end."""
         self._run_user(self._process.close, "close")
 
     @property
-    def dirty_bytes(self) -> int:
-        """About how much memory changes hold on to that the backend does not have yet."""
-        return sum(table.dirty_bytes for table in self._all())
+    def next_timers_us(self) -> tuple[int | None, int | None]:
+        """Times before which no event-time and no processing-time timer is due."""
+        if self._columnar is not None:
+            return self._columnar.next_due_us, None
+        return self.store.next_timers_us
 
-    def metrics(self) -> dict[str, int]:
-        """Return figures for people to look at."""
-        tables = self._all()
-        return {
-            "cached_bytes": sum(table.cached_bytes for table in tables),
-            "cache_hits": sum(table.hits for table in tables),
-            "cache_misses": sum(table.misses for table in tables),
-            **self._backend.metrics(),
-        }
+    # -- timers
 
-    # -- binding
+    def _fire(self) -> Iterator[pa.RecordBatch]:
+        """Move the watermark on: clean up what has expired, and run what the watermark and the clock have made due."""
+        scope, watermark_us = self.scope, self._watermark_us
+        moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
+        if moved:
+            scope.watermark_us = watermark_us
+        if self.store.expiry is not None:
+            self.store.expiry.clean(self.evict)
+        if moved and self._columnar is not None:
+            yield from self._give_fired(self._columnar.on_watermark(scope))
+        if self._calls is None or self.store.timers is None:
+            return
+        (event, processing), prepare = self.store.timers, self.store.prepare
+        with self._giving_fired():
+            if watermark_us is not None:
+                yield from self._calls.on_timers(event, watermark_us, processing=False, prepare=prepare)
+            yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
 
-    def _bind(self, name: str, state: State, cache_bytes: int) -> Any:
-        element = parse_type(state.value_type)
-        if isinstance(state, Map | List):
-            sub_type: DataType = parse_type(state.key_type) if isinstance(state, Map) else LongType()
-            sub = KeyCodec([sub_type])
-            stored = ValueCodec(element if isinstance(state, Map) else ArrayType(element))
-            table = MapTable(name, self._backend, self._encode_key, sub.encode_sub, sub.decode_sub, stored, cache_bytes)
-            self._maps[name] = table
-            if isinstance(state, Map):
-                return MapHandle(self.scope, table, sub, stored, name)
-            return ListHandle(self.scope, table, ValueCodec(element), name)
-        codec = ValueCodec(element)
-        if self._vectorised:
-            values = Table(name, self._backend, list, list, list, cache_bytes)
-            self._tables[name] = values
-            return VectorValueHandle(self.scope, values, codec, name, state.value_type, getattr(state, "default", None))
-        values = Table(name, self._backend, self._encode_keys, codec.encode_many, codec.decode_many, cache_bytes)
-        self._tables[name] = values
-        return value_handle(self.scope, values, codec, name, state)
+    def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take what timers gave further up: before the watermark moves on, and what comes of it likewise."""
+        if not batch.num_rows:
+            return
+        if self._columnar is not None:
+            self._take_rows(self._columnar, batch)
+        elif self._calls is None:
+            # Not yet: few large batches cost less than many small ones.
+            self._fired.append(batch)
+        else:
+            with self._giving_fired():
+                yield from self._run_events(batch)
 
-    def _adopt(self) -> None:
-        """Take over what a backend that keeps nothing itself has read from its snapshot."""
-        for name, table in self._tables.items():
-            stored = self._watched(name)
-            if self._vectorised:
-                table.adopt(stored)
-            else:
-                table.adopt((self._remember(entry)[0], value) for entry, value in stored)
-            self._backend.release(name)
-        for name, cells in self._maps.items():
-            for entry, value in self._watched(name):
-                key, end = self._remember(entry)
-                cells.adopt(key, entry, end, value)
-            self._backend.release(name)
+    def _give_fired(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+        with self._giving_fired():
+            yield from self._give(given)
 
-    def _watched(self, name: str) -> Iterator[tuple[bytes, bytes]]:
-        for entry, value in self._backend.scan(name):
-            if self._backend.limit_bytes is not None:
-                self._sizes[name, entry] = len(entry) + len(value)
-                self._size += len(entry) + len(value)
-            yield entry, value
+    @contextmanager
+    def _giving_fired(self) -> Iterator[None]:
+        """Say of the rows given meanwhile that timers gave them."""
+        self._outputs.fired = True
+        try:
+            yield
+        finally:
+            self._outputs.fired = False
 
-    def _remember(self, entry: bytes) -> tuple[Any, int]:
-        group, key, end = self._keys.decode(entry)
-        self._groups[key] = group
-        return key, end
+    # -- events
 
-    def _encode_key(self, key: Any) -> bytes:
-        return self._keys.encode(self._groups[key], key)
-
-    def _encode_keys(self, keys: Sequence[Any]) -> list[bytes]:
-        return self._keys.encode_many(list(map(self._groups.__getitem__, keys)), keys)
-
-    def _forget_groups(self) -> None:
-        """Between epochs: keep the key groups of keys that are not written yet, and once in a while drop the others."""
-        waiting = [layer for table in self._all() for layer in table.unwritten()]
-        if len(self._groups) > _GROUPS_KEPT + 2 * sum(map(len, waiting)):
-            groups = self._groups
-            # A new dict: a background thread may be reading the old one.
-            self._groups = {key: groups[key] for layer in waiting for key in tuple(layer)}
-
-    def _all(self) -> list[Table | MapTable]:
-        return [*self._tables.values(), *self._maps.values()]
-
-    # -- processing
-
-    def _process_events(self, groups: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch | None:
+    def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        assert self._calls is not None
+        self._count_late(batch)
+        groups, columns = batch.column(0), batch.columns[self._columns_at :]
         values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
-        keys = self._keys.normalise(keys)
-        self._groups.update(zip(keys, groups.to_pylist(), strict=True))
-        distinct = set(keys)
-        for table in self._tables.values():
-            table.load(distinct)
-        rows: list[Any] = []
-        event = key = None
-        # The hot loop: nothing in here that is not needed for every event.
-        extend, scope, on_event = rows.extend, self.scope, self._on_event
-        try:
-            for key, event in zip(keys, map(self._make_event, zip(*values, strict=True)), strict=True):
-                scope.key = key
-                out = on_event(event, scope)
-                if out is not None:
-                    extend(out)
-        except (Exception, SystemExit) as error:
-            raise self._user_error(error, "on_event", key, event) from error
-        return self._outputs.from_rows(rows) if rows else None
+        keys = self.store.keys.codec.normalise(keys)
+        self.store.keys.learn(keys, groups.to_pylist())
+        self.store.load(set(keys))
+        times = batch.column(1).to_pylist() if self._program.timed else None
+        # Where the right half is for everybody, what is left are left ones.
+        alone = self.store.broadcasts is not None
+        events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
+        return self._calls.on_events(keys, events, times)
 
-    @property
-    def _on_event(self) -> Callable[[Any, Any], Any]:
-        assert isinstance(self._process, KeyedProcess)
-        return self._process.on_event
+    def _broadcast_failed(self, error: BaseException, method: str, rule: Any) -> Exception:
+        return user_error(self.scope.uid, self._process, error, method, None, rule)
 
-    def _process_gathered(self) -> pa.RecordBatch | None:
+    # -- columns
+
+    def _take_gathered(self) -> list[pa.RecordBatch]:
+        """Return what was gathered, and begin anew."""
+        gathered = self._gathered
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        return gathered
+
+    def _run_batch(self, gathered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run a vectorised function on few large batches rather than many small ones: each costs per distinct key."""
         assert isinstance(self._process, KeyedBatchProcess)
-        batch = pa.concat_batches(self._gathered) if len(self._gathered) > 1 else self._gathered[0]
-        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
-        groups, columns = batch.column(0), batch.columns[1:]
-        self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self._keys)
-        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[1:])
+        batch = pa.concat_batches(gathered) if len(gathered) > 1 else gathered[0]
+        if self._columnar is not None:
+            self._take_rows(self._columnar, batch)
+            return
+        self._count_late(batch)
+        groups, columns = batch.column(0), batch.columns[self._columns_at :]
+        if self.store.expiry is not None and self._program.timed:
+            self.scope.time_us = pc.max(batch.column(1)).as_py()
+        self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self.store.keys.codec)
+        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[self._columns_at :])
         try:
             result = self._process.on_batch(events, self.scope)
         except (Exception, SystemExit) as error:
-            raise self._user_error(error, "on_batch", None, None) from error
-        return self._outputs.from_arrow(result)
+            raise user_error(self.scope.uid, self._process, error, "on_batch") from error
+        given = self._outputs.from_arrow(result)
+        if given is not None:
+            yield given
+
+    def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
+        times = batch.column(1) if self._program.timed else None
+        columns = list(batch.columns[self._columns_at :])
+        with self._naming_operator():
+            columnar.on_rows(Rows(batch.column(0), times, columns, self._key_at, self.store.keys.codec), self.scope)
+
+    def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+        while True:
+            with self._naming_operator():
+                batch, times = next(given, (None, None))
+            if batch is None:
+                return
+            for start in range(0, batch.num_rows, _GIVEN_ROWS):
+                piece = None if times is None else times.slice(start, _GIVEN_ROWS)
+                output = self._outputs.from_arrow(batch.slice(start, _GIVEN_ROWS), piece)
+                if output is not None:
+                    yield output
+
+    @contextmanager
+    def _naming_operator(self) -> Iterator[None]:
+        """Say whose value did not fit: an operator of ours does not know what it is called."""
+        try:
+            yield
+        except StateTypeError as error:
+            message = f"operator '{self.scope.uid}': {error.message}"
+            raise StateTypeError(message, hint=error.hint, **error.fields) from None
+
+    # -- checks and figures
+
+    def _count_late(self, batch: pa.RecordBatch) -> None:
+        """Count the events that the function is about to be told are late."""
+        if self._program.timed and self.scope.watermark_us is not None:
+            self.late_rows += pc.sum(pc.less(batch.column(1), self.scope.watermark_us)).as_py() or 0
+
+    def _find_newest(self, batch: pa.RecordBatch) -> None:
+        """Find the newest times among events that come straight from a watermark."""
+        times = batch.column(1)
+        if self._program.origins:
+            newest = (
+                pa.table([batch.column(2 + self._program.phased), times], ["origin", "time"])
+                .group_by("origin")
+                .aggregate([("time", "max")])
+            )
+            found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
+        else:
+            found = [("", pc.max(times).as_py())]
+        for origin, time in found:
+            if time is not None:
+                # Rows whose origin is null are an origin of their own.
+                name = origin or ""
+                self.newest_us[name] = max(time, self.newest_us.get(name, time))
 
     def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:
         for at in self._key_at:
@@ -294,54 +338,8 @@ class Task:
                     operator=self._program.uid,
                 )
 
-    def _user_error(self, error: BaseException, method: str, key: Any, event: Any) -> StrandlineError:
-        # The first frame is ours; what comes after it is the user's.
-        trace = error.__traceback__.tb_next if error.__traceback__ else None
-        text = _users_trace(error, trace)
-        where = f" for key {key!r}, in the event {event!r}" if event is not None else ""
-        kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
-        said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
-        return kind(
-            f"operator '{self._program.uid}': {method} of {type(self._process).__name__} raised{where}: {said}\n{text}",
-            hint=getattr(error, "hint", "")
-            or "fix the function and start again: the job goes on from its last checkpoint",
-            operator=self._program.uid,
-            key=repr(key),
-            event=repr(event),
-            traceback=text,
-        )
-
     def _run_user(self, method: Callable[[], None], name: str) -> None:
         try:
             method()
         except (Exception, SystemExit) as error:
-            raise self._user_error(error, name, None, None) from error
-
-    def _check_limit(self, limit: int) -> None:
-        changed: dict[tuple[str, bytes], int] = {}
-        for table in self._all():
-            for entry, value in _naming(self.scope.uid, table.name, table.changed()):
-                changed[table.name, entry] = 0 if value is None else len(entry) + len(value)
-        size = self._size + sum(new - self._sizes.get(at, 0) for at, new in changed.items())
-        if size > limit:
-            raise StateLimitError(
-                f"operator '{self._program.uid}', partition {self.scope.partition}: state would grow to {size} bytes, "
-                f"and the memory backend's limit is {limit} bytes",
-                hint="use backend='rocksdb' for large state, or raise memory_backend_limit in Settings",
-                operator=self._program.uid,
-                size_bytes=size,
-                limit_bytes=limit,
-            )
-        self._size = size
-        for at, new in changed.items():
-            if new:
-                self._sizes[at] = new
-            else:
-                self._sizes.pop(at, None)
-
-
-def _users_trace(error: BaseException, trace: TracebackType | None) -> str:
-    """Format a traceback without the frames of this package: a handle that refuses a value is no help to look at."""
-    said = traceback.TracebackException(type(error), error, trace)
-    said.stack = traceback.StackSummary.from_list([f for f in said.stack if not f.filename.startswith(_PACKAGE)])
-    return "".join(said.format()).rstrip()
+            raise user_error(self.scope.uid, self._process, error, name) from error

@@ -13,7 +13,7 @@ from strandline.format.columns import conform, to_arrow_type
 from strandline.format.keys import KeyCodec
 from strandline.format.types import parse_type
 from strandline.format.values import ValueCodec
-from strandline.runtime.handles import Scope
+from strandline.runtime.scope import Scope
 from strandline.runtime.table import Table
 
 
@@ -88,15 +88,22 @@ class VectorValueHandle:
             raise self._error(said, error.hint) from None
         encoded = keys.encoded
         undo = self._table.undo
-        before = zip(encoded, self._stored(keys), strict=True)
+        before = self._stored(keys)
+        written = zip(encoded, before, strict=True)
         # What the epoch's first write found stays; what later ones find was written by it.
-        undo.update([found for found in before if found[0] not in undo] if undo else before)
+        undo.update([found for found in written if found[0] not in undo] if undo else written)
         given = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
         stored: list[bytes | None] = list(given)
         if values.null_count:
             each = iter(given)
             stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
-        self._table.live.update(zip(encoded, stored, strict=True))
+        self._table.live.update(zip(encoded, self._finished(encoded, before, stored), strict=True))
+
+    def _finished(
+        self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]
+    ) -> list[bytes | None]:
+        """Return the bytes to keep for encoded values."""
+        return given
 
     def _stored(self, keys: BatchKeys) -> list[bytes | None]:
         encoded, live = keys.encoded, self._table.live

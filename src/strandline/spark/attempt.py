@@ -30,12 +30,15 @@ from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
 from strandline.runtime.places import Places
 from strandline.runtime.program import Program, Restore, pickle_process
+from strandline.runtime.watermarks import Watermarks
 from strandline.spark.compat import check_compatible
 from strandline.spark.epochs import EpochDriver, find_error
 from strandline.spark.exchange import Exchange
 from strandline.spark.fleet import Fleet
+from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.times import FIRED, ORIGIN
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +132,11 @@ class Attempt:
             b.jobdir, owned, b.config, b.clock, next_id, manifest, b.name,
             [self._operator_plan(operator) for operator in operators], self._commit_sinks,
         )  # fmt: skip
-        self.driver = EpochDriver(b.plan, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch)
+        batch = manifest.source.batch if manifest and manifest.source else -1
+        self.driver = EpochDriver(
+            b.plan, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch, batch,
+            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
+        )  # fmt: skip
         writer = b.plan.source.writeStream.foreachBatch(self.driver).option(
             "checkpointLocation", f"file://{self._spark_dir}"
         )
@@ -157,7 +164,7 @@ class Attempt:
             if now - looked > _QUERY_LOOK_S:
                 looked = now
                 finished = finished or self._query_finished()
-            if finished and self._final_checkpoint_done():
+            if finished and not self.driver.tick() and self._final_checkpoint_done():
                 return True
         return False
 
@@ -226,6 +233,13 @@ class Attempt:
             key_columns=list(node.keys),
             input_schema=node.input_schema,
             output_schema=node.output_schema,
+            timed=node.is_timed,
+            phased=FIRED in node.hidden,
+            origins=ORIGIN in node.hidden,
+            measured=node.uid in b.plan.measuring,
+            gives_time=node.is_timed,
+            broadcast_order=list(node.parent.broadcast_order or ()) if isinstance(node.parent, PairNode) else [],
+            sides=node.sides,
             parallelism=operator.parallelism,
             max_parallelism=operator.max_parallelism,
             backend=b.settings.backend,
@@ -311,6 +325,8 @@ class Attempt:
         """While no epoch runs, hear how a checkpoint goes, begin one that is due, and keep the keepers' leases."""
         idle_s = time.monotonic() - self.driver.last_contact
         if idle_s < _IDLE_S:
+            return
+        if self.driver.tick():
             return
         due = self.coordinator.is_due
         polled = (due or self.coordinator.pending is not None) and self.driver.poll(may_trigger=due)

@@ -12,12 +12,16 @@ from pyspark.sql import DataFrame
 
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
+from strandline.core.clock import Clock
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
-from strandline.spark.exchange import Exchange, prepare_session
+from strandline.runtime.watermarks import Watermarks
+from strandline.spark.aggregation import limit_shuffle
+from strandline.spark.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.fleet import Fleet, Slot
+from strandline.spark.joins import TO, PairNode
 from strandline.spark.plan import Operator, Plan
 from strandline.spark.stream import OperatorNode
 from strandline.spark.worker import unmark
@@ -34,6 +38,7 @@ class Progress:
     rows_in: int = 0
     last_epoch_ms: float = 0.0
     last_rows: int = 0
+    late_rows: int = 0
     acks: dict[Slot, Ack] = field(default_factory=dict)
 
 
@@ -49,6 +54,9 @@ class EpochDriver:
         coordinator: Coordinator,
         generation: Generation,
         epoch: Epoch,
+        batch: int,
+        watermarks: Watermarks,
+        clock: Clock,
     ) -> None:
         self._plan = plan
         self._operators = {operator.node: operator for operator in operators}
@@ -56,6 +64,10 @@ class EpochDriver:
         self._fleet = fleet
         self._coordinator = coordinator
         self._generation = generation
+        self._batch = batch
+        self._watermarks = watermarks
+        self._clock = clock
+        self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
         self._staged: dict[str, list[str]] = {}
         self._staging = threading.Lock()
@@ -84,13 +96,44 @@ class EpochDriver:
             if self.failed.is_set() or self._sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
-                self._run(df, Epoch(batch + 1))
+                self._batch = batch
+                self._run(df, Epoch(self.progress.epoch + 1))
             except BaseException as error:
                 self.error = find_error(error)
                 self.failed.set()
                 raise
             finally:
                 self.last_contact = time.monotonic()
+
+    def tick(self) -> bool:
+        """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran."""
+        if not self.timers_due or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._nothing is None:
+                self._nothing = make_nothing(self._plan.source)
+            self._run(self._nothing, Epoch(self.progress.epoch + 1))
+        except Exception as error:
+            raise find_error(error) from error
+        finally:
+            self.last_contact = time.monotonic()
+            self._lock.release()
+        return True
+
+    @property
+    def timers_due(self) -> bool:
+        """Whether the watermark or the clock have passed some timer that has not fired."""
+        now_us = self._now_us()
+        reached = self._watermarks.advance(now_us)
+        for ack in list(self.progress.acks.values()):
+            if ack.next_event_us is not None and reached is not None and ack.next_event_us <= reached:
+                return True
+            if ack.next_processing_us is not None and ack.next_processing_us <= now_us:
+                return True
+        return False
+
+    def _now_us(self) -> int:
+        return self._clock.now_ms() * 1000
 
     def poll(self, *, may_trigger: bool) -> bool:
         """Hear from the keepers while no epoch runs; perhaps begin a checkpoint of the epoch before.
@@ -101,7 +144,7 @@ class EpochDriver:
             return False
         try:
             epoch = Epoch(self.progress.epoch)
-            trigger = self._trigger(epoch, batch=epoch - 1, idle=True) if may_trigger else None
+            trigger = self._trigger(epoch, idle=True) if may_trigger else None
             acks = self._fleet.poll(self._instructions(epoch, trigger))
             missing = self._fleet.slots - acks.keys()
             if missing:
@@ -113,6 +156,11 @@ class EpochDriver:
             self.last_contact = time.monotonic()
             self._lock.release()
         return True
+
+    @property
+    def watermark_us(self) -> int | None:
+        """How far event time has come."""
+        return self._watermarks.reached_us
 
     def take_wanted_source(self) -> tuple[CheckpointId, int] | None:
         """Return the checkpoint that needs the source's progress, and after which batch."""
@@ -133,7 +181,9 @@ class EpochDriver:
     def _run(self, df: DataFrame, epoch: Epoch) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
-        trigger = self._trigger(epoch, batch=epoch - 1)
+        if any(node.reduction for node in self._operators):
+            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self._operators.values()))
+        trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
         built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
@@ -162,6 +212,11 @@ class EpochDriver:
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
         self._note(epoch, acks, (time.perf_counter() - started) * 1000)
+        for (uid, _), ack in acks.items():
+            for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
+                self._watermarks.observe(index, newest_us, instructions.now_us)
+        self._watermarks.fired_us = instructions.watermark_us
+        self._watermarks.advance(instructions.now_us)
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
             self.epoch_carries_trigger = False
@@ -170,14 +225,16 @@ class EpochDriver:
 
     def _operate(self, node: OperatorNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         operator = self._operators[node]
-        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by)
-        return self._fleet.run(node.uid, routed, instructions, node.output_schema)
+        pair = node.parent
+        to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None
+        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
+        return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
-    def _trigger(self, epoch: Epoch, batch: int, *, idle: bool = False) -> Trigger | None:
+    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> Trigger | None:
         trigger = self._coordinator.trigger(epoch, changed=not idle)
         if trigger is None:
             return None
-        self._wanted_source = (trigger.checkpoint, batch)
+        self._wanted_source = (trigger.checkpoint, self._batch)
         if idle:
             self._add_sinks(trigger.checkpoint)
         return Trigger(trigger.checkpoint, trigger.mode)
@@ -186,14 +243,22 @@ class EpochDriver:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
         with self._staging:
             infos = [SinkInfo(name=name, pending=list(self._staged.get(name, []))) for name, _, _ in self._plan.sinks]
-        self._coordinator.add_sinks(checkpoint, infos)
+        self._coordinator.add_sinks(checkpoint, infos, self._watermarks.stored())
 
     def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
         pending = self._coordinator.pending
         confirmed = self._coordinator.confirmed
+        now_us = self._now_us()
         return Instructions(
-            generation=self._generation, epoch=epoch, trigger=trigger, confirmed=confirmed, pending=pending
+            generation=self._generation,
+            epoch=epoch,
+            trigger=trigger,
+            confirmed=confirmed,
+            pending=pending,
+            watermark_us=self._watermarks.advance(now_us),
+            fired_us=self._watermarks.fired_us,
+            now_us=now_us,
         )
 
     def _heed(self, acks: dict[Slot, Ack]) -> None:
@@ -209,13 +274,18 @@ class EpochDriver:
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
         # The first operator's rows are the job's; a job with several sees each row again further on.
         first = self._plan.operators[0].uid if self._plan.operators else ""
-        rows = sum(ack.rows_in for (uid, _), ack in acks.items() if uid == first)
+        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid == first)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1
         progress.rows_in += rows
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
+        progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in self._plan.measuring)
+        for node in self._operators:
+            if node.reduction is not None:
+                mine = [ack for (uid, _), ack in acks.items() if uid == node.uid]
+                node.reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
 
 
 def find_error(error: BaseException) -> BaseException:

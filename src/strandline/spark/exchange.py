@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from strandline.core.ids import Partition
+from strandline.core.keygroups import range_of
 from strandline.format.murmur import spark_hash
 from strandline.format.types import IntegerType
 
@@ -34,17 +37,13 @@ class Exchange:
 
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
         self._parallelism = parallelism
-        active = SparkSession.getActiveSession() or spark
-        session = spark.newSession()
-        prepare_session(session)
         self._routes = _find_routes(parallelism)
         rows = [(route, partition) for partition, route in enumerate(self._routes)]
-        anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
-        self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
-        # Making a DataFrame made our session the active one; the user's own comes back.
-        SparkSession._activeSession = active
-        jvm: Any = session._jvm
-        jvm.SparkSession.setActiveSession(active._jsparkSession)
+        with users_session_active(spark):
+            session = spark.newSession()
+            prepare_session(session)
+            anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
+            self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
@@ -59,20 +58,33 @@ class Exchange:
         return self._anchor.select(PARTITION)
 
     def route(
-        self, df: DataFrame, keys: Sequence[str], max_parallelism: int, order_by: Sequence[str] = ()
+        self,
+        df: DataFrame,
+        keys: Sequence[str],
+        max_parallelism: int,
+        order_by: Sequence[str] = (),
+        hidden: Sequence[str] = (),
+        to: str | None = None,
     ) -> DataFrame:
-        """Return the rows on their partitions: the partition, the key group, then the columns of `df`.
+        """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
-        A partition without rows has one, with a null key group.
+        A partition without rows has one, with a null key group. Where the column `to` has a partition, the row goes
+        there, whatever its key.
         """
         group = f"pmod(hash({', '.join(map(_quoted, keys))}), {max_parallelism})"
+        if to is not None:
+            firsts = [
+                range_of(Partition(p), max_parallelism, self._parallelism).first for p in range(self._parallelism)
+            ]
+            group = f"coalesce(array({', '.join(map(str, firsts))})[{to}], {group})"
         routes = f"array({', '.join(map(str, self._routes))})"
         route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
         routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
+        first = [PARTITION, KEY_GROUP, *hidden]
         joined = (
             routed.repartition(self._parallelism, self._route)
             .join(self._hinted, self._meet, "full_outer")
-            .selectExpr(PARTITION, KEY_GROUP, f"* except ({PARTITION}, {KEY_GROUP}, {_ROUTE}, {_ANCHOR_ROUTE})")
+            .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
         )
         return joined.sortWithinPartitions(*(F.col(_quoted(name)) for name in order_by)) if order_by else joined
 
@@ -85,6 +97,29 @@ class Exchange:
         """Let the anchor go."""
         self._warming.join()
         self._anchor.unpersist()
+
+
+@contextmanager
+def users_session_active(spark: SparkSession) -> Iterator[None]:
+    """Making a DataFrame makes its session the active one: afterwards the user's own is again."""
+    active = SparkSession.getActiveSession() or spark
+    try:
+        yield
+    finally:
+        SparkSession._activeSession = active
+        jvm: Any = spark._jvm
+        jvm.SparkSession.setActiveSession(active._jsparkSession)
+
+
+def make_nothing(source: DataFrame) -> DataFrame:
+    """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries.
+
+    It has the user's settings, views and functions, and what is set on it is not set on the user's.
+    """
+    spark: Any = source.sparkSession
+    with users_session_active(spark):
+        clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        return clone.createDataFrame([], source.schema)
 
 
 def prepare_session(session: SparkSession) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark import StorageLevel
@@ -13,8 +13,10 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import StateInfo
 from strandline.runtime.program import key_schema, state_infos
+from strandline.spark.joins import PairNode, movers_of
 from strandline.spark.sinks.base import Sink
-from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode
+from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, WatermarkNode
+from strandline.spark.times import without_hidden
 
 RunOperator = Callable[[OperatorNode, DataFrame], DataFrame]
 
@@ -58,10 +60,20 @@ class Plan:
         self.source = self._the_source()
         self.operators = [node for node in self._nodes if isinstance(node, OperatorNode)]
         self._check_uids()
+        found = [node for node in self._nodes if isinstance(node, WatermarkNode)]
+        self.watermarks = [node.spec for node in found]
+        self.measuring = {
+            operator.uid: tuple(None if mover is None else found.index(mover) for mover in movers)
+            for operator in self.operators
+            if any(movers := movers_of(operator))
+        }
+        """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
         self.sinks = self._named_sinks()
+        self._parallelism = 0
 
     def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
         """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
+        self._parallelism = parallelism
         settled = []
         for node in self.operators:
             most = node.max_parallelism or stored.get(node.uid) or default_max_parallelism(parallelism)
@@ -77,25 +89,40 @@ class Plan:
             if isinstance(node, SourceNode):
                 made[node] = df
                 continue
-            assert node.parent is not None
-            parent = made[node.parent]
-            if isinstance(node, StepNode):
-                made[node] = node.step(parent)
+            parents = [made[parent] for parent in node.parents]
+            if isinstance(node, StepNode | WatermarkNode):
+                made[node] = node.step(*parents)
+            elif isinstance(node, PairNode):
+                made[node] = node.pack(self._parallelism, *parents)
             elif isinstance(node, OperatorNode):
-                made[node] = run(node, parent)
+                made[node] = run(node, *parents)
             if node in self._branches:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
-        return Built([(name, sink, made[node]) for name, sink, node in self.sinks], kept)
+        return Built([(name, sink, without_hidden(made[node])) for name, sink, node in self.sinks], kept)
+
+    def moved(self, uid: str, newest_us: Mapping[str, int]) -> dict[int, dict[str, int]]:
+        """Return what an operator's newest times say, by watermark and origin."""
+        movers = self.measuring.get(uid, ())
+        if len(movers) < 2:
+            return {index: dict(newest_us) for index in movers if index is not None}
+        found: dict[int, dict[str, int]] = {}
+        for tagged, time_us in newest_us.items():
+            # As the pair's packing writes it: which input, then whose time of those that its watermark tells apart.
+            at, _, origin = tagged.partition("/")
+            index = movers[int(at)]
+            if index is not None:
+                found.setdefault(index, {})[origin] = time_us
+        return found
 
     def _in_order(self) -> list[Node]:
-        """Return every node after its parent."""
+        """Return every node after its parents."""
         found: dict[Node, None] = {}
 
         def visit(node: Node) -> None:
             if node not in found:
-                if node.parent is not None:
-                    visit(node.parent)
+                for parent in node.parents:
+                    visit(parent)
                 found[node] = None
 
         for output in self._outputs:
@@ -104,7 +131,7 @@ class Plan:
 
     def _find_branches(self) -> set[Node]:
         """Return the nodes behind an operator that more than one reader reads."""
-        readers = Counter(node.parent for node in self._nodes if node.parent is not None)
+        readers = Counter(parent for node in self._nodes for parent in node.parents)
         for output in self._outputs:
             readers[output.stream._node] += 1 if output.sink.reads_once else 2
         return {node for node, count in readers.items() if count > 1 and _has_operator(node)}
@@ -153,9 +180,5 @@ class Built:
             df.unpersist()
 
 
-def _has_operator(node: Node | None) -> bool:
-    while node is not None:
-        if isinstance(node, OperatorNode):
-            return True
-        node = node.parent
-    return False
+def _has_operator(node: Node) -> bool:
+    return isinstance(node, OperatorNode) or any(map(_has_operator, node.parents))

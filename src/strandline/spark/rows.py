@@ -19,31 +19,44 @@ from strandline.spark.worker import mark
 class RowFunction:
     """Calls a function for each row and builds Arrow batches of what it gives."""
 
-    def __init__(self, function: Callable[[Any], Iterable[Any] | None], input_schema: str, output_schema: str) -> None:
+    def __init__(
+        self, function: Callable[[Any], Iterable[Any] | None], input_schema: str, output_schema: str, hidden: int = 0
+    ) -> None:
         self._function = function
         self._input_schema = input_schema
         self._output_schema = output_schema
+        self._hidden = hidden
+        """How many columns at the end the function does not see: what it gives for a row keeps them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fields = parse_schema(self._input_schema).fields
         make = record_type([field.name for field in fields])._make
         outputs = OutputBuilder("map", parse_schema(self._output_schema))
         for batch in batches:
-            columns = [to_python(c, f.type) for c, f in zip(batch.columns, fields, strict=True)]
+            columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
             rows: list[Any] = []
+            came_of: list[int] = []
             row = None
             try:
-                for row in map(make, zip(*columns, strict=True)):
+                for at, row in enumerate(map(make, zip(*columns, strict=True))):
                     out = self._function(row)
                     if out is not None:
                         rows.extend(out)
+                        if self._hidden:
+                            came_of.extend([at] * (len(rows) - len(came_of)))
                 built = outputs.from_rows(rows) if rows else None
             except UserCodeError as error:
                 raise RuntimeError(mark(error)) from None
             except Exception as error:
                 raise RuntimeError(mark(_user_error(error, row))) from None
             if built is not None:
-                yield built
+                yield self._with_hidden(built, batch, came_of) if self._hidden else built
+
+    def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, came_of: list[int]) -> pa.RecordBatch:
+        rows = pa.array(came_of, pa.int64())
+        columns = [column.take(rows) for column in batch.columns[-self._hidden :]]
+        names = [*built.schema.names, *batch.schema.names[-self._hidden :]]
+        return pa.RecordBatch.from_arrays([*built.columns, *columns], names=names)
 
 
 def _user_error(error: Exception, row: Any) -> UserCodeError:

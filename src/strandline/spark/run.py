@@ -28,6 +28,7 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.runtime.places import sweep
+from strandline.runtime.scope import as_datetime
 from strandline.spark.attempt import Attempt, Blueprint
 from strandline.spark.epochs import find_error
 from strandline.spark.quiet import hide_reported_errors
@@ -76,6 +77,10 @@ class Status:
     last_checkpoint: CheckpointStats | None
     """The newest completed checkpoint's figures, or None."""
     last_failure: str
+    watermark: str | None = None
+    """How far event time has come, in ISO 8601; None without a watermark, or before the first event."""
+    late_rows: int = 0
+    """Events older than the watermark, since the run, or its last restart, began."""
     keepers: list[KeeperStatus] = field(default_factory=list)
 
 
@@ -128,6 +133,7 @@ class Run:
         driver = getattr(attempt, "driver", None)
         coordinator = getattr(attempt, "coordinator", None)
         progress = driver.progress if driver else None
+        watermark_us = driver.watermark_us if driver else None
         history = coordinator.history if coordinator else []
         return Status(
             job=self._b.name,
@@ -142,6 +148,8 @@ class Run:
             checkpoints=asdict(coordinator.counts) if coordinator else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
+            watermark=None if watermark_us is None else as_datetime(watermark_us).isoformat(),
+            late_rows=progress.late_rows if progress else 0,
             keepers=[
                 KeeperStatus(
                     uid=a.uid, partition=a.partition, pid=a.pid, host=a.host, epoch=a.epoch, rows_in=a.rows_in,
@@ -181,7 +189,10 @@ class Run:
         return next(stats for stats in coordinator.history if stats.checkpoint == number)
 
     def process_all_available(self, timeout: float | None = None) -> None:
-        """Wait until everything the source has now is processed. Rows are visible after the next checkpoint."""
+        """Wait until everything the source has now is processed, and timers that are due have fired.
+
+        Rows are visible after the next checkpoint.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             self._raise_if_failed()
@@ -192,7 +203,8 @@ class Run:
             attempt = self._attempt
             if self._state == "running" and attempt is not None and attempt.query is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if _exhausted(attempt.query, left) and self._attempt is attempt and not attempt.driver.failed.is_set():
+                idle = _exhausted(attempt.query, left) and not attempt.driver.timers_due
+                if idle and self._attempt is attempt and not attempt.driver.failed.is_set():
                     return
             time.sleep(0.02)
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
-from strandline.runtime.program import check_process, state_infos
+from strandline.runtime.joins import How, check_inputs
+from strandline.runtime.outputs import SIDE, raw_ddl
+from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
+from strandline.runtime.watermarks import WatermarkSpec
+from strandline.spark.aggregation import Aggregates, Reduction
 from strandline.spark.checks import check_source
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
+from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_times, without_hidden
+from strandline.spark.windows import WindowedStream, windowed
+
+if TYPE_CHECKING:
+    from strandline.spark.joins import BroadcastStream, ConnectedStreams
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -27,6 +37,11 @@ class Node:
 
     probe: DataFrame
     parent: Node | None = None
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes whose rows it gets."""
+        return () if self.parent is None else (self.parent,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +59,15 @@ class StepNode(Node):
 
 
 @dataclass(frozen=True, eq=False)
+class WatermarkNode(StepNode):
+    """The step that gives every row its time."""
+
+    spec: WatermarkSpec = field(default_factory=lambda: WatermarkSpec(""))
+
+
+@dataclass(frozen=True, eq=False)
 class OperatorNode(Node):
-    """A keyed operator."""
+    """A keyed operator. Its probe has the raw output: side outputs are told apart by the steps that follow."""
 
     uid: str = ""
     name: str = ""
@@ -54,7 +76,22 @@ class OperatorNode(Node):
     process: KeyedProcess | KeyedBatchProcess = field(default_factory=KeyedProcess)
     input_schema: str = ""
     output_schema: str = ""
+    sides: dict[str, str] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
+    """The hidden columns of its input."""
     max_parallelism: int | None = None
+    reduction: Reduction | None = None
+    """Of a built-in aggregation: whether its input is aggregated before it is sent."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its events have times."""
+        return TIME in self.hidden
+
+    @property
+    def raw_schema(self) -> str:
+        """DDL of what its keepers give."""
+        return raw_ddl(self.output_schema, self.sides, timed=self.is_timed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,26 +105,35 @@ class Output:
 class Stream:
     """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, operator: OperatorNode | None = None) -> None:
         self._node = node
+        self._operator = operator
+        """The operator whose main output this is, if there is nothing in between."""
 
     @property
     def columns(self) -> list[str]:
         """Names of the stream's columns."""
-        return list(self._node.probe.columns)
+        return visible(self._node.probe.columns)
 
     @property
     def schema(self) -> Any:
         """The stream's Spark schema."""
-        return self._node.probe.schema
+        return without_hidden(self._node.probe).schema
 
     def select(self, *columns: str | Column) -> Stream:
         """Keep or compute columns, as DataFrame.select does."""
-        return self.transform(lambda df: df.select(*columns))
+        return self._select(lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Stream:
         """Keep or compute columns with SQL expressions."""
-        return self.transform(lambda df: df.selectExpr(*expressions))
+        return self._select(lambda df, hidden: df.selectExpr(*expressions, *hidden))
+
+    def _select(self, step: Callable[[DataFrame, list[str]], DataFrame]) -> Stream:
+        """Select columns; the hidden ones stay, unless a `*` took them along already."""
+        hidden = hidden_of(self._node.probe)
+        if hidden and TIME in self.transform(lambda df: step(df, []))._node.probe.columns:
+            hidden = []
+        return self.transform(lambda df: step(df, hidden))
 
     def with_column(self, name: str, column: Column) -> Stream:
         """Add or replace a column."""
@@ -100,7 +146,10 @@ class Stream:
     filter = where
 
     def transform(self, step: Step) -> Stream:
-        """Apply any stateless function from DataFrame to DataFrame."""
+        """Apply any stateless function from DataFrame to DataFrame.
+
+        One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
+        """
         try:
             probe = step(self._node.probe)
         except AnalysisException as error:
@@ -115,8 +164,40 @@ class Stream:
 
     def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Stream:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        rows = RowFunction(function, _input_schema(self._node.probe, "map"), parse_schema(output).ddl)
-        return self.transform(lambda df: df.mapInArrow(rows, parse_schema(output).ddl))
+        hidden = hidden_of(self._node.probe)
+        ddl = parse_schema(output).ddl
+        rows = RowFunction(function, _input_schema(self._node.probe, "map"), ddl, len(hidden))
+        names = [*map(_quoted, self.columns), *hidden]
+        schema = self._node.probe.sparkSession.createDataFrame([], ddl).schema
+        for name in hidden:
+            schema.add(self._node.probe.schema[name])
+        return self.transform(lambda df: df.select(*names).mapInArrow(rows, schema))
+
+    def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Stream:
+        """Give every row the time in a timestamp column, and the stream a watermark.
+
+        The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.
+        With `per`, the newest times of that column's values (a partition, a device) are told apart and the slowest
+        counts; with `idle`, a value that was silent for so long is not waited for. Rows count once they reach the
+        first keyed operator. What operators give has the time of the event, or the timer, that it came of.
+        """
+        spec = make_spec(self._node.probe, column, delay, per, idle)
+
+        def step(df: DataFrame) -> DataFrame:
+            return with_times(df, spec)
+
+        return Stream(WatermarkNode(step(self._node.probe), self._node, step, spec))
+
+    def side(self, name: str) -> Stream:
+        """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
+        operator = self._operator
+        if operator is None or name not in operator.sides:
+            known = ", ".join(operator.sides) if operator and operator.sides else "none"
+            raise ConfigurationError(
+                f"side: there is no side output '{name}' here, known: {known}",
+                hint="call side() on what process(…, sides={…}) gave, before any other step",
+            )
+        return _output_of(operator, 1 + list(operator.sides).index(name))
 
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
@@ -149,13 +230,32 @@ class Stream:
         return Output(self, sink)
 
 
-class KeyedStream:
+class KeyedStream(Aggregates):
     """A stream partitioned by key: the place for functions with state."""
+
+    _made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
 
     def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
         self._node = node
         self._keys = keys
         self._order_by = order_by
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self._keys
+
+    @property
+    def hidden(self) -> list[str]:
+        """Hidden columns that its rows carry."""
+        return hidden_of(self._node.probe)
+
+    def input_schema(self, where: str) -> str:
+        """Return the DDL of its columns; errors about them begin with `where`."""
+        return _input_schema(self._node.probe, where)
+
+    def _cut(self) -> tuple[KeyedStream, None, int]:
+        return self, None, 0
 
     def process(
         self,
@@ -163,13 +263,16 @@ class KeyedStream:
         output: str,
         uid: str,
         *,
+        sides: Mapping[str, str] | None = None,
         name: str | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Run a function with state on each event, or on each Arrow batch.
 
-        `output` is the DDL schema of the rows it gives. `uid` names the operator's state in every checkpoint for the
-        life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for life.
+        `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
+        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for
+        the life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for
+        life.
         """
         if not isinstance(uid, str) or not uid.strip():
             raise ConfigurationError(
@@ -177,22 +280,119 @@ class KeyedStream:
                 hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
             )
         check_process(process, uid)
+        check_sides(process, uid, sides or {})
+        check_inputs(process, uid, self._made_by)
         state_infos(process)
-        schema = parse_schema(output)
-        input_schema = _input_schema(self._node.probe, f"operator '{uid}'")
+        schema = parse_schema(output).ddl
+        raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
+        hidden = tuple(hidden_of(self._node.probe))
+        check_ttl(process, uid, timed=TIME in hidden)
+        raw = raw_ddl(schema, raw_sides, timed=TIME in hidden)
         node = OperatorNode(
-            probe=self._node.probe.sparkSession.createDataFrame([], schema.ddl),
+            probe=self._node.probe.sparkSession.createDataFrame([], raw),
             parent=self._node,
             uid=uid,
             name=name or type(process).__name__,
             keys=self._keys,
             order_by=self._order_by,
             process=process,
-            input_schema=input_schema,
-            output_schema=schema.ddl,
+            input_schema=_input_schema(self._node.probe, f"operator '{uid}'"),
+            output_schema=schema,
+            sides=raw_sides,
+            hidden=hidden,
             max_parallelism=max_parallelism,
         )
-        return Stream(node)
+        return _output_of(node, 0)
+
+    def window(
+        self,
+        kind: WindowKind,
+        *,
+        lateness: str = "0s",
+        late: str | None = None,
+        early: str | None = None,
+        time: Literal["event", "processing"] = "event",
+    ) -> WindowedStream:
+        """Cut each key's events into windows by their event time.
+
+        A window's result comes once the watermark has reached its end. An event that comes later still changes the
+        result, which then comes again, until the watermark is `lateness` beyond the end. Events that are too late for
+        every window, or have no time, are dropped and counted; with `late`, they are the side output of this name.
+        With `early`, the results so far of windows that changed come too, so often by the clock. With
+        `time="processing"`, windows follow the clock alone.
+        """
+        return windowed(self, kind, lateness, late, early, time)
+
+    def connect(self, other: KeyedStream) -> ConnectedStreams:
+        """Bring together two streams that are keyed alike, for a function that sees the events of both."""
+        from strandline.spark.joins import connect
+
+        return connect(self, other)
+
+    def broadcast(self, rules: Stream, *, order_by: str | Iterable[str] = ()) -> BroadcastStream:
+        """Let every partition hear of a small stream, for a KeyedBroadcastProcess: rules, settings, exchange rates.
+
+        Its rows of one epoch come before the keyed stream's, sorted by `order_by`, then by their event times.
+        """
+        from strandline.spark.joins import broadcast
+
+        return broadcast(self, rules, (order_by,) if isinstance(order_by, str) else tuple(order_by))
+
+    def join(
+        self,
+        other: KeyedStream,
+        within: tuple[str, str],
+        uid: str,
+        *,
+        how: How = "inner",
+        prefixes: tuple[str, str] = ("", ""),
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
+
+        `("-10 min", "5 min")` pairs a row with those of the other stream from 10 minutes before it to 5 minutes after
+        it, both included. The result has this stream's columns, then the other's; a key that has one name in both is
+        there once, and `prefixes` tell other columns apart. A pair has the later of the two times. `how` is `inner`, or
+        `left`, `right` or `full`: then a row without partner comes alone, with nulls, once the watermark says that none
+        can come. Rows older than the watermark are left out.
+        """
+        from strandline.spark.joins import interval_join
+
+        return interval_join(self, other, within, uid, how, prefixes, max_parallelism)
+
+    def window_join(
+        self,
+        other: KeyedStream,
+        kind: WindowKind,
+        uid: str,
+        *,
+        how: How = "inner",
+        prefixes: tuple[str, str] = ("", ""),
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
+
+        Columns and `how` are as in join(), and behind them `window_start` and `window_end`. Results have the time of
+        the last moment of the window. Rows that come after the end are left out.
+        """
+        from strandline.spark.joins import window_join
+
+        return window_join(self, other, kind, uid, how, prefixes, max_parallelism)
+
+
+def _output_of(operator: OperatorNode, side: int) -> Stream:
+    """Return the main output of an operator, or a side output."""
+    if not operator.sides:
+        return Stream(operator, operator)
+    ddl = [operator.output_schema, *operator.sides.values()][side]
+    names = [_quoted(name) for name in parse_schema(ddl).names]
+    wanted = names if side == 0 else [f"{SIDE}_{side}.{name}" for name in names]
+    hidden = hidden_of(operator.probe)
+
+    def step(df: DataFrame) -> DataFrame:
+        return df.where(f"{SIDE} = {side}").select(*wanted, *hidden)
+
+    return Stream(StepNode(step(operator.probe), operator, step), operator if side == 0 else None)
 
 
 class _One:
@@ -217,12 +417,12 @@ def stream(df: DataFrame) -> Stream:
 
 def _input_schema(probe: DataFrame, where: str) -> str:
     """Return the DDL of a step's input columns."""
-    names = probe.columns
+    names = visible(probe.columns)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"{where}: the column {', '.join(twice)} is there more than once", hint="rename one")
     parts = []
-    for column in probe.schema.fields:
+    for column in without_hidden(probe).schema.fields:
         parts.append(f"{_quoted(column.name)} {_ddl(column.dataType)}")
     try:
         return parse_schema(", ".join(parts)).ddl

@@ -1,0 +1,153 @@
+"""How a stream is cut into windows. A window is `[start, end)`; times are in microseconds since 1970 (UTC)."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.settings import parse_duration_ms
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class Window(NamedTuple):
+    """One window, from its start up to but not including its end."""
+
+    start_us: int
+    end_us: int
+
+    @property
+    def start(self) -> dt.datetime:
+        """When it begins."""
+        return _EPOCH + dt.timedelta(0, 0, self.start_us)
+
+    @property
+    def end(self) -> dt.datetime:
+        """When it ends: the first moment that is not in it."""
+        return _EPOCH + dt.timedelta(0, 0, self.end_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Windows of one size, one after the other, aligned to 1970-01-01 UTC plus `offset`.
+
+    >>> Tumbling("1h", offset="15 min")
+    Tumbling(size='1h', offset='15 min')
+    """
+
+    size: str
+    offset: str = "0s"
+
+    def __post_init__(self) -> None:
+        _check(self.size_us, "size")
+
+    @property
+    def size_us(self) -> int:
+        """The size."""
+        return parse_duration_ms(self.size, "Tumbling: size") * 1000
+
+    @property
+    def every_us(self) -> int:
+        """How far two beginnings are apart."""
+        return self.size_us
+
+    @property
+    def offset_us(self) -> int:
+        """Where the first one begins."""
+        return parse_duration_ms(self.offset, "Tumbling: offset") * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Windows of one size, of which one begins every so often: an event is in `size / every` of them.
+
+    >>> Sliding("10 min", every="1 min")
+    Sliding(size='10 min', every='1 min', offset='0s')
+    """
+
+    size: str
+    every: str
+    offset: str = "0s"
+
+    def __post_init__(self) -> None:
+        _check(self.size_us, "size")
+        _check(self.every_us, "every")
+
+    @property
+    def size_us(self) -> int:
+        """The size."""
+        return parse_duration_ms(self.size, "Sliding: size") * 1000
+
+    @property
+    def every_us(self) -> int:
+        """How far two beginnings are apart."""
+        return parse_duration_ms(self.every, "Sliding: every") * 1000
+
+    @property
+    def offset_us(self) -> int:
+        """Where the first one begins."""
+        return parse_duration_ms(self.offset, "Sliding: offset") * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A window for each burst of a key's events: it ends when none came for `gap`.
+
+    >>> Session("30 min")
+    Session(gap='30 min')
+    """
+
+    gap: str
+
+    def __post_init__(self) -> None:
+        _check(self.gap_us, "gap")
+
+    @property
+    def gap_us(self) -> int:
+        """The silence that ends it."""
+        return parse_duration_ms(self.gap, "Session: gap") * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """One window a key, without start and end: it ends after `count` events, or when a function says so.
+
+    `when(event, n)` is asked after each event, the window's n-th. The event that ends a window is its last.
+
+    >>> Global(count=100)
+    Global(count=100, when=None)
+    """
+
+    count: int | None = None
+    when: Callable[[Any, int], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.count is None and self.when is None:
+            raise ConfigurationError("a Global window never ends", hint="write Global(count=100), or give it `when`")
+        if self.count is not None and (not isinstance(self.count, int) or self.count < 1):
+            raise ConfigurationError(f"Global: count is {self.count!r}, expected a positive number")
+        if self.when is not None and not callable(self.when):
+            raise ConfigurationError(f"Global: when is {self.when!r}, expected a function of (event, n)")
+
+
+WindowKind = Tumbling | Sliding | Session | Global
+
+
+def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
+    """Return the windows that a time is in, the earliest first.
+
+    >>> [(w.start_us, w.end_us) for w in windows_of(Sliding("2s", every="1s"), 5_500_000)]
+    [(4000000, 6000000), (5000000, 7000000)]
+    """
+    size, every = kind.size_us, kind.every_us
+    last = time_us - (time_us - kind.offset_us) % every
+    found = [Window(start, start + size) for start in range(last, time_us - size, -every)]
+    return found[::-1]
+
+
+def _check(value_us: int, what: str) -> None:
+    if value_us <= 0:
+        raise ConfigurationError(f"a window's {what} is {value_us // 1000} ms, expected more than 0")

@@ -1,0 +1,209 @@
+"""Grouping of Arrow columns: numbers for equal rows, and what becomes of a column's values in each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.core.errors import StateTypeError
+from strandline.format.columns import from_arrow_type
+from strandline.format.keycolumns import FixedColumn
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
+
+Numbers = np.ndarray[Any, Any]
+_LONGEST = 1 << 63
+
+
+class Groups:
+    """Which group each row is in: groups are numbered from 0."""
+
+    def __init__(self, of_row: Numbers, count: int) -> None:
+        self.of_row = of_row
+        self.count = count
+
+    @property
+    def first(self) -> Numbers:
+        """The first row of each group; -1 for a group without rows."""
+        found = np.full(self.count, -1, np.int64)
+        # Written back to front, so that each group's first row is what stays.
+        found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
+        return found
+
+    @property
+    def last(self) -> Numbers:
+        """The last row of each group; -1 for a group without rows."""
+        found = np.full(self.count, -1, np.int64)
+        found[self.of_row] = np.arange(len(self.of_row))
+        return found
+
+    def only(self, rows: Numbers) -> Groups:
+        """Return the groups of some of the rows."""
+        return Groups(self.of_row[rows], self.count)
+
+
+def group_by(columns: Sequence[pa.Array]) -> Groups:
+    """Number the distinct rows of some columns without nulls, in the order in which they come.
+
+    Equal is what Spark groups together: all NaNs are one, and so are 0.0 and -0.0.
+    """
+    of_row, count = _coded(_comparable(columns[0]))
+    for column in columns[1:]:
+        of_this, more = _coded(_comparable(column))
+        of_row, count = _coded(pa.array(of_row.astype(np.int64) * more + of_this))
+    return Groups(of_row, count)
+
+
+def value_codes(values: pa.Array) -> tuple[Numbers, int]:
+    """Number the distinct values of a column without nulls, of whatever type."""
+    if pa.types.is_nested(values.type):
+        values = pa.array(ValueCodec(from_arrow_type(values.type)).encode_arrow(values), pa.binary())
+        return _coded(values)
+    return _coded(_comparable(values))
+
+
+def _coded(column: pa.Array) -> tuple[Numbers, int]:
+    coded = column.dictionary_encode()
+    return coded.indices.to_numpy(zero_copy_only=False), len(coded.dictionary)
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """Arrow knows no equality of structs, and holds 0.0 and -0.0 for different."""
+    if pa.types.is_floating(column.type):
+        return pa.array(FixedColumn(from_arrow_type(column.type)).arrow_order(column))
+    if pa.types.is_nested(column.type):
+        codec = KeyCodec([from_arrow_type(column.type)])
+        return pa.array(codec.encode_arrow(pa.array(np.zeros(len(column), np.int32)), [column]), pa.binary())
+    return column
+
+
+# -- columns of groups
+
+
+def summed(column: pa.Array, groups: Groups) -> pa.Array:
+    """Add each group's values up; null where there are none. Raises StateTypeError if a bigint is not enough."""
+    if pa.types.is_floating(column.type):
+        return _reduced(column, groups, "sum")
+    if not pa.types.is_decimal(column.type):
+        _refuse_overflow(column, groups)
+        return _reduced(column, groups, "sum")
+    try:
+        return _reduced(column, groups, "sum").cast(column.type)
+    except pa.ArrowInvalid as error:
+        raise _too_large(column.type) from error
+
+
+def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
+    """Return each group's least or greatest value ("min", "max") in Spark's order; null where there are none."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        ordered = FixedColumn(from_arrow_type(kind))
+        bits = pa.array(ordered.arrow_order(column), mask=column.is_null().to_numpy(zero_copy_only=False))
+        found = _reduced(bits, groups, which)
+        values = ordered.restore(found.fill_null(0).to_numpy())
+        return pa.array(values, kind, mask=found.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind):
+        # By rank: not every release of Arrow compares these in a group.
+        coded = column.dictionary_encode()
+        order = pc.sort_indices(coded.dictionary.cast(pa.binary()) if pa.types.is_string(kind) else coded.dictionary)
+        rank = np.empty(len(order), np.int64)
+        rank[order.to_numpy()] = np.arange(len(order))
+        ranks = pa.array(rank).take(coded.indices)
+        return coded.dictionary.take(order.take(_reduced(ranks, groups, which)))
+    return _reduced(column, groups, which)
+
+
+def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) -> pa.Array:
+    """Return each group's first or last value ("first", "last")."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) if ignore_nulls else None
+    if rows is not None:
+        groups = groups.only(rows)
+    at = groups.first if which == "first" else groups.last
+    absent = at < 0
+    if rows is not None and len(rows):
+        at = rows[np.where(absent, 0, at)]
+    return (
+        column.take(pa.array(np.where(absent, 0, at), mask=absent))
+        if len(column)
+        else pa.nulls(groups.count, column.type)
+    )
+
+
+def joined(column: pa.Array, groups: Groups) -> pa.Array:
+    """Join each group's lists, in the order of the rows."""
+    values, of_value = _elements(column, groups)
+    return _listed(values, of_value, groups.count)
+
+
+def united(column: pa.Array, groups: Groups) -> pa.Array:
+    """Join each group's lists, and keep each value once."""
+    values, of_value = _elements(column, groups)
+    if len(values):
+        of_code, count = value_codes(values)
+        pairs = Groups(*_coded(pa.array(of_value.astype(np.int64) * count + of_code)))
+        kept = np.sort(pairs.first)
+        values, of_value = values.take(pa.array(kept)), of_value[kept]
+    return _listed(values, of_value, groups.count)
+
+
+def moments(n: pa.Array, mean: pa.Array, m2: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Merge counts, means and sums of squared differences from the mean."""
+    counts, means = n.to_numpy(), mean.fill_null(0.0).to_numpy()
+    of_row, width = groups.of_row, groups.count
+    total = np.bincount(of_row, counts, width)
+    with np.errstate(invalid="ignore"):
+        merged = np.bincount(of_row, counts * means, width) / np.maximum(total, 1.0)
+        off = np.where(counts > 0, means - merged[of_row], 0.0)
+        squares = np.bincount(of_row, m2.fill_null(0.0).to_numpy() + counts * off * off, width)
+    return pa.array(total.astype(np.int64)), pa.array(merged), pa.array(squares)
+
+
+def _reduced(column: pa.Array, groups: Groups, how: str) -> pa.Array:
+    options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+    table = pa.table({"group": groups.of_row, "value": column})
+    found = table.group_by("group", use_threads=False).aggregate([("value", how, options)])
+    values, at = found.column(f"value_{how}").combine_chunks(), found["group"].to_numpy()
+    if len(at) == groups.count and np.array_equal(at, np.arange(groups.count)):
+        return values
+    row = np.zeros(groups.count, np.int64)
+    row[at] = np.arange(len(at))
+    absent = np.ones(groups.count, bool)
+    absent[at] = False
+    return values.take(pa.array(row, mask=absent))
+
+
+def _refuse_overflow(column: pa.Array, groups: Groups) -> None:
+    if column.null_count == len(column):
+        return
+    ends = pc.min_max(column).as_py()
+    if max(abs(ends["min"]), abs(ends["max"])) * len(column) < _LONGEST:
+        return
+    # Rarely needed: as doubles, sums cannot overflow, and are exact enough to tell.
+    about = np.bincount(groups.of_row, column.fill_null(0).to_numpy().astype(np.float64), groups.count)
+    if np.any(np.abs(about) >= float(_LONGEST)):
+        raise _too_large(column.type)
+
+
+def _too_large(kind: pa.DataType) -> StateTypeError:
+    return StateTypeError(
+        f"a sum does not fit into {from_arrow_type(kind).ddl}", hint="cast the column to a wider decimal or to double"
+    )
+
+
+def _elements(column: pa.Array, groups: Groups) -> tuple[pa.Array, Numbers]:
+    """Return the elements of all lists, group after group, and the group of each."""
+    order = np.argsort(groups.of_row, kind="stable")
+    ordered = column.take(pa.array(order))
+    lengths = pc.list_value_length(ordered).fill_null(0).to_numpy()
+    return ordered.flatten(), np.repeat(groups.of_row[order], lengths)
+
+
+def _listed(values: pa.Array, of_value: Numbers, count: int) -> pa.Array:
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(of_value, minlength=count), out=offsets[1:])
+    # Values are in the order of their groups.
+    return pa.ListArray.from_arrays(pa.array(offsets), values)

@@ -1,0 +1,393 @@
+"""State of windowed aggregates: accumulators of many keys as Arrow columns, by the pane of time that they belong to.
+
+Windows are made of panes: of one if they tumble, of several that they share if they slide. What an epoch brings is
+added to its panes unread and unsorted; equal keys are merged when a pane is read, and now and then to save memory. So
+adding is cheap whatever the state's size, and a pane that is done before a snapshot was ever written costs no disk.
+
+Stored is, for each key group, pane and snapshot, one entry of all keys: `key group ‖ pane end ‖ epoch` → Arrow columns.
+A pane's entries together are the pane; they are merged in the order of their epochs. A key group is one range, a pane
+within it too. See docs/format.md.
+
+Layers, from old to new: what the backend has, frozen changes on their way there, dirty ones of committed epochs, and
+the present epoch's. A pane is `whole` when memory holds all that the backend has of it; a pane that was evicted is not.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.backends.base import Backend, Entry
+from strandline.core.errors import CorruptionError
+from strandline.core.keygroups import KeyGroupRange
+
+Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
+"""Make one batch of several, older ones first, in which each key is once."""
+
+GROUP = "key_group"
+_KEY = struct.Struct(">HQQ")
+_NUMBER = struct.Struct(">q")
+_BIAS = 1 << 63
+_HEAD = b"\0\0"
+_MARK_END = -_BIAS
+_SLACK_ROWS = 200_000
+_READ_ROWS = 200_000
+_REWRITE_FACTOR = 4
+
+
+class Pane:
+    """The accumulators of one pane that are in memory."""
+
+    __slots__ = ("clean", "dirty", "entries", "merged_rows", "now", "stored_rows", "whole")
+
+    def __init__(self, *, whole: bool) -> None:
+        self.now: list[pa.RecordBatch] = []
+        self.dirty: list[pa.RecordBatch] = []
+        self.clean: list[pa.RecordBatch] = []
+        self.whole = whole
+        self.entries: list[bytes] | None = [] if whole else None
+        """Keys of what the backend was given, known once it is written; None: they must be looked for."""
+        self.stored_rows = self.merged_rows = 0
+        """Rows the backend was given since all was written; and how many keys there were when that was looked at."""
+
+    @property
+    def batches(self) -> list[pa.RecordBatch]:
+        """What is in memory, older first."""
+        return [*self.clean, *self.dirty, *self.now]
+
+
+class Layer:
+    """Changes on their way to the backend."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.added: dict[int, tuple[Pane, list[pa.RecordBatch]]] = {}
+        self.replaced: set[int] = set()
+        """Panes of which `added` is everything: older entries go."""
+        self.dropped: dict[int, Pane] = {}
+        self.mark_us: int | None = None
+        self.written = False
+
+
+class PaneTable:
+    """Panes of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
+
+    hits = misses = 0
+
+    def __init__(
+        self, name: str, backend: Backend, groups: KeyGroupRange, schema: pa.Schema, merge: Merge, cache_bytes: int
+    ) -> None:
+        """`schema` is that of the stored columns; in memory the key group stands before them."""
+        self.name = name
+        self.epoch = self.next_epoch = 0
+        """The epoch that was committed last names what is frozen; the present one is told in advance."""
+        self.panes: dict[int, Pane] = {}
+        self.mark_us: int | None = None
+        """A time that the operator wants to find again after a restore; it is stored when `marked`."""
+        self.marked = False
+        self._backend = backend
+        self._groups = groups
+        self._schema = schema
+        self._full = pa.schema([pa.field(GROUP, pa.int32()), *schema])
+        self._merge = merge
+        self._cache_bytes = cache_bytes
+        self._mark_before: int | None = None
+        self._mark_stored: int | None = None
+        self._touched: set[int] = set()
+        self._new: set[int] = set()
+        self._gone: dict[int, Pane] = {}
+        self._dropped: dict[int, Pane] = {}
+        self._frozen: list[Layer] = []
+        if not backend.keeps_all:
+            self._find_panes()
+
+    def add(self, end_us: int, batch: pa.RecordBatch) -> None:
+        """Add accumulators to a pane. The batch has the key group before the stored columns."""
+        pane = self.panes.get(end_us)
+        if pane is None:
+            pane = self.panes[end_us] = Pane(whole=True)
+            self._new.add(end_us)
+        pane.now.append(batch)
+        self._touched.add(end_us)
+        _settle(pane.now, self._merge)
+
+    def drop(self, end_us: int) -> None:
+        """Forget a pane."""
+        self._gone[end_us] = self.panes.pop(end_us)
+
+    def read(self, ends: Sequence[int], keys_of: pa.RecordBatch | None = None) -> Iterator[pa.RecordBatch]:
+        """Merge panes into batches in which each key is once. With `keys_of`, only its key groups are read."""
+        panes = [(end, self.panes[end]) for end in sorted(ends)]
+        if all(pane.whole for _, pane in panes):
+            batches = [batch for _, pane in panes for batch in pane.batches]
+            if batches:
+                yield self._merge(batches)
+            return
+        # More than memory, perhaps: a few key groups at a time.
+        wanted = None if keys_of is None else set(np.unique(keys_of.column(0).to_numpy()).tolist())
+        held = [(end, pane, _by_group(self._held(end, pane))) for end, pane in panes]
+        some: list[pa.RecordBatch] = []
+        rows = 0
+        for group in range(self._groups.first, self._groups.last + 1):
+            if wanted is not None and group not in wanted:
+                continue
+            for end, pane, parts in held:
+                stored = [] if pane.whole else self._stored(group, end)
+                some += [*stored, *parts.get(group, ())]
+            rows = sum(batch.num_rows for batch in some)
+            if rows >= _READ_ROWS:
+                yield self._merge(some)
+                some = []
+        if some:
+            yield self._merge(some)
+
+    # -- as every table
+
+    def commit(self) -> None:
+        """Keep this epoch's changes."""
+        self.epoch = self.next_epoch
+        for end in self._touched:
+            pane = self.panes.get(end)
+            if pane is not None:
+                pane.dirty += pane.now
+                pane.now = []
+                _settle(pane.dirty, self._merge)
+        for end, pane in self._gone.items():
+            pane.now = []
+            if not self._backend.keeps_all and (pane.entries != [] or pane.clean or self._is_in_flight(end)):
+                self._dropped[end] = pane
+        self._touched, self._new, self._gone = set(), set(), {}
+        self._mark_before = self.mark_us
+        self._notice_written()
+
+    def abort(self) -> None:
+        """Forget this epoch's changes."""
+        self.panes.update(self._gone)
+        for end in self._touched:
+            self.panes[end].now = []
+        for end in self._new:
+            del self.panes[end]
+        self._touched, self._new, self._gone = set(), set(), {}
+        self.mark_us = self._mark_before
+
+    def changed(self) -> Iterator[Entry]:
+        """Encode what this epoch changed so far, where the state's size is limited: each changed pane in full."""
+        for end in self._gone:
+            for group in range(self._groups.first, self._groups.last + 1):
+                yield _key(group, end, 0), None
+        for end in sorted(self._touched & self.panes.keys()):
+            yield from self._encode_batches(end, 0, self.panes[end].batches)
+
+    def freeze(self) -> Callable[[], Iterator[Entry]]:
+        """Take what the backend must be given for a snapshot; later changes do not show in it."""
+        layer = Layer(self.epoch)
+        if self.marked and self.mark_us is not None and (self._backend.keeps_all or self.mark_us != self._mark_stored):
+            layer.mark_us = self._mark_stored = self.mark_us
+        if self._backend.keeps_all:
+            layer.added = {end: (pane, [*pane.clean, *pane.dirty]) for end, pane in self.panes.items()}
+            layer.epoch = 0
+            return lambda: self._encode(layer)
+        layer.dropped, self._dropped = self._dropped, {}
+        for end, pane in self.panes.items():
+            if pane.dirty:
+                self._freeze_pane(layer, end, pane)
+        self._frozen.append(layer)
+        return lambda: self._encode(layer)
+
+    def release(self) -> None:
+        """The oldest frozen changes are in the backend now."""
+        if not self._backend.keeps_all:
+            next(layer for layer in self._frozen if not layer.written).written = True
+
+    def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the panes of a backend that keeps nothing itself."""
+        for key, value in entries:
+            group, end, _ = _parts(key)
+            if end == _MARK_END:
+                self.mark_us = self._mark_before = _read_mark(value)
+                continue
+            pane = self.panes.setdefault(end, Pane(whole=True))
+            pane.clean.append(self._decode(group, value))
+        for pane in self.panes.values():
+            pane.clean = [self._merge(pane.clean)]
+
+    def evict(self) -> None:
+        """Let go of panes beyond the budget, those that are due last first: they are read again when they are due."""
+        if self._backend.keeps_all or self.cached_bytes <= self._cache_bytes:
+            return
+        over = self.cached_bytes - self._cache_bytes
+        for end in sorted(self.panes, reverse=True):
+            pane = self.panes[end]
+            over -= _bytes(pane.clean)
+            if pane.clean:
+                pane.clean, pane.whole = [], False
+            if over <= 0:
+                return
+
+    def unwritten(self) -> list[dict[Any, Any]]:
+        """Return nothing: panes hold their keys themselves."""
+        return []
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory changes hold on to that the backend does not have."""
+        return 0 if self._backend.keeps_all else sum(_bytes(pane.dirty) for pane in self.panes.values())
+
+    @property
+    def cached_bytes(self) -> int:
+        """About how much memory the rest takes."""
+        return sum(_bytes(pane.clean) for pane in self.panes.values())
+
+    # -- layers
+
+    def _freeze_pane(self, layer: Layer, end: int, pane: Pane) -> None:
+        added = list(pane.dirty)
+        rows = sum(batch.num_rows for batch in added)
+        if pane.whole:
+            pane.clean += added
+            _settle(pane.clean, self._merge)
+            # Keys that change again and again are stored again and again: now and then, all is written afresh.
+            if pane.stored_rows + rows > _REWRITE_FACTOR * pane.merged_rows:
+                pane.clean = [self._merge(pane.clean)]
+                pane.merged_rows = pane.clean[0].num_rows
+                if pane.stored_rows and pane.stored_rows + rows > 2 * pane.merged_rows:
+                    added, rows = list(pane.clean), pane.merged_rows
+                    layer.replaced.add(end)
+                    pane.stored_rows = 0
+        pane.stored_rows += rows
+        pane.dirty = []
+        layer.added[end] = (pane, added)
+
+    def _held(self, end: int, pane: Pane) -> list[pa.RecordBatch]:
+        """Return everything of a pane that is not read from the backend, older first."""
+        if pane.whole:
+            return pane.batches
+        found: list[pa.RecordBatch] = []
+        for layer in self._frozen:
+            if end in layer.replaced:
+                found = []
+            if end in layer.added:
+                found += layer.added[end][1]
+        return found + pane.dirty + pane.now
+
+    def _stored(self, group: int, end: int) -> list[pa.RecordBatch]:
+        """Read one key group's part of a pane, without what frozen layers hold or replace."""
+        held = {layer.epoch for layer in self._frozen if end in layer.added}
+        least = max((layer.epoch for layer in self._frozen if end in layer.replaced), default=-1)
+        found = []
+        for key, value in self._backend.scan(self.name, _key(group, end, 0)[:10]):
+            epoch = _parts(key)[2]
+            if epoch not in held and epoch > least:
+                found.append(self._decode(group, value))
+        return found
+
+    def _is_in_flight(self, end: int) -> bool:
+        return any(end in layer.added for layer in self._frozen)
+
+    def _notice_written(self) -> None:
+        while self._frozen and self._frozen[0].written:
+            self._frozen.pop(0)
+
+    def _find_panes(self) -> None:
+        """Learn which panes the backend has, by looking at the first entry of each in each key group."""
+        for group in range(self._groups.first, self._groups.last + 1):
+            first = _key(group, _MARK_END, 0)
+            while True:
+                key, value = next(self._backend.scan(self.name, first[:2], first=first), (b"", b""))
+                if not key:
+                    break
+                end = _parts(key)[1]
+                if end == _MARK_END:
+                    self.mark_us = self._mark_before = self._mark_stored = _read_mark(value)
+                elif end not in self.panes:
+                    self.panes[end] = Pane(whole=False)
+                first = _key(group, end + 1, 0)
+
+    # -- bytes
+
+    def _encode(self, layer: Layer) -> Iterator[Entry]:
+        """Run in the thread that writes: what was frozen before is in the backend already."""
+        if layer.mark_us is not None:
+            for group in range(self._groups.first, self._groups.last + 1):
+                yield _key(group, _MARK_END, 0), _HEAD + _NUMBER.pack(layer.mark_us)
+        for end, pane in layer.dropped.items():
+            yield from ((key, None) for key in self._entries_of(end, pane))
+        for end, (pane, batches) in layer.added.items():
+            if end in layer.replaced:
+                yield from ((key, None) for key in self._entries_of(end, pane))
+                pane.entries = []
+            for key, value in self._encode_batches(end, layer.epoch, batches):
+                if pane.entries is not None:
+                    pane.entries.append(key)
+                yield key, value
+
+    def _entries_of(self, end: int, pane: Pane) -> list[bytes]:
+        if pane.entries is not None:
+            return pane.entries
+        groups = range(self._groups.first, self._groups.last + 1)
+        return [key for group in groups for key, _ in self._backend.scan(self.name, _key(group, end, 0)[:10])]
+
+    def _encode_batches(self, end: int, epoch: int, batches: list[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
+        if not batches:
+            return
+        for group, parts in _by_group([self._merge(batches)]).items():
+            for part in parts:
+                stored = pa.RecordBatch.from_arrays(part.columns[1:], schema=self._schema)
+                yield _key(group, end, epoch), _HEAD + stored.serialize().to_pybytes()
+
+    def _decode(self, group: int, value: bytes) -> pa.RecordBatch:
+        if value[:2] != _HEAD:
+            raise CorruptionError(
+                f"state '{self.name}': an entry begins with {value[:2].hex()}, expected {_HEAD.hex()}",
+                hint="it was written by a newer release, or damaged",
+            )
+        try:
+            stored = pa.ipc.read_record_batch(pa.py_buffer(value[2:]), self._schema)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise CorruptionError(
+                f"state '{self.name}': an entry of {len(value)} bytes cannot be read: {error}"
+            ) from error
+        groups = pa.array(np.full(stored.num_rows, group, np.int32))
+        return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self._full)
+
+
+def _settle(batches: list[pa.RecordBatch], merge: Merge) -> None:
+    """Merge batches in place once those after the first have grown as large as it."""
+    more = sum(batch.num_rows for batch in batches[1:])
+    if len(batches) > 1 and more > batches[0].num_rows + _SLACK_ROWS:
+        batches[:] = [merge(batches)]
+
+
+def _by_group(batches: Sequence[pa.RecordBatch]) -> dict[int, list[pa.RecordBatch]]:
+    """Cut batches by key group."""
+    found: dict[int, list[pa.RecordBatch]] = {}
+    for batch in batches:
+        groups = batch.column(0).to_numpy()
+        order = np.argsort(groups, kind="stable")
+        ordered = batch.take(pa.array(order))
+        bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
+        for start, stop in pairwise(bounds.tolist()):
+            found.setdefault(int(groups[order[start]]), []).append(ordered.slice(start, stop - start))
+    return found
+
+
+def _bytes(batches: Iterable[pa.RecordBatch]) -> int:
+    return sum(batch.nbytes for batch in batches)
+
+
+def _key(group: int, end_us: int, epoch: int) -> bytes:
+    return _KEY.pack(group, end_us + _BIAS, epoch)
+
+
+def _parts(key: bytes) -> tuple[int, int, int]:
+    group, end, epoch = _KEY.unpack(key)
+    return group, end - _BIAS, epoch
+
+
+def _read_mark(value: bytes) -> int:
+    return int(_NUMBER.unpack(value[2:])[0])

@@ -1,0 +1,83 @@
+"""How far event time has come: the least of what the sources have reached, computed by the driver after each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+REACHED = "watermark"
+"""Name of the watermark itself among what a manifest holds; the origins are `{source}/{origin}`."""
+FIRED_AT = "fired"
+"""Name of the watermark up to which timers have fired: that of the checkpoint's epoch, which the next one moves on."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkSpec:
+    """How one source moves the watermark."""
+
+    column: str
+    delay_us: int = 0
+    per: str | None = None
+    """A column whose values are told apart: the slowest counts."""
+    idle_us: int | None = None
+    """After so long without news, an origin is not waited for."""
+
+
+class Watermarks:
+    """The watermark of a job: it never goes back.
+
+    An origin is a source, or one value of the column that its `per` names. Its time is the newest event's, less the
+    source's delay; events may still come at that time, none before it.
+    """
+
+    def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
+        self._specs = list(specs)
+        self._reached: int | None = stored.get(REACHED)
+        self.fired_us: int | None = stored.get(FIRED_AT)
+        """The watermark that the last epoch began with."""
+        self._newest: dict[tuple[int, str], int] = {}
+        for name, at_us in stored.items():
+            index, slash, origin = name.partition("/")
+            if slash and int(index) < len(self._specs):
+                self._newest[int(index), origin] = at_us
+        # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
+        self._heard: dict[tuple[int, str], int] = dict.fromkeys(self._newest, now_us)
+        self._started_us = now_us
+
+    def observe(self, index: int, newest_us: Mapping[str, int], now_us: int) -> None:
+        """Take in the newest times of an epoch's events, by origin."""
+        for origin, at_us in newest_us.items():
+            at = (index, origin)
+            self._newest[at] = max(at_us, self._newest.get(at, at_us))
+            self._heard[at] = now_us
+
+    def advance(self, now_us: int) -> int | None:
+        """Return the watermark as it is now; None while some source that is waited for has not said anything.
+
+        The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
+        """
+        awake: list[int] = []
+        idle: list[int] = []
+        for index, spec in enumerate(self._specs):
+            since = None if spec.idle_us is None else now_us - spec.idle_us
+            mine = [at for at in self._newest if at[0] == index]
+            if not mine and (since is None or self._started_us >= since):
+                return self._reached
+            for at in mine:
+                times = awake if since is None or self._heard[at] >= since else idle
+                times.append(self._newest[at] - spec.delay_us)
+        if awake or idle:
+            reached = min(awake) if awake else max(idle)
+            self._reached = reached if self._reached is None else max(self._reached, reached)
+        return self._reached
+
+    @property
+    def reached_us(self) -> int | None:
+        """The watermark when it was last advanced."""
+        return self._reached
+
+    def stored(self) -> dict[str, int]:
+        """Return what a manifest holds, in microseconds since 1970."""
+        found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
+        known = {REACHED: self._reached, FIRED_AT: self.fired_us}
+        return {name: at_us for name, at_us in known.items() if at_us is not None} | found

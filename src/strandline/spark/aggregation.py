@@ -1,0 +1,332 @@
+"""Built-in aggregation of keyed and windowed streams: partial results in Spark's JVM, merged by keepers in Arrow.
+
+An epoch's rows become rows of partial accumulators before they are sent to their keepers: by a group-by where that
+makes them fewer, else each row on its own. Both have the same columns, so it can be decided anew for every epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
+
+from strandline.api.aggregates import Aggregate
+from strandline.api.windows import Session, Sliding, Tumbling
+from strandline.core.errors import ConfigurationError
+from strandline.format.types import parse_schema
+from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
+from strandline.runtime.aggregation import WINDOW_END, WINDOW_START, RunningAggregation, WindowedAggregation
+from strandline.runtime.columnar import ColumnarProcess
+from strandline.runtime.outputs import raw_ddl
+from strandline.spark.times import TIME, hidden_of, visible
+
+if TYPE_CHECKING:
+    from strandline.spark.stream import KeyedStream, Stream
+
+PANE, ROWS = "__strandline_pane", "__strandline_rows"
+_PARTIAL = "__strandline_partial"
+_DEFAULT_SHUFFLE_PARTITIONS = "200"
+_WORTHWHILE = 0.6
+_FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
+
+
+class Reduction:
+    """Whether to aggregate an epoch's rows before they are sent: as long as that makes them notably fewer.
+
+    Where it does not, it is tried again after a while, and ever more rarely.
+    """
+
+    def __init__(self) -> None:
+        self.on = True
+        self._pause = _FIRST_PAUSE
+        self._epochs_off = 0
+
+    def observe(self, source_rows: int, sent_rows: int) -> None:
+        """Take in how many rows an epoch had, and how many of them were sent."""
+        if not source_rows:
+            return
+        if not self.on:
+            self._epochs_off += 1
+            self.on = self._epochs_off >= self._pause
+            return
+        if sent_rows <= _WORTHWHILE * source_rows:
+            self._pause = _FIRST_PAUSE
+            return
+        if self._epochs_off:
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self.on, self._epochs_off = False, 0
+
+
+@dataclass(frozen=True)
+class Partial:
+    """How a column of an accumulator is made: of many rows, of one row, and of two accumulators."""
+
+    of_many: str
+    of_one: str
+    merge: str
+
+
+class Partials:
+    """The step that makes rows of partial accumulators."""
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        pane: str | None,
+        columns: Mapping[str, Partial],
+        ddls: Mapping[str, str],
+        reduction: Reduction,
+    ) -> None:
+        self._keys = [_quoted(key) for key in keys]
+        self._pane = pane
+        self._columns = dict(columns)
+        self._ddls = dict(ddls)
+        self._reduction = reduction
+
+    def __call__(self, df: DataFrame) -> DataFrame:
+        hidden = hidden_of(df)
+        if self._pane is not None:
+            df = df.where(f"{TIME} is not null")
+        pane = [] if self._pane is None else [f"{self._pane} as {PANE}"]
+        if not self._reduction.on:
+            ones = [f"cast({p.of_one} as {self._ddls[name]}) as {name}" for name, p in self._columns.items()]
+            return df.selectExpr(*self._keys, *pane, f"1L as {ROWS}", *ones, *hidden)
+        by = [*self._keys, *pane, *(name for name in hidden if name != TIME)]
+        many = [f"max({TIME}) as {TIME}"] if hidden else []
+        many += [f"count(1) as {ROWS}", *(f"{p.of_many} as {name}" for name, p in self._columns.items())]
+        grouped = df.groupBy(*map(F.expr, by)).agg(*map(F.expr, many))
+        return grouped.select(*self._keys, *([PANE] if pane else []), ROWS, *self._columns, *hidden)
+
+
+class Aggregates:
+    """The methods that keyed and windowed streams have for built-in aggregation."""
+
+    def _cut(self) -> tuple[KeyedStream, Any, int]:
+        """Return the keyed stream, the kind of window if there is one, and the allowed lateness."""
+        raise NotImplementedError
+
+    def agg(
+        self,
+        results: Mapping[str, Aggregate] | None = None,
+        /,
+        *,
+        uid: str,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+        **more: Aggregate,
+    ) -> Stream:
+        """Compute built-in aggregates, at the speed of Spark and Arrow: no Python runs per row.
+
+        Gives the key columns, of a windowed stream window_start and window_end, and each result by its name. Without
+        windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
+        reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
+        given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
+        """
+        keyed, kind, lateness_us = self._cut()
+        given = {**(results or {}), **more}
+        return build(keyed, kind, lateness_us, given, uid, name or "agg", max_parallelism)
+
+    def count(self, *, uid: str) -> Stream:
+        """Count events into the column `count`."""
+        return self.agg({"count": Aggregate("count")}, uid=uid, name="count")
+
+    def sum(self, column: str, *, uid: str) -> Stream:
+        """Add up a column; the sum has its name."""
+        return self.agg({column: Aggregate("sum", column)}, uid=uid, name="sum")
+
+    def avg(self, column: str, *, uid: str) -> Stream:
+        """Compute a column's mean, which has its name."""
+        return self.agg({column: Aggregate("avg", column)}, uid=uid, name="avg")
+
+    def min(self, column: str, *, uid: str) -> Stream:
+        """Find a column's least value, which has its name."""
+        return self.agg({column: Aggregate("min", column)}, uid=uid, name="min")
+
+    def max(self, column: str, *, uid: str) -> Stream:
+        """Find a column's greatest value, which has its name."""
+        return self.agg({column: Aggregate("max", column)}, uid=uid, name="max")
+
+
+def build(
+    keyed: KeyedStream,
+    kind: Any,
+    lateness_us: int,
+    given: Mapping[str, Aggregate],
+    uid: str,
+    name: str,
+    max_parallelism: int | None,
+) -> Stream:
+    """Return the stream of an aggregation's results."""
+    from strandline.spark.stream import OperatorNode, StepNode, Stream, _input_schema
+
+    probe, keys = keyed._node.probe, keyed._keys
+    _check(probe, keys, kind, given, uid)
+    key_ddl = ", ".join(f"{_quoted(key)} {_ddl(probe.schema[key].dataType)}" for key in keys)
+    columns, ddls, results = _declare(probe, given, uid)
+    fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
+    accumulators = Accumulators(fields, results)
+    process: ColumnarProcess
+    pane = None
+    if kind is None:
+        process = RunningAggregation(keys, accumulators)
+    else:
+        process = windowed = WindowedAggregation(key_ddl, accumulators, kind, lateness_us)
+        size, offset = windowed.pane_us, kind.offset_us
+        pane = f"{TIME} - pmod({TIME} - {offset}L, {size}L) + {size}L"
+    reduction = Reduction()
+    step = Partials(keys, pane, columns, ddls, reduction)
+    partials = StepNode(step(probe), keyed._node, step)
+    edges = "" if kind is None else f", {WINDOW_START} timestamp, {WINDOW_END} timestamp"
+    output = parse_schema(key_ddl + edges + "".join(f", {_quoted(r.name)} {r.ddl}" for r in results)).ddl
+    hidden = tuple(hidden_of(partials.probe))
+    node = OperatorNode(
+        probe=probe.sparkSession.createDataFrame([], raw_ddl(output, {}, timed=TIME in hidden)),
+        parent=partials,
+        uid=uid,
+        name=name,
+        keys=keys,
+        process=process,
+        input_schema=_input_schema(partials.probe, f"operator '{uid}'"),
+        output_schema=output,
+        hidden=hidden,
+        max_parallelism=max_parallelism,
+        reduction=reduction,
+    )
+    return Stream(node, node)
+
+
+def limit_shuffle(session: Any, parallelism: int) -> None:
+    """Have group-bys of an epoch's session give few partitions, unless the user has said how many."""
+    name = "spark.sql.shuffle.partitions"
+    if session.conf.get(name) == _DEFAULT_SHUFFLE_PARTITIONS:
+        session.conf.set(name, str(parallelism))
+
+
+def _check(probe: DataFrame, keys: tuple[str, ...], kind: Any, given: Mapping[str, Any], uid: str) -> None:
+    if not isinstance(uid, str) or not uid.strip():
+        raise ConfigurationError(
+            "agg() has no uid", hint="give it a name that never changes, for example uid='totals': state is found by it"
+        )
+    if not given:
+        raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
+    for result, aggregate in given.items():
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigurationError(
+                f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
+                hint=f'write {result}=sl.agg.sum("amount")',
+            )
+    taken = [*keys, *((WINDOW_START, WINDOW_END) if kind is not None else ())]
+    for result in given:
+        if result.lower() in [column.lower() for column in taken]:
+            raise ConfigurationError(
+                f"operator '{uid}': the result '{result}' has the name of another column of the output",
+                hint=f"the output has {', '.join(taken)} already: give the result another name",
+            )
+    if kind is None:
+        return
+    if TIME not in probe.columns:
+        raise ConfigurationError(
+            f"operator '{uid}': the stream has no event time, by which windows are cut",
+            hint='call watermark("column") before key_by',
+        )
+    if not isinstance(kind, Tumbling | Sliding):
+        what = "sessions" if isinstance(kind, Session) else f"{kind!r}"
+        raise ConfigurationError(
+            f"operator '{uid}': agg() is for tumbling and sliding windows, not for {what}",
+            hint="use aggregate() or process() of the window",
+        )
+
+
+def _declare(
+    probe: DataFrame, given: Mapping[str, Aggregate], uid: str
+) -> tuple[dict[str, Partial], dict[str, str], list[ResultSpec]]:
+    """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
+    names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
+    columns: dict[str, Partial] = {}
+    results = []
+    for result, aggregate in given.items():
+        column = _sql(probe, aggregate.column)
+        kind = _type_of(probe, _whole(aggregate, column), result, uid)
+        partials = _partials(aggregate, column, isinstance(kind, DecimalType))
+        if aggregate.kind in ("min", "max") and isinstance(kind, StructType | ArrayType | MapType):
+            raise ConfigurationError(
+                f"operator '{uid}': {aggregate.kind} of '{aggregate.column}' is over {kind.simpleString()}, expected a "
+                "number, a text, a boolean, a date or a time"
+            )
+        # The columns of moments belong together; others can be shared one by one.
+        parts = [tuple(partials)] if partials[0].merge == "moments" else [(partial,) for partial in partials]
+        fields: list[str] = []
+        for part in parts:
+            if part not in names:
+                names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
+                columns.update(zip(names[part], part, strict=True))
+            fields += names[part]
+        results.append(ResultSpec(result, _ddl(kind), aggregate.kind, tuple(fields)))
+    ddls = {name: _ddl(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
+    return columns, ddls, results
+
+
+def _partials(aggregate: Aggregate, c: str, is_decimal: bool) -> list[Partial]:
+    kind = aggregate.kind
+    counted = Partial(f"count({c})", "1L" if c == "1" else f"if({c} is null, 0L, 1L)", "sum")
+    elements = f"filter(array({c}), x -> x is not null)"
+    if kind == "count":
+        return [counted]
+    if kind == "avg":
+        return [Partial(f"sum({c})" if is_decimal else f"sum(cast({c} as double))", c, "sum"), counted]
+    if kind in ("stddev", "stddev_pop", "variance", "var_pop"):
+        number = f"cast({c} as double)"
+        squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
+        return [
+            Partial(counted.of_many, counted.of_one, "moments"),
+            Partial(f"avg({number})", number, "moments"),
+            Partial(squares, "0D", "moments"),
+        ]
+    if kind in ("first", "last"):
+        nulls = str(aggregate.ignore_nulls).lower()
+        return [Partial(f"{kind}({c}, {nulls})", c, f"{kind}_valid" if aggregate.ignore_nulls else kind)]
+    if kind == "collect_list":
+        return [Partial(f"collect_list({c})", elements, "joined")]
+    if kind in ("collect_set", "count_distinct"):
+        return [Partial(f"collect_set({c})", elements, "united")]
+    return [Partial(f"{kind}({c})", c, kind)]
+
+
+def _whole(aggregate: Aggregate, c: str) -> str:
+    """Return Spark's own expression of an aggregate, which tells its type."""
+    names = {"stddev": "stddev_samp", "variance": "var_samp"}
+    if aggregate.kind == "count_distinct":
+        return f"count(distinct {c})"
+    return f"{names.get(aggregate.kind, aggregate.kind)}({c})"
+
+
+def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType:
+    try:
+        return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
+    except AnalysisException as error:
+        said = str(error).strip().splitlines()[0]
+        raise ConfigurationError(
+            f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "
+            f"({', '.join(visible(probe.columns))}): {said}"
+        ) from None
+
+
+def _sql(probe: DataFrame, column: str | None) -> str:
+    if column is None:
+        return "1"
+    return _quoted(column) if column in visible(probe.columns) else f"({column})"
+
+
+def _ddl(kind: DataType) -> str:
+    from strandline.spark.stream import _ddl as of
+
+    return of(kind)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

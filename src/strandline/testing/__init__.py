@@ -1,0 +1,7 @@
+"""Tools for tests: run process functions with their real state, without Spark and without other processes."""
+
+from __future__ import annotations
+
+from strandline.testing.harness import Harness, Snapshot
+
+__all__ = ["Harness", "Snapshot"]

@@ -1,0 +1,214 @@
+"""One operator in a harness: its partitions, each with a real backend in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.api.states import State, declared_states
+from strandline.backends.base import Backend, LocalFile
+from strandline.core.errors import StateTypeError
+from strandline.core.ids import Epoch, KeyGroup, Partition
+from strandline.core.keygroups import partition_of
+from strandline.format.columns import build, to_python
+from strandline.format.keys import KeyCodec
+from strandline.format.murmur import key_group
+from strandline.format.types import parse_schema, parse_type
+from strandline.runtime.handles import AggregatingHandle, ListHandle, MapHandle
+from strandline.runtime.opening import open_backend
+from strandline.runtime.outputs import FIRED, TIME
+from strandline.runtime.program import Process, Program, state_names
+from strandline.runtime.task import Task
+from strandline.runtime.vectors import BatchKeys, VectorValueHandle
+from strandline.testing.rows import RawRows, Rows
+
+_CACHE_BYTES = 16 << 20
+_GROUP = "key_group"
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    task: Task
+    process: Process
+    backend: Backend
+
+
+class Operator:
+    """A process function bound to its state, with no process but this one."""
+
+    def __init__(self, program: Program, directory: Path, reads: int) -> None:
+        self.program = program
+        self.reads = reads
+        """Which output of the operator before it reads: 0 for the main one."""
+        self._directory = directory
+        self._places = 0
+        self._schema = parse_schema(program.input_schema)
+        self._key_at = [self._schema.names.index(name) for name in program.key_columns]
+        self._key_types = [self._schema.fields[at].type for at in self._key_at]
+        self._keys = KeyCodec(self._key_types)
+        self._partitions: list[_Opened] = []
+
+    # -- life
+
+    def open(self, snapshot: Sequence[Sequence[LocalFile]] | None) -> None:
+        """Open every partition, at a snapshot's state or at none; those that are open are left, as in a crash."""
+        self.abandon()
+        for index in range(self.program.parallelism):
+            database = self._place()
+            database.mkdir(parents=True)
+            for file in snapshot[index] if snapshot else ():
+                (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
+            process = self.program.load()
+            backend = open_backend(self.program, database, state_names(process))
+            try:
+                task = Task(self.program, process, Partition(index), backend, _CACHE_BYTES)
+            except BaseException:
+                backend.close()
+                raise
+            self._partitions.append(_Opened(task, process, backend))
+
+    def snapshot(self) -> list[list[LocalFile]]:
+        """Write a snapshot of every partition; its files stay as they are."""
+        taken = []
+        for each in self._partitions:
+            frozen = each.task.store.freeze()
+            taken.append(each.backend.persist(frozen.changes(), self._place()))
+            frozen.release()
+        return taken
+
+    def close(self) -> None:
+        """End in an orderly way: the function's `close` is called."""
+        try:
+            for each in self._partitions:
+                each.task.close()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End as a crash does: nothing of the function is called."""
+        for each in self._partitions:
+            each.backend.close()
+        self._partitions = []
+
+    # -- epochs
+
+    def run(self, epoch: Epoch, watermark_us: int | None, now_us: int, rows: Rows | None) -> RawRows:
+        """Process an epoch up to where it could be committed; None: it has no rows."""
+        batches: list[pa.RecordBatch] = []
+        parts = self._divide(rows) if rows is not None else [None] * len(self._partitions)
+        for each, part in zip(self._partitions, parts, strict=True):
+            each.task.begin(epoch, watermark_us, now_us)
+            batches += _with_rows(each.task.fire())
+            if part is not None:
+                batches += _with_rows(each.task.process(part))
+            batches += _with_rows(each.task.finish())
+            each.task.check()
+        return RawRows(self.program, batches, self._partitions[0].task.output_schema)
+
+    def commit(self) -> None:
+        """Keep what the epoch wrote."""
+        for each in self._partitions:
+            each.task.commit()
+            each.task.tidy()
+
+    def abort(self) -> None:
+        """Forget what the epoch wrote."""
+        for each in self._partitions:
+            each.task.abort()
+
+    @property
+    def newest_us(self) -> dict[str, int]:
+        """The newest event time of the last epoch, if there was one."""
+        found = [at_us for each in self._partitions for at_us in each.task.newest_us.values()]
+        return {"": max(found)} if found else {}
+
+    @property
+    def late_rows(self) -> int:
+        """How many events of the last epoch were late."""
+        return sum(each.task.late_rows for each in self._partitions)
+
+    def is_due(self, watermark_us: int | None, now_us: int) -> bool:
+        """Whether some timer may be due."""
+        for each in self._partitions:
+            event_us, processing_us = each.task.next_timers_us
+            if event_us is not None and watermark_us is not None and event_us <= watermark_us:
+                return True
+            if processing_us is not None and processing_us <= now_us:
+                return True
+        return False
+
+    # -- looking
+
+    def state(self, key: Any) -> dict[str, Any]:
+        """Return the states of a key, by name."""
+        key, group, each = self._find(key)
+        each.task.store.turn_to(group, key)
+        try:
+            states = declared_states(each.process)
+            return {name: self._read(vars(each.process)[name], state, group, key) for name, state in states.items()}
+        finally:
+            # A long list that was read is put together: that is no epoch's write.
+            each.task.abort()
+
+    def timers(self, key: Any) -> list[tuple[int, bool]]:
+        """Return the times of a key's timers, and whether they are processing times."""
+        key, group, each = self._find(key)
+        return each.task.store.timers_of(group, key)
+
+    def _find(self, key: Any) -> tuple[Any, KeyGroup, _Opened]:
+        try:
+            key = self._keys.coerce(key)
+        except StateTypeError as error:
+            message = f"operator '{self.program.uid}': {error.message}"
+            raise StateTypeError(message, hint=error.hint, **error.fields) from None
+        group = key_group(self._parts(key), self._key_types, self.program.max_parallelism)
+        return key, group, self._partitions[self._partition(group)]
+
+    def _read(self, handle: Any, state: State, group: KeyGroup, key: Any) -> Any:
+        if isinstance(handle, VectorValueHandle):
+            columns = [build([part], kind) for part, kind in zip(self._parts(key), self._key_types, strict=True)]
+            found = handle.get_many(BatchKeys(columns, pa.array([group], pa.int32()), self._keys))
+            return to_python(found, parse_type(state.value_type))[0]
+        if isinstance(handle, ListHandle):
+            return handle.get()
+        if isinstance(handle, MapHandle):
+            return dict(handle)
+        return handle.result() if isinstance(handle, AggregatingHandle) else handle.value
+
+    def _parts(self, key: Any) -> Sequence[Any]:
+        return [key] if len(self._key_types) == 1 else key
+
+    # -- placement, as Spark does it
+
+    def _divide(self, rows: Rows) -> list[pa.RecordBatch]:
+        """Return each partition's rows as its keeper gets them."""
+        columns = [to_python(rows.columns[at], kind) for at, kind in zip(self._key_at, self._key_types, strict=True)]
+        groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*columns, strict=True)]
+        arrays, names = [pa.array(groups, pa.int32())], [_GROUP]
+        for name, hidden in ((TIME, rows.times), (FIRED, rows.fired)):
+            if hidden is not None:
+                arrays.append(hidden)
+                names.append(name)
+        whole = pa.RecordBatch.from_arrays([*arrays, *rows.columns], names=[*names, *self._schema.names])
+        where = [self._partition(group) for group in groups]
+        wanted: list[list[int]] = [[] for _ in self._partitions]
+        for row, partition in enumerate(where):
+            wanted[partition].append(row)
+        return [whole.take(pa.array(some, pa.int64())) for some in wanted]
+
+    def _partition(self, group: KeyGroup) -> Partition:
+        return partition_of(group, self.program.max_parallelism, self.program.parallelism)
+
+    def _place(self) -> Path:
+        self._places += 1
+        return self._directory / str(self._places)
+
+
+def _with_rows(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return [batch for batch in batches if batch.num_rows]

@@ -1,0 +1,152 @@
+"""How far event time has come: the least of what is waited for, never going back, the same after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.runtime.watermarks import Watermarks, WatermarkSpec
+
+PLAIN = WatermarkSpec("ts", delay_us=5)
+PER = WatermarkSpec("ts", per="device")
+IDLE = WatermarkSpec("ts", per="device", idle_us=100)
+
+
+def test_nothing_is_known_before_the_first_event() -> None:
+    marks = Watermarks([PLAIN], {}, 0)
+    assert (marks.advance(10), marks.reached_us, marks.stored()) == (None, None, {})
+    marks.observe(0, {}, 10)
+    assert marks.advance(1 << 60) is None
+
+
+def test_it_is_the_newest_time_less_the_delay_and_never_goes_back() -> None:
+    marks = Watermarks([PLAIN], {}, 0)
+    marks.observe(0, {"": 100}, 1)
+    assert marks.reached_us is None, "it is computed when it is asked for"
+    assert marks.advance(1) == 95
+    marks.observe(0, {"": 90}, 2)
+    assert marks.advance(2) == 95
+    marks.observe(0, {"": 101}, 3)
+    assert (marks.advance(3), marks.reached_us) == (96, 96)
+
+
+def test_times_before_1970() -> None:
+    marks = Watermarks([PLAIN], {}, 0)
+    marks.observe(0, {"": -1000}, 1)
+    assert marks.advance(1) == -1005
+
+
+def test_the_slowest_origin_counts() -> None:
+    marks = Watermarks([PER], {}, 0)
+    marks.observe(0, {"a": 100, "b": 50}, 1)
+    assert marks.advance(1) == 50
+    marks.observe(0, {"a": 200}, 2)
+    assert marks.advance(2) == 50
+    marks.observe(0, {"b": 150}, 3)
+    assert marks.advance(3) == 150
+    marks.observe(0, {"new and old": 10}, 4)
+    assert marks.advance(4) == 150
+    marks.observe(0, {"new and old": 160, "b": 170}, 5)
+    assert marks.advance(5) == 160
+
+
+def test_a_silent_origin_is_not_waited_for_and_comes_back() -> None:
+    marks = Watermarks([IDLE], {}, 0)
+    marks.observe(0, {"a": 100, "b": 50}, 10)
+    marks.observe(0, {"a": 300}, 100)
+    assert marks.advance(110) == 50, "heard of just so long ago"
+    assert marks.advance(111) == 300
+    marks.observe(0, {"b": 60}, 120)
+    assert marks.advance(120) == 300, "its events are late now"
+    marks.observe(0, {"a": 500, "b": 400}, 130)
+    assert marks.advance(130) == 400
+
+
+def test_when_all_are_silent_the_fastest_counts() -> None:
+    marks = Watermarks([IDLE], {}, 0)
+    marks.observe(0, {"a": 100, "b": 50}, 10)
+    assert marks.advance(110) == 50
+    assert marks.advance(111) == 100
+    assert marks.advance(10_000) == 100
+
+
+def test_every_source_is_waited_for_unless_it_may_be_idle() -> None:
+    marks = Watermarks([PLAIN, PLAIN], {}, 0)
+    marks.observe(0, {"": 100}, 1)
+    assert marks.advance(1 << 50) is None
+    marks.observe(1, {"": 50}, 2)
+    assert marks.advance(2) == 45
+
+    marks = Watermarks([PLAIN, IDLE], {}, 0)
+    marks.observe(0, {"": 100}, 1)
+    assert marks.advance(100) is None, "it may still begin"
+    assert marks.advance(101) == 95
+    marks.observe(1, {"a": 20}, 102)
+    assert marks.advance(102) == 95
+
+
+def test_a_restart_goes_on_where_the_checkpoint_was() -> None:
+    specs = [IDLE, PLAIN]
+    marks = Watermarks(specs, {}, 0)
+    marks.observe(0, {"a/b": 100, "": 50}, 10)
+    marks.observe(1, {"": 70}, 10)
+    assert marks.advance(10) == 50
+    assert marks.stored() == {"watermark": 50, "0/a/b": 100, "0/": 50, "1/": 70}
+
+    again = Watermarks(specs, marks.stored(), 1_000_000)
+    assert (again.reached_us, again.stored()) == (50, marks.stored())
+    # What was heard before counts as heard now: the job may have stood still for days.
+    assert again.advance(1_000_100) == 50
+    assert again.advance(1_000_101) == 65
+
+
+def test_a_restart_with_another_program() -> None:
+    stored = {"watermark": 50, "0/a": 100, "1/": 70}
+    fewer = Watermarks([WatermarkSpec("ts", delay_us=60)], stored, 0)
+    assert fewer.advance(0) == 50, "a longer delay does not let it go back"
+    assert fewer.stored() == {"watermark": 50, "0/a": 100}
+    none = Watermarks([], stored, 0)
+    assert none.advance(0) == 50
+    more = Watermarks([PER, PLAIN, PLAIN], stored, 0)
+    assert more.advance(0) == 50
+
+
+observations = st.lists(
+    st.tuples(st.integers(0, 1), st.dictionaries(st.sampled_from(["", "a", "b"]), st.integers(-50, 300)), st.integers(0, 80))
+)  # fmt: skip
+
+
+@given(observations=observations, restart=st.integers(0, 10), idle=st.sampled_from([None, 60]))
+@pytest.mark.parametrize("specs", [[PLAIN], [PLAIN, PER]])
+def test_against_plain_words(specs: list[WatermarkSpec], observations: list[Any], restart: int, idle: Any) -> None:
+    specs = [WatermarkSpec(s.column, s.delay_us, s.per, idle) for s in specs]
+    marks, now, began, reached = Watermarks(specs, {}, 0), 0, 0, None
+    newest: dict[tuple[int, str], int] = {}
+    heard: dict[tuple[int, str], int] = {}
+    for number, (index, times, later) in enumerate(observations):
+        now += later
+        index %= len(specs)
+        if number == restart:
+            marks = Watermarks(specs, marks.stored(), now)
+            heard, began = dict.fromkeys(heard, now), now
+        marks.observe(index, times, now)
+        for origin, at in times.items():
+            newest[index, origin] = max(at, newest.get((index, origin), at))
+            heard[index, origin] = now
+        parts: list[int | None] = []
+        silent: list[int] = []
+        for at, spec in enumerate(specs):
+            known = [origin for origin in newest if origin[0] == at]
+            awake = [origin for origin in known if idle is None or now - heard[origin] <= idle]
+            if awake:
+                parts.append(min(newest[origin] for origin in awake) - spec.delay_us)
+            elif not known and (idle is None or now - began <= idle):
+                parts.append(None)
+            silent += [newest[origin] - spec.delay_us for origin in known if origin not in awake]
+        if None not in parts and (parts or silent):
+            found = min(part for part in parts if part is not None) if parts else max(silent)
+            reached = found if reached is None else max(reached, found)
+        assert marks.advance(now) == reached

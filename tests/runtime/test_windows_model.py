@@ -1,0 +1,170 @@
+"""Windows of every kind against the naive model: any disorder, any cuts, epochs given up, snapshots and restores."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from strandline.api.windows import Session, Sliding, Tumbling, WindowKind, windows_of
+from strandline.backends.base import LocalFile
+from strandline.runtime.store import Frozen
+from tests.runtime.windowed import SECOND, Model, Row, Timed, WindowBench, folded, joined
+
+KINDS: list[WindowKind] = [
+    Tumbling("10s"), Tumbling("7s", offset="3s"), Sliding("12s", every="5s"), Sliding("3s", every="5s"), Session("6s"),
+]  # fmt: skip
+keys = st.sampled_from(["x", "y", "é\0"])
+events = st.tuples(keys, st.integers(0, 99), st.integers(-15, 15))
+
+
+class WindowMachine(RuleBasedStateMachine):
+    """The rules; one subclass a backend."""
+
+    backend = ""
+
+    @initialize(
+        kind=st.sampled_from(KINDS), lateness=st.sampled_from([0, 0, 4, 25]), early=st.sampled_from([0, 0, 5]),
+        processing=st.sampled_from([False, False, False, True]), keeping=st.booleans(),
+        cache_bytes=st.sampled_from([1, 2000, 1 << 20]),
+    )  # fmt: skip
+    def start(self, kind: Any, lateness: int, early: int, processing: bool, keeping: bool, cache_bytes: int) -> None:
+        lateness = 0 if processing else lateness
+        self.root = Path(tempfile.mkdtemp(prefix="sl-windows-"))
+        self.bench = WindowBench(
+            self.backend, self.root, kind, joined() if keeping else folded(),
+            lateness=lateness, early=early, processing=processing, cache_bytes=cache_bytes,
+        )  # fmt: skip
+        self.model = Model(kind, lateness, early, processing=processing, by_epoch=keeping)
+        self.watermark, self.now = 0, 1000
+        self.frozen: deque[tuple[Frozen, Any]] = deque()
+        self.snapshots: list[tuple[list[LocalFile], Any]] = []
+
+    def teardown(self) -> None:
+        if hasattr(self, "root"):
+            self.step([], 1000, 1000)
+            assert self.bench.task.next_timers_us == (None, None)
+            if not self.bench.backend.keeps_all:
+                while self.frozen:
+                    self.write_oldest(False)
+                assert self.bench.left() == []
+            self.bench.close()
+            shutil.rmtree(self.root)
+
+    @rule(given=st.lists(events, max_size=12), moves=st.integers(0, 12), clock=st.integers(0, 8), abort=st.booleans())
+    def process(self, given: list[Timed], moves: int, clock: int, abort: bool) -> None:
+        """An epoch, perhaps given up and then done again; times are around the watermark."""
+        if abort:
+            self.bench.step(self.around(given), self.watermark + moves, self.now + clock, abort=True)
+        self.step(given, moves, clock)
+
+    def step(self, given: list[Timed], moves: int, clock: int) -> None:
+        self.watermark += moves
+        self.now += clock
+        given = self.around(given)
+        before, late = len(self.bench.late), len(self.model.late)
+        found = self.bench.step(given, self.watermark, self.now)
+        wanted = self.model.step(given, self.watermark, self.now)
+        if self.model.processing and self.model.early:
+            # Both by the clock, in one order: results so far and those at the ends.
+            found.sort(key=lambda row: row[:3])
+            wanted.sort(key=lambda row: row[:3])
+        assert found == sorted(wanted, key=lambda row: row[0])
+        assert self.bench.late[before:] == self.model.late[late:]
+
+    def around(self, given: list[Timed]) -> list[Timed]:
+        return [(k, v, self.watermark + (time or 0)) for k, v, time in given]
+
+    def state(self) -> Any:
+        return self.model.copy(), self.watermark, self.now, self.bench.epoch
+
+    @rule()
+    def freeze(self) -> None:
+        self.frozen.append((self.bench.freeze(), self.state()))
+
+    @precondition(lambda self: self.frozen)
+    @rule(snapshot=st.booleans())
+    def write_oldest(self, snapshot: bool) -> None:
+        frozen, state = self.frozen.popleft()
+        if snapshot:
+            self.snapshots.append((self.bench.persist(frozen), state))
+        else:
+            self.bench.write(frozen)
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        files, (model, watermark, now, epoch) = data.draw(st.sampled_from(self.snapshots), label="snapshot")
+        self.frozen.clear()
+        self.bench.restore(files, epoch)
+        self.bench.late.clear()
+        self.model = model.copy()
+        self.model.late.clear()
+        self.watermark, self.now = watermark, now
+
+
+class RocksDBMachine(WindowMachine):
+    backend = "rocksdb"
+
+
+class HeapMachine(WindowMachine):
+    backend = "memory"
+
+
+_SETTINGS = settings(
+    max_examples=10, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TestRocksDB = RocksDBMachine.TestCase
+TestRocksDB.settings = _SETTINGS
+TestHeap = HeapMachine.TestCase
+TestHeap.settings = settings(_SETTINGS, max_examples=40)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=repr)
+@settings(max_examples=25, deadline=None)
+@given(
+    given_events=st.lists(st.tuples(keys, st.integers(0, 99), st.integers(0, 60)), max_size=25),
+    cuts=st.lists(st.integers(1, 6), max_size=12),
+)
+def test_whatever_the_cuts(kind: Any, given_events: list[Timed], cuts: list[int]) -> None:
+    """When nothing comes late, results are those of all events at once, however they are cut into epochs."""
+    root = Path(tempfile.mkdtemp(prefix="sl-windows-"))
+    bench = WindowBench("memory", root, kind, joined())
+    found: list[Row] = []
+    rest = list(given_events)
+    for size in [*cuts, len(rest)]:
+        # The best watermark there can be: what is still to come is not older.
+        watermark = min((time for _, _, time in rest if time is not None), default=None)
+        found += bench.step(rest[:size], watermark)
+        rest = rest[size:]
+    found += bench.step((), 1000)
+    assert bench.late == []
+    assert {row[:3]: sorted(row[3].split(",")) for row in found} == all_at_once(kind, given_events)
+    assert len(found) == len({row[:3] for row in found})
+    bench.close()
+    shutil.rmtree(root)
+
+
+def all_at_once(kind: Any, given_events: list[Timed]) -> dict[Any, list[str]]:
+    """Return the windows of a batch of events, by the definition."""
+    found: dict[Any, list[int]] = {}
+    for k, v, time in sorted(given_events, key=lambda event: (event[0], event[2] or 0)):
+        assert time is not None
+        if not isinstance(kind, Session):
+            for window in windows_of(kind, time * SECOND):
+                found.setdefault((k, window.start_us / SECOND, window.end_us / SECOND), []).append(v)
+            continue
+        gap = kind.gap_us // SECOND
+        last = next((w for w in reversed(found) if w[0] == k), None)
+        if last is not None and time < last[2]:
+            found[k, last[1], time + gap] = [*found.pop(last), v]
+        else:
+            found[k, time, time + gap] = [v]
+    return {window: sorted(map(str, values)) for window, values in found.items()}

@@ -1,0 +1,179 @@
+"""Built-in aggregates on a real Spark: the same as Spark's own group-by over the same rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import strandline as sl
+from strandline.api.windows import Session
+from strandline.spark.aggregation import Reduction
+from tests.spark.harness import Case, eventually, settle
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "ts timestamp, k string, g int, v bigint, x double, d decimal(10,2), s string"
+AGGREGATES: dict[str, tuple[sl.agg.Aggregate, str]] = {
+    "n": (sl.agg.count(), "count(1)"),
+    "vn": (sl.agg.count("v"), "count(v)"),
+    "total": (sl.agg.sum("v"), "sum(v)"),
+    "twice": (sl.agg.sum("v * 2"), "sum(v * 2)"),
+    "small": (sl.agg.sum("g"), "sum(g)"),
+    "xs": (sl.agg.sum("x"), "sum(x)"),
+    "ds": (sl.agg.sum("d"), "sum(d)"),
+    "mean": (sl.agg.avg("v"), "avg(v)"),
+    "dmean": (sl.agg.avg("d"), "avg(d)"),
+    "lo": (sl.agg.min("s"), "min(s)"),
+    "hi": (sl.agg.max("x"), "max(x)"),
+    "first_time": (sl.agg.min("ts"), "min(ts)"),
+    "dev": (sl.agg.stddev("v"), "stddev_samp(v)"),
+    "var": (sl.agg.var_pop("x"), "var_pop(x)"),
+    "list": (sl.agg.collect_list("g"), "sort_array(collect_list(g))"),
+    "set": (sl.agg.collect_set("s"), "sort_array(collect_set(s))"),
+    "kinds": (sl.agg.count_distinct("s"), "count(distinct s)"),
+}
+GIVEN = {name: aggregate for name, (aggregate, _) in AGGREGATES.items()}
+
+
+def own() -> list[Any]:
+    """Return the same aggregates as Spark has them."""
+    return [F.expr(sql).alias(name) for name, (_, sql) in AGGREGATES.items()]
+
+
+def write_rows(directory: Path, number: int, count: int, start: int) -> None:
+    """Add an input file; its rows' times go forward from `start`, in seconds, with some disorder."""
+    draw = random.Random(number)
+    lines = []
+    for i in range(count):
+        second = start + i * 20 // count - draw.choice([0, 0, 0, 2])
+        lines.append(
+            {
+                "ts": f"2026-01-01T00:{second // 60:02d}:{second % 60:02d}.5Z", "k": f"k{draw.randrange(7)}",
+                "g": draw.choice([None, 1, 2, 3]), "v": draw.choice([None, draw.randrange(-50, 50)]),
+                "x": draw.choice([None, 0.5, 1.25, draw.random()]), "d": draw.choice([None, "1.25", "3.10", "7.77"]),
+                "s": draw.choice([None, "a", "b", "ü"]),
+            }
+        )  # fmt: skip
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / f"{number:03d}.json").write_text("\n".join(map(json.dumps, lines)))
+
+
+def source(spark: Any, directory: Path) -> sl.Stream:
+    directory.mkdir(parents=True, exist_ok=True)
+    return sl.stream(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(directory)))
+
+
+def start(spark: Any, case: Case, stream: sl.Stream, sink: Any) -> sl.Run:
+    return sl.Job(
+        "agg",
+        sinks=[stream.to(sink)],
+        checkpoints=sl.Checkpoints(case.root / "ck"),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
+        restart=sl.Restart.never(),
+    ).start(spark)
+
+
+def plain(rows: Any) -> list[tuple[Any, ...]]:
+    """Return rows to compare: lists sorted, doubles rounded, since sums of doubles depend on the order."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, list):
+            return sorted(value)
+        return round(value, 9) if isinstance(value, float) else value
+
+    return sorted((tuple(map(one, row)) for row in rows), key=repr)
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: bool) -> None:
+    sink = sl.sinks.memory()
+    stream = source(spark, case.root / "in").where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
+    stream._node.reduction.on = reduce  # type: ignore[attr-defined]
+    for part in range(2):
+        with start(spark, case, stream, sink) as run:
+            for number in range(2):
+                write_rows(case.root / "in", 2 * part + number, 300, 10)
+            settle(run)
+    newest = {tuple(row[:2]): row for row in sink.rows}
+    batch = spark.read.schema(SCHEMA).json(str(case.root / "in")).where("g is not null")
+    grouped = batch.groupBy("k", "g").agg(*own())
+    assert plain(newest.values()) == plain(grouped.collect())
+    assert len(sink.rows) > len(newest)
+    assert stream.schema.simpleString() == grouped.schema.simpleString()
+
+
+@pytest.mark.parametrize("window", [sl.Tumbling("10s"), sl.Sliding("20s", every="5s", offset="2s")])
+def test_windows_are_those_of_a_batch(spark: Any, case: Case, window: Any) -> None:
+    sink = sl.sinks.memory()
+    stream = source(spark, case.root / "in").watermark("ts", "10s").key_by("k").window(window).agg(GIVEN, uid="totals")
+    number = 0
+    for _ in range(2):
+        with start(spark, case, stream, sink) as run:
+            for _ in range(3):
+                write_rows(case.root / "in", number, 300, 10 + 15 * number)
+                number += 1
+            settle(run)
+            if number == 6:
+                # The last one: its time completes the windows of all others, without any event after it.
+                (case.root / "in" / "999.json").write_text('{"ts": "2026-01-01T00:10:00Z", "k": "last"}')
+                run.process_all_available(60)
+                wait_for_windows(spark, run, sink, case, window)
+    assert plain(sink.rows) == plain(by_window(spark, case, window).collect())
+
+
+def by_window(spark: Any, case: Case, window: Any) -> Any:
+    batch = spark.read.schema(SCHEMA).json(str(case.root / "in")).where("k <> 'last'")
+    slide = f"{window.every_us // 1_000_000} seconds"
+    cut = F.window("ts", f"{window.size_us // 1_000_000} seconds", slide, f"{window.offset_us // 1_000_000} seconds")
+    grouped = batch.groupBy("k", cut.alias("w")).agg(*own())
+    return grouped.select("k", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *AGGREGATES)
+
+
+def wait_for_windows(spark: Any, run: sl.Run, sink: Any, case: Case, window: Any) -> None:
+    wanted = by_window(spark, case, window).count()
+    eventually(lambda: run.checkpoint(60) and len(sink.rows) >= wanted, "all windows", 30)
+
+
+def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> None:
+    reduction = Reduction()
+    reduction.observe(1000, 10)
+    reduction.observe(0, 0)
+    assert reduction.on
+    pauses = []
+    for _ in range(6):
+        reduction.observe(1000, 900)
+        pauses.append(0)
+        while not reduction.on:
+            reduction.observe(1000, 1000)
+            pauses[-1] += 1
+    assert pauses == [16, 32, 64, 128, 256, 256]
+    reduction.observe(1000, 100)
+    assert reduction.on
+    reduction.observe(1000, 900)
+    assert not reduction.on
+
+
+def test_what_cannot_be_aggregated_is_said_before_the_start(spark: Any, case: Case) -> None:
+    stream = source(spark, case.root / "in")
+    keyed, timed = stream.key_by("k"), stream.watermark("ts").key_by("k")
+    with pytest.raises(sl.errors.ConfigurationError, match="the stream has no watermark"):
+        keyed.window(sl.Tumbling("1s")).count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="not for sessions"):
+        timed.window(Session("1s")).count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="'k' has the name of another column"):
+        keyed.agg(k=sl.agg.count(), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="'window_end' has the name of another column"):
+        timed.window(sl.Tumbling("1s")).agg(window_end=sl.agg.count(), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="'n' does not fit the stream's columns"):
+        keyed.agg(n=sl.agg.sum("nothing"), uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="is 3, expected one of sl"):
+        keyed.agg(n=3, uid="n")  # type: ignore[arg-type]
+    with pytest.raises(sl.errors.ConfigurationError, match="agg\\(\\) has no uid"):
+        keyed.agg(n=sl.agg.count(), uid="")
+    assert keyed.sum("v", uid="n").columns == ["k", "v"]
+    assert timed.window(sl.Tumbling("1s")).count(uid="n").columns == ["k", "window_start", "window_end", "count"]

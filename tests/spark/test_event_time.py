@@ -1,0 +1,146 @@
+"""Event time on real Spark: watermarks, chains of timers, side outputs, ticks, and all of it under kills."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from tests.spark import small, timed
+from tests.spark.harness import Case, eventually, keepers, settle
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_chain_of_timers_survives_kills(spark: Any, case: Case, seed: int) -> None:
+    source, rng = timed.Input(case.root, seed), random.Random(seed)
+    source.add()
+    with timed.build(spark, case.root, case.local_dir).start(spark) as run:
+        for _ in range(3):
+            source.add(rng.choice([5, 60]))
+            source.add()
+            if rng.random() < 0.5:
+                run.process_all_available(60)
+            keeper = rng.choice(eventually(lambda: run.status().keepers, "keepers have answered"))
+            os.kill(keeper.pid, signal.SIGKILL)
+            source.add()
+            run.process_all_available(120)
+        assert run.status().restarts >= 1
+        settle(run)
+    # A run that begins from a checkpoint fires what the one before it had not.
+    source.end()
+    with timed.build(spark, case.root, case.local_dir).start(spark) as run:
+        assert run.status().restored_from is not None
+        settle(run)
+        status = run.status()
+        assert status.watermark == (source.events[-1][0] - dt.timedelta(minutes=10)).isoformat()
+        assert status.late_rows == 0
+    shown, expected = timed.shown(case.root), source.expected()
+    for sink in expected:
+        assert shown[sink] == expected[sink], sink
+    assert sum(expected["hours"].values()) >= 2
+
+
+class Reminder(sl.KeyedProcess):
+    """Says so when a user was silent for a quarter of a second of processing time."""
+
+    last = sl.Value("timestamp")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> None:
+        if self.last.value is not None:
+            ctx.timers.delete_processing(self.last.value)
+        self.last.value = ctx.now + dt.timedelta(milliseconds=250)
+        ctx.timers.set_processing(self.last.value)
+
+    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> Iterable[Any]:
+        assert timer.is_processing_time
+        assert timer.timestamp <= ctx.now
+        yield ctx.key, 1
+
+
+def test_processing_time_timers_fire_while_the_source_is_idle(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with small.job(stream, case.root, case.local_dir, sink=sink, process=Reminder()).start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1), ("b", "x", 1), ("a", "x", 2)])
+        run.process_all_available(60)
+        eventually(lambda: run.status().epoch >= 2, "a tick")
+        # Ticks set what they need on a session of their own.
+        assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+        # An epoch like any other: a checkpoint holds it, and the next run does not remind again.
+        epoch = run.checkpoint(60).epoch
+        assert small.rows_of(sink) == {("a", 1): 1, ("b", 1): 1}
+    with small.job(stream, case.root, case.local_dir, sink=sink, process=Reminder()).start(spark) as run:
+        assert run.status().epoch == epoch
+        small.write_rows(case.root / "in", 1, [("c", "x", 1)])
+        run.process_all_available(60)
+        eventually(lambda: run.status().epoch >= epoch + 2, "a tick")
+        run.checkpoint(60)
+    assert small.rows_of(sink) == {("a", 1): 1, ("b", 1): 1, ("c", 1): 1}
+    assert not keepers(case.local_dir)
+    left = [t.name for t in threading.enumerate() if t.name.startswith("strandline")]
+    assert set(left) <= {"strandline-jvm-log"}
+
+
+def test_the_slowest_origin_holds_the_watermark_unless_idle(spark: Any, case: Case) -> None:
+    (case.root / "in").mkdir()
+    events = spark.readStream.schema(timed.SCHEMA).option("maxFilesPerTrigger", 1).json(str(case.root / "in"))
+    sink = sl.sinks.memory()
+
+    def start(idle: str | None) -> sl.Run:
+        stream = sl.stream(events).watermark("ts", per="user", idle=idle)
+        counted = stream.key_by("user").process(Silent(), output="user string", uid="silent")
+        settings = sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB")
+        checkpoints = sl.Checkpoints(case.root / "ck", every=None)
+        return sl.Job("slow", sinks=[counted.to(sink)], settings=settings, checkpoints=checkpoints).start(spark)
+
+    source = timed.Input(case.root, 1)
+    at = timed.BEGIN
+    source._write([(at, "slow", 1), (at + timed.HOUR, "fast", 1)])
+    with start(None) as run:
+        run.process_all_available(60)
+        assert run.status().watermark == at.isoformat()
+        source._write([(at + 2 * timed.HOUR, "fast", 1)])
+        run.process_all_available(60)
+        assert run.status().watermark == at.isoformat()
+        run.checkpoint(60)
+    with start("300ms") as run:
+        source._write([(at + 3 * timed.HOUR, "fast", 1)])
+        run.process_all_available(60)
+        eventually(lambda: run.status().watermark == (at + 3 * timed.HOUR).isoformat(), "the slow one is idle")
+
+
+class Silent(sl.KeyedProcess):
+    """Gives nothing."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> None:
+        pass
+
+
+def test_what_cannot_work_is_said_before_anything_starts(spark: Any, case: Case) -> None:
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with pytest.raises(sl.errors.ConfigurationError, match="expected timestamp"):
+        stream.watermark("v")
+    timed_stream = stream.with_column("ts", small_time()).watermark("ts")
+    assert timed_stream.columns == ["seq", "user", "kind", "v", "ts"]
+    with pytest.raises(sl.errors.ConfigurationError, match="has a watermark already"):
+        timed_stream.watermark("ts")
+    with pytest.raises(sl.errors.ConfigurationError, match="no side output 'late'"):
+        timed_stream.side("late")
+    mapped = timed_stream.select("user", "v").map(lambda row: (row.user,), output="user string")
+    assert mapped.columns == ["user"]
+    assert mapped.key_by("user").process(Silent(), output="user string", uid="s").columns == ["user"]
+
+
+def small_time() -> Any:
+    from pyspark.sql import functions as F
+
+    return F.timestamp_seconds("v")

@@ -1,0 +1,253 @@
+"""Two streams in one job: connected, and joined by time, through restarts, and what is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.api.windows import Session, Tumbling
+from tests.spark.harness import Case, settle
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "what string, order_id bigint, at timestamp, v string"
+START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+Event = tuple[str, int, int, str]
+
+
+def add(case: Case, events: Sequence[Event]) -> None:
+    """Add an input file, an epoch of its own: what, order, seconds, v."""
+    directory = case.root / "in"
+    directory.mkdir(exist_ok=True)
+    names = ("what", "order_id", "at", "v")
+    rows = [dict(zip(names, (w, o, at(s).isoformat(), v), strict=True)) for w, o, s, v in events]
+    temporary = case.root / "next.json"
+    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Spark reads files in the order of their times, and these are written within a millisecond.
+    written = time.time() - 1000 + case.files
+    os.utime(temporary, (written, written))
+    temporary.rename(directory / f"{case.files:04}.json")
+    case.files += 1
+
+
+def at(seconds: int) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+def source(spark: Any, case: Case) -> sl.Stream:
+    (case.root / "in").mkdir(exist_ok=True)
+    return sl.stream(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(case.root / "in")))
+
+
+def job(case: Case, *outputs: Any) -> sl.Job:
+    return sl.Job(
+        "joins",
+        sinks=list(outputs),
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
+        checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
+        restart=sl.Restart.never(),
+    )
+
+
+def shown(sink: Any) -> Counter[tuple[Any, ...]]:
+    """Return a sink's rows, times as seconds since the start."""
+    return Counter(tuple(_seconds(value) for value in row) for row in sink.rows)
+
+
+def _seconds(value: Any) -> Any:
+    return int((value.astimezone(dt.UTC) - START).total_seconds()) if isinstance(value, dt.datetime) else value
+
+
+class Match(sl.KeyedCoProcess):
+    """Says what is known of the other stream, and counts both."""
+
+    seen = sl.Value("bigint", default=0)
+    status = sl.Value("string")
+
+    def on_left(self, event: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        yield ctx.key, event["v"], self.status.value, self.seen.value
+
+    def on_right(self, event: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        self.status.value = event.v
+        ctx.emit("changes", (ctx.key, event.v))
+
+
+class Passed(sl.KeyedProcess):
+    """Gives each event on, as an operator further up would."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        yield event.order_id, event.at, event.v.upper()
+
+
+def test_two_branches_of_one_source(spark: Any, case: Case) -> None:
+    """Connected with state and sides; joined by interval, and by windows with what an operator gave."""
+    sinks = {name: sl.sinks.memory(name=name) for name in ("matched", "changes", "joined", "windows")}
+
+    def start() -> sl.Run:
+        events = source(spark, case).watermark("at")
+        orders = events.where("what = 'order'").select("order_id", "at", "v")
+        ships = events.where("what = 'ship'").select_expr("order_id as id", "v", "at")
+        # Within an epoch sorted by time, though it is two streams.
+        by_order, by_id = orders.key_by("order_id", order_by="at"), ships.key_by("id", order_by="at")
+        matched = by_order.connect(by_id).process(
+            Match(), output="id bigint, v string, status string, seen bigint", uid="match",
+            sides={"changes": "id bigint, status string"},
+        )  # fmt: skip
+        joined = by_order.join(by_id, ("-5s", "10s"), "join", how="full", prefixes=("", "ship_"))
+        passed = by_order.process(Passed(), output="order_id bigint, at timestamp, v string", uid="pass")
+        windows = passed.key_by("order_id").window_join(
+            ships.select_expr("id as order_id", "v as status").key_by("order_id"),
+            Tumbling("20s"),
+            "windows",
+            how="left",
+        )
+        return job(
+            case,
+            matched.to(sinks["matched"]),
+            matched.side("changes").to(sinks["changes"]),
+            joined.to(sinks["joined"]),
+            windows.to(sinks["windows"]),
+        ).start(spark)
+
+    add(case, [("order", 1, 10, "a"), ("order", 2, 11, "b"), ("ship", 1, 12, "sent"), ("order", 1, 14, "a2")])
+    add(case, [("ship", 2, 21, "lost"), ("order", 3, 21, "c")])
+    with start() as run:
+        settle(run)
+    add(case, [("ship", 2, 5, "late"), ("order", 3, 33, "c2"), ("ship", 3, 30, "sent")])
+    add(case, [("other", 9, 100, "moves no watermark: nobody reads it"), ("order", 9, 90, "z")])
+    with start() as run:
+        assert settle(run).restored_from == 1
+    assert shown(sinks["changes"]) == Counter([(1, "sent"), (2, "lost"), (2, "late"), (3, "sent")])
+    assert shown(sinks["matched"]) == Counter(
+        [(1, "a", None, 1), (1, "a2", "sent", 3), (2, "b", None, 1), (3, "c", None, 1), (3, "c2", "sent", 3),
+         (9, "z", None, 1)]
+    )  # fmt: skip
+    assert shown(sinks["joined"]) == Counter(
+        [(1, 10, "a", 1, "sent", 12), (1, 14, "a2", 1, "sent", 12), (2, 11, "b", 2, "lost", 21),
+         (3, 21, "c", 3, "sent", 30), (3, 33, "c2", 3, "sent", 30)]
+    )  # fmt: skip
+    assert shown(sinks["windows"]) == Counter(
+        [(1, 10, "A", "sent", 0, 20), (1, 14, "A2", "sent", 0, 20), (2, 11, "B", None, 0, 20),
+         (3, 21, "C", "sent", 20, 40), (3, 33, "C2", "sent", 20, 40)]
+    )  # fmt: skip
+
+
+def test_a_self_join_and_branches_with_watermarks_of_their_own(spark: Any, case: Case) -> None:
+    """Both halves of a self join have one watermark; two watermarks both hold back what they have in common."""
+    pairs, alone = sl.sinks.memory(name="pairs"), sl.sinks.memory(name="alone")
+
+    def start() -> sl.Run:
+        every = source(spark, case)
+        orders = every.where("what = 'order'").watermark("at", per="what")
+        ships = every.where("what = 'ship'").watermark("at", "2s")
+        by_id = orders.select("order_id", "at").key_by("order_id")
+        selves = by_id.join(by_id, ("1s", "5s"), "selves", prefixes=("", "next_"))
+        left = by_id.join(ships.select("order_id", "v").key_by("order_id"), ("0s", "3s"), "alone", how="left")
+        return job(case, selves.to(pairs), left.to(alone)).start(spark)
+
+    add(case, [("order", 1, 10, "a"), ("order", 1, 12, "b"), ("order", 2, 13, "c"), ("ship", 2, 14, "sent")])
+    add(case, [("order", 1, 50, "d")])
+    with start() as run:
+        settle(run)
+        # The other watermark stands at 12.
+        assert shown(alone) == Counter([(2, 13, "sent")])
+    add(case, [("ship", 7, 17, "sent"), ("order", 1, 51, "e")])
+    with start() as run:
+        settle(run)
+        assert run.status().watermark == at(15).isoformat()
+        # 10 to 13 is over at 15, 12 to 15 is not.
+        assert shown(alone) == Counter([(2, 13, "sent"), (1, 10, None)])
+    assert shown(pairs) == Counter([(1, 10, 12), (1, 50, 51)])
+
+
+class Label(sl.KeyedBroadcastProcess):
+    """Says which label the broadcast stream has for each order, and once more when a timer fires."""
+
+    labels = sl.Broadcast("bigint", "string")
+    seen = sl.Value("bigint", default=0)
+
+    def on_broadcast(self, event: Any, ctx: Any) -> None:
+        self.labels[event.order_id % 10] = event.v
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen.value += 1
+        ctx.timers.set(ctx.timestamp + dt.timedelta(seconds=5))
+        yield ctx.key, "event", self.seen.value, self.labels.get(ctx.key % 10)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        yield ctx.key, "timer", self.seen.value, self.labels.get(ctx.key % 10)
+
+
+def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+
+    def start() -> sl.Run:
+        events = source(spark, case)
+        labels = events.where("what = 'label'").select("order_id", "v", "at")
+        orders = events.where("what = 'order'").watermark("at").key_by("order_id", order_by="at")
+        labelled = orders.broadcast(labels, order_by="at").process(
+            Label(), output="id bigint, what string, seen bigint, label string", uid="label"
+        )
+        return job(case, labelled.to(sink)).start(spark)
+
+    many = range(20)
+    # The rule counts for all orders of its epoch, and of two the later one.
+    add(case, [("order", n, 1, "") for n in many] + [("label", 3, 2, "new"), ("label", 3, 1, "old")])
+    with start() as run:
+        settle(run)
+    first = Counter((n, "event", 1, "new" if n % 10 == 3 else None) for n in many)
+    assert shown(sink) == first
+    add(case, [("order", n, 2, "") for n in many])
+    add(case, [("label", 4, 1, "four"), ("order", 99, 6, "")])
+    with start() as run:
+        settle(run)
+        # Timers fire with the epoch after, in which there are no rules: they see those from before.
+        labels = {3: "new", 4: "four"}
+        second = Counter((n, "event", 2, "new" if n % 10 == 3 else None) for n in many)
+        fired = Counter((n, "timer", 2, labels.get(n % 10)) for n in many)
+        assert shown(sink) == first + second + fired + Counter([(99, "event", 1, None)])
+
+
+def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
+    every = sl.stream(spark.readStream.schema(SCHEMA).json(str(tmp_path)))
+    timed = every.watermark("at")
+    by_id, by_text = timed.key_by("order_id"), timed.key_by("v")
+    narrow = timed.select_expr("order_id", "v as w").key_by("order_id")
+    for refused, said in (
+        (
+            lambda: by_id.connect(by_text),
+            "connect: the keys of the streams differ: order_id bigint here, v string there",
+        ),
+        (lambda: by_id.connect(timed), "connect: the other stream is a Stream, expected a keyed stream"),
+        (lambda: by_id.connect(every.key_by("order_id")), "connect: only the left stream has event time"),
+        (lambda: by_id.connect(timed.key_by("order_id", order_by="at")), "the order_by of the streams differ: nothing"),
+        (lambda: by_id.join(by_id, ("1s", "0s"), "u"), "its first bound is the later one"),
+        (lambda: by_id.join(by_id, "1s", "u"), "join: within is '1s', expected a pair of durations"),
+        (lambda: by_id.join(by_id, ("0s", "1s"), "u"), "the result would have the column at, v, what twice"),
+        (lambda: by_id.join(by_id, ("0s", "1s"), "u", how="outer"), "how='outer', expected one of inner, left"),
+        (lambda: by_id.join(narrow, ("0s", "1s"), ""), "has no uid"),
+        (lambda: by_id.window_join(narrow, Session("1s"), "u"), "expected Tumbling or Sliding ones"),
+        (lambda: every.key_by("v").join(every.key_by("v"), ("0s", "1s"), "u"), "join: the streams have no event time"),
+        (
+            lambda: by_id.process(Match(), "a int", "u"),
+            "after key_by(), process() was given Match, expected a KeyedProcess or",
+        ),
+        (lambda: by_id.broadcast(by_id), "broadcast() was given a KeyedStream, expected a Stream"),
+        (lambda: by_id.broadcast(timed, order_by="z"), "broadcast: order_by names 'z'; the broadcast stream has what"),
+        (lambda: every.key_by("v").broadcast(timed), "broadcast: only the broadcast stream has event time"),
+        (lambda: by_id.connect(narrow).process(Passed(), "a int", "u"), "expected a KeyedCoProcess"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            refused()
+        assert said in caught.value.message
