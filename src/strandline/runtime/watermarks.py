@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,11 +28,13 @@ class Watermarks:
     """The watermark of a job: it never goes back.
 
     An origin is a source, or one value of the column that its `per` names. Its time is the newest event's, less the
-    source's delay; events may still come at that time, none before it.
+    source's delay; events may still come at that time, none before it. Thread-safe: epochs move it, and whoever looks
+    whether timers are due.
     """
 
     def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
         self._specs = list(specs)
+        self._lock = threading.Lock()
         self._reached: int | None = stored.get(REACHED)
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
@@ -46,16 +49,21 @@ class Watermarks:
 
     def observe(self, index: int, newest_us: Mapping[str, int], now_us: int) -> None:
         """Take in the newest times of an epoch's events, by origin."""
-        for origin, at_us in newest_us.items():
-            at = (index, origin)
-            self._newest[at] = max(at_us, self._newest.get(at, at_us))
-            self._heard[at] = now_us
+        with self._lock:
+            for origin, at_us in newest_us.items():
+                at = (index, origin)
+                self._newest[at] = max(at_us, self._newest.get(at, at_us))
+                self._heard[at] = now_us
 
     def advance(self, now_us: int) -> int | None:
         """Return the watermark as it is now; None while some source that is waited for has not said anything.
 
         The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
         """
+        with self._lock:
+            return self._advance(now_us)
+
+    def _advance(self, now_us: int) -> int | None:
         awake: list[int] = []
         idle: list[int] = []
         for index, spec in enumerate(self._specs):
@@ -78,6 +86,7 @@ class Watermarks:
 
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
-        found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
+        with self._lock:
+            found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
         known = {REACHED: self._reached, FIRED_AT: self.fired_us}
         return {name: at_us for name, at_us in known.items() if at_us is not None} | found
