@@ -409,11 +409,13 @@ class Keeper:
         """End because the driver says so. The ack is the last thing it hears, and it does not wait for more."""
         ack = self._make_ack()
         self._clear(everything=instructions.forget)
+        # Before the ack: whoever hears it may end this process at once.
+        log.info("ending: the job was stopped")
         try:
             connection.send(p.ACK, ack)
         except OSError:
             pass
-        self._end("the job was stopped")
+        self._exit()
 
     def _clear(self, *, everything: bool) -> None:
         """Working state dies with its keeper; the copy of the last checkpoint speeds up the next one."""
@@ -425,6 +427,9 @@ class Keeper:
 
     def _end(self, reason: str) -> None:
         log.info("ending: %s", reason)
+        self._exit()
+
+    def _exit(self) -> None:
         self._clear(everything=False)
         logging.shutdown()
         os._exit(0)
