@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
+import time
 from collections import Counter, defaultdict
 from decimal import Decimal
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_type
+from strandline.spark.exchange import Exchange
 from tests.spark import pipeline, small
 from tests.spark.functions import Count, CountBatch, CountWide
 from tests.spark.harness import Case, eventually, keepers, settle
@@ -24,6 +26,26 @@ pytestmark = pytest.mark.spark
 
 def users(case: Case) -> list[str]:
     return [event["user"] for event in case.events]
+
+
+@pytest.mark.parametrize("ask", ["route", "partitions"])
+def test_no_partition_is_used_before_it_has_its_place(spark: Any, ask: str) -> None:
+    """Two jobs that both compute the anchor may place its partitions differently, and keepers would be lost."""
+    placed = []
+
+    class Slow(Exchange):
+        def _warm(self) -> None:
+            time.sleep(0.3)
+            super()._warm()
+            placed.append(True)
+
+    exchange = Slow(spark, 2)
+    if ask == "route":
+        exchange.route(spark.range(1), ["id"], 128)
+    else:
+        assert exchange.partitions
+    assert placed
+    exchange.close()
 
 
 def test_a_source_without_files_is_rewound(spark: Any, case: Case) -> None:

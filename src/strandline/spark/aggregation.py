@@ -23,6 +23,7 @@ from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.aggregation import WINDOW_END, WINDOW_START, RunningAggregation, WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
 from strandline.runtime.outputs import raw_ddl
+from strandline.spark.ddl import ddl_of, first_line, input_schema, quoted
 from strandline.spark.times import TIME, hidden_of, visible
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Partials:
         ddls: Mapping[str, str],
         reduction: Reduction,
     ) -> None:
-        self._keys = [_quoted(key) for key in keys]
+        self._keys = [quoted(key) for key in keys]
         self._pane = pane
         self._columns = dict(columns)
         self._ddls = dict(ddls)
@@ -162,11 +163,11 @@ def build(
     max_parallelism: int | None,
 ) -> Stream:
     """Return the stream of an aggregation's results."""
-    from strandline.spark.stream import OperatorNode, StepNode, Stream, _input_schema
+    from strandline.spark.stream import OperatorNode, StepNode, Stream
 
     probe, keys = keyed._node.probe, keyed._keys
     _check(probe, keys, kind, given, uid)
-    key_ddl = ", ".join(f"{_quoted(key)} {_ddl(probe.schema[key].dataType)}" for key in keys)
+    key_ddl = ", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys)
     columns, ddls, results = _declare(probe, given, uid)
     fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
     accumulators = Accumulators(fields, results)
@@ -182,7 +183,7 @@ def build(
     step = Partials(keys, pane, columns, ddls, reduction)
     partials = StepNode(step(probe), keyed._node, step)
     edges = "" if kind is None else f", {WINDOW_START} timestamp, {WINDOW_END} timestamp"
-    output = parse_schema(key_ddl + edges + "".join(f", {_quoted(r.name)} {r.ddl}" for r in results)).ddl
+    output = parse_schema(key_ddl + edges + "".join(f", {quoted(r.name)} {r.ddl}" for r in results)).ddl
     hidden = tuple(hidden_of(partials.probe))
     node = OperatorNode(
         probe=probe.sparkSession.createDataFrame([], raw_ddl(output, {}, timed=TIME in hidden)),
@@ -191,7 +192,7 @@ def build(
         name=name,
         keys=keys,
         process=process,
-        input_schema=_input_schema(partials.probe, f"operator '{uid}'"),
+        input_schema=input_schema(partials.probe, f"operator '{uid}'"),
         output_schema=output,
         hidden=hidden,
         max_parallelism=max_parallelism,
@@ -266,8 +267,8 @@ def _declare(
                 names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
                 columns.update(zip(names[part], part, strict=True))
             fields += names[part]
-        results.append(ResultSpec(result, _ddl(kind), aggregate.kind, tuple(fields)))
-    ddls = {name: _ddl(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
+        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields)))
+    ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
     return columns, ddls, results
 
 
@@ -309,24 +310,13 @@ def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType
     try:
         return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
     except AnalysisException as error:
-        said = str(error).strip().splitlines()[0]
         raise ConfigurationError(
             f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "
-            f"({', '.join(visible(probe.columns))}): {said}"
+            f"({', '.join(visible(probe.columns))}): {first_line(error)}"
         ) from None
 
 
 def _sql(probe: DataFrame, column: str | None) -> str:
     if column is None:
         return "1"
-    return _quoted(column) if column in visible(probe.columns) else f"({column})"
-
-
-def _ddl(kind: DataType) -> str:
-    from strandline.spark.stream import _ddl as of
-
-    return of(kind)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return quoted(column) if column in visible(probe.columns) else f"({column})"

@@ -19,6 +19,7 @@ from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
 from strandline.format.murmur import spark_hash
 from strandline.format.types import IntegerType
+from strandline.spark.ddl import quoted
 
 PARTITION = "__strandline_partition"
 KEY_GROUP = "__strandline_key_group"
@@ -55,6 +56,7 @@ class Exchange:
     @property
     def partitions(self) -> DataFrame:
         """One row a partition, on the executor that keeps the partition's state."""
+        self._settle()
         return self._anchor.select(PARTITION)
 
     def route(
@@ -71,7 +73,8 @@ class Exchange:
         A partition without rows has one, with a null key group. Where the column `to` has a partition, the row goes
         there, whatever its key.
         """
-        group = f"pmod(hash({', '.join(map(_quoted, keys))}), {max_parallelism})"
+        self._settle()
+        group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
         if to is not None:
             firsts = [
                 range_of(Partition(p), max_parallelism, self._parallelism).first for p in range(self._parallelism)
@@ -86,7 +89,11 @@ class Exchange:
             .join(self._hinted, self._meet, "full_outer")
             .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
         )
-        return joined.sortWithinPartitions(*(F.col(_quoted(name)) for name in order_by)) if order_by else joined
+        return joined.sortWithinPartitions(*(F.col(quoted(name)) for name in order_by)) if order_by else joined
+
+    def _settle(self) -> None:
+        """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
+        self._warming.join()
 
     def _warm(self) -> None:
         # Whatever is wrong, the first epoch will meet it too, and say so.
@@ -136,7 +143,3 @@ def _find_routes(parallelism: int) -> list[int]:
         routes.setdefault(spark_hash([number], [IntegerType()]) % parallelism, number)
         number += 1
     return [routes[partition] for partition in range(parallelism)]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -18,7 +18,8 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
-from strandline.spark.stream import KeyedStream, Node, OperatorNode, Stream, WatermarkNode, _ddl, _input_schema, _quoted
+from strandline.spark.ddl import ddl_of, input_schema, quoted
+from strandline.spark.stream import KeyedStream, Node, OperatorNode, Stream, WatermarkNode
 from strandline.spark.times import FIRED, ORIGIN, TIME, visible, without_hidden
 
 _ORDER = "__strandline_order"
@@ -154,7 +155,7 @@ def movers_of(operator: OperatorNode) -> tuple[WatermarkNode | None, ...]:
 def _run(
     pairs: KeyedStream, process: TimedJoin, columns: list[tuple[str, str]], uid: str, max_parallelism: int | None
 ) -> Stream:
-    output = ", ".join(f"{_quoted(name)} {ddl}" for name, ddl in columns)
+    output = ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
     return pairs.process(process, output, uid, max_parallelism=max_parallelism)
 
 
@@ -186,7 +187,7 @@ def _spread(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> Keye
     _check_rules(left, rules, order_by)
     probe = left._node.probe
     nulls = [
-        [f"cast(null as {_ddl(probe.schema[n].dataType)})" for n in names] for names in (left._keys, left._order_by)
+        [f"cast(null as {ddl_of(probe.schema[n].dataType)})" for n in names] for names in (left._keys, left._order_by)
     ]
     node = _pair_node(left, _input(left), _Input(rules._node, tuple(nulls[0]), tuple(nulls[1])), "broadcast", order_by)
     return _BroadcastPairs(node, left._keys, _order_names(left))
@@ -201,7 +202,7 @@ class _BroadcastPairs(KeyedStream):
 
 
 def _input(stream: KeyedStream) -> _Input:
-    return _Input(stream._node, tuple(map(_quoted, stream._keys)), tuple(map(_quoted, stream._order_by)))
+    return _Input(stream._node, tuple(map(quoted, stream._keys)), tuple(map(quoted, stream._order_by)))
 
 
 def _order_names(left: KeyedStream) -> tuple[str, ...]:
@@ -223,11 +224,11 @@ def _pair_node(
     names = [LEFT, RIGHT, *stream._keys, *_order_names(stream), *hidden]
     selected: list[list[str]] = []
     for at, each in enumerate(inputs):
-        own = f"struct({', '.join(map(_quoted, visible(probes[at].columns)))})"
+        own = f"struct({', '.join(map(quoted, visible(probes[at].columns)))})"
         halves = [own if at == half else f"cast(null as {rows[half]})" for half in (0, 1)]
         carried = [_carried(name, probes[at], None if is_one else at) for name in hidden]
         values = [*halves, *each.keys, *each.order, *carried]
-        selected.append([f"{value} as {_quoted(name)}" for value, name in zip(values, names, strict=True)])
+        selected.append([f"{value} as {quoted(name)}" for value, name in zip(values, names, strict=True)])
 
     def pack(parallelism: int, lefts: DataFrame, rights: DataFrame) -> DataFrame:
         if broadcast_order is None:
@@ -282,7 +283,7 @@ def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
     for whose in ("keys", "order_by"):
         lists = [list(stream._keys if whose == "keys" else stream._order_by) for stream in (left, right)]
         kinds = [
-            [_ddl(stream._node.probe.schema[name].dataType) for name in names]
+            [ddl_of(stream._node.probe.schema[name].dataType) for name in names]
             for stream, names in zip((left, right), lists, strict=True)
         ]
         if kinds[0] != kinds[1]:
@@ -303,8 +304,8 @@ def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
 
 
 def _struct_type(probe: DataFrame, what: str) -> str:
-    _input_schema(probe, what)
-    return _ddl(without_hidden(probe).schema)
+    input_schema(probe, what)
+    return ddl_of(without_hidden(probe).schema)
 
 
 def _watermark_of(node: Node | None) -> WatermarkNode | None:
@@ -325,7 +326,7 @@ def _layout(left: KeyedStream, right: KeyedStream, what: str, how: How) -> Layou
             f"{what}: the streams have no event time, and the join is by time",
             hint='call watermark("column") before key_by; connect() works without',
         )
-    schemas = [parse_schema(_input_schema(stream._node.probe, what)) for stream in (left, right)]
+    schemas = [parse_schema(input_schema(stream._node.probe, what)) for stream in (left, right)]
     shared = [mine for mine, theirs in zip(left._keys, right._keys, strict=True) if mine == theirs]
     return Layout(schemas[0], schemas[1], shared)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
@@ -20,9 +19,11 @@ from strandline.runtime.program import check_process, check_sides, check_ttl, st
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.aggregation import Aggregates, Reduction
 from strandline.spark.checks import check_source
+from strandline.spark.ddl import first_line, input_schema, quoted
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
-from strandline.spark.times import TIME, hidden_of, make_spec, visible, with_times, without_hidden
+from strandline.spark.times import TIME, hidden_of, visible, without_hidden
+from strandline.spark.watermark import make_spec, with_times
 from strandline.spark.windows import WindowedStream, windowed
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Stream:
             probe = step(self._node.probe)
         except AnalysisException as error:
             raise ConfigurationError(
-                f"a step does not fit the stream's columns ({', '.join(self.columns)}): {_first_line(error)}"
+                f"a step does not fit the stream's columns ({', '.join(self.columns)}): {first_line(error)}"
             ) from None
         return Stream(StepNode(probe, self._node, step))
 
@@ -166,8 +167,8 @@ class Stream:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
         hidden = hidden_of(self._node.probe)
         ddl = parse_schema(output).ddl
-        rows = RowFunction(function, _input_schema(self._node.probe, "map"), ddl, len(hidden))
-        names = [*map(_quoted, self.columns), *hidden]
+        rows = RowFunction(function, input_schema(self._node.probe, "map"), ddl, len(hidden))
+        names = [*map(quoted, self.columns), *hidden]
         schema = self._node.probe.sparkSession.createDataFrame([], ddl).schema
         for name in hidden:
             schema.add(self._node.probe.schema[name])
@@ -252,7 +253,7 @@ class KeyedStream(Aggregates):
 
     def input_schema(self, where: str) -> str:
         """Return the DDL of its columns; errors about them begin with `where`."""
-        return _input_schema(self._node.probe, where)
+        return input_schema(self._node.probe, where)
 
     def _cut(self) -> tuple[KeyedStream, None, int]:
         return self, None, 0
@@ -296,7 +297,7 @@ class KeyedStream(Aggregates):
             keys=self._keys,
             order_by=self._order_by,
             process=process,
-            input_schema=_input_schema(self._node.probe, f"operator '{uid}'"),
+            input_schema=input_schema(self._node.probe, f"operator '{uid}'"),
             output_schema=schema,
             sides=raw_sides,
             hidden=hidden,
@@ -385,7 +386,7 @@ def _output_of(operator: OperatorNode, side: int) -> Stream:
     if not operator.sides:
         return Stream(operator, operator)
     ddl = [operator.output_schema, *operator.sides.values()][side]
-    names = [_quoted(name) for name in parse_schema(ddl).names]
+    names = [quoted(name) for name in parse_schema(ddl).names]
     wanted = names if side == 0 else [f"{SIDE}_{side}.{name}" for name in names]
     hidden = hidden_of(operator.probe)
 
@@ -413,39 +414,3 @@ def stream(df: DataFrame) -> Stream:
     check_source(df)
     probe = df.sparkSession.createDataFrame([], df.schema)
     return Stream(SourceNode(probe, None, df))
-
-
-def _input_schema(probe: DataFrame, where: str) -> str:
-    """Return the DDL of a step's input columns."""
-    names = visible(probe.columns)
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(f"{where}: the column {', '.join(twice)} is there more than once", hint="rename one")
-    parts = []
-    for column in without_hidden(probe).schema.fields:
-        parts.append(f"{_quoted(column.name)} {_ddl(column.dataType)}")
-    try:
-        return parse_schema(", ".join(parts)).ddl
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{where}: a column's type is not supported: {error.message}", hint="cast it, or select other columns"
-        ) from None
-
-
-def _ddl(kind: DataType) -> str:
-    """Return a type's DDL with every name quoted, as Spark's own simpleString has not."""
-    if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{_quoted(f.name)}: {_ddl(f.dataType)}' for f in kind.fields)}>"
-    if isinstance(kind, ArrayType):
-        return f"array<{_ddl(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"map<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
-    return kind.simpleString()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _first_line(error: AnalysisException) -> str:
-    return str(error).strip().splitlines()[0]
