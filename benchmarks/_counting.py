@@ -54,8 +54,8 @@ def state_digest(keys: Any, counts: Any, sums: Any) -> str:
     """Return a digest of the whole state that does not depend on the order of its keys."""
     mixed = np.asarray(keys).astype(np.uint64)
     for column in (counts, sums):
-        mixed = _mix(mixed) ^ np.asarray(column).astype(np.uint64)
-    rows, checksum = int(np.sum(counts, dtype=np.int64)), int(np.sum(_mix(mixed), dtype=np.uint64))
+        mixed = mix(mixed) ^ np.asarray(column).astype(np.uint64)
+    rows, checksum = int(np.sum(counts, dtype=np.int64)), int(np.sum(mix(mixed), dtype=np.uint64))
     return f"{len(mixed)} keys, {rows} rows, {checksum:016x}"
 
 
@@ -75,7 +75,7 @@ def check_state(subject: str, actual: str, rows: int) -> None:
         raise SystemExit(f"{subject}: wrong final state after {rows:,} rows: {actual}, expected {expected}")
 
 
-def _mix(values: Any) -> Any:
+def mix(values: Any) -> Any:
     """Scramble 64-bit words (the finalizer of splitmix64)."""
     values = (values + np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -6,7 +6,7 @@ after the measured epochs, with Spark's state data source, at the last batch tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +61,11 @@ def run_transform_with_state(directory: Path, load: Load) -> Result:
     return _run(spark, counted, directory, load, name, ("value.cnt", "value.sm"), option)
 
 
-def _make_session() -> SparkSession:
+def _make_session(more: Mapping[str, str] | None = None) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(MASTER).appName("strandline-benchmark-peer")
-    for name, value in (SPARK_SETTINGS | ROCKSDB_STATE).items():
+    for name, value in (SPARK_SETTINGS | ROCKSDB_STATE | dict(more or {})).items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -1,0 +1,147 @@
+"""Nexmark's queries 3, 4, 5, 7, 8, 9, 11, 18 and 20: events a second, beside Spark's own streaming SQL.
+
+Everybody reads the same files, an epoch each, and writes the results as Parquet files. These are compared with what
+DuckDB makes of the same events. Query 4 has no peer: Spark's SQL cannot say it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._counting import MASTER
+from benchmarks._counting import SPARK_SETTINGS as COMMON_SETTINGS
+from benchmarks._harness import (
+    Result,
+    emit,
+    measure_in_turn,
+    median_of,
+    progress,
+    report_result,
+    run_epochs,
+    scratch,
+    steady_rows_per_second,
+)
+from benchmarks._nexmark.answers import check, import_duckdb
+from benchmarks._nexmark.peers import STATEMENTS, results_of
+from benchmarks._nexmark.queries import QUERIES, Events
+from benchmarks._nexmark.sources import SPARK_SETTINGS, Size, read_events, write_events
+from benchmarks._peers import _make_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+BENCHMARK = "nexmark"
+OURS, SPARK = "strandline", "spark-sql"
+FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
+QUICK = Size(events_per_epoch=50_000, epochs=3, warm_up=1)
+CHECKPOINT_INTERVAL = "10s"
+SETTINGS = COMMON_SETTINGS | SPARK_SETTINGS
+SUBJECTS = [f"{query}.{OURS}" for query in QUERIES] + [f"{query}.{SPARK}" for query in STATEMENTS]
+SUBJECTS.sort(key=lambda subject: int(subject.partition(".")[0][1:]))
+_TIMEOUT_S = 1800.0
+
+
+def run_strandline(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Run a query of ours to its end and return the costs of the epochs."""
+    import strandline as sl
+
+    spark = sl.session("strandline-benchmark", MASTER, **SETTINGS)
+    results = QUERIES[query](Events.of(read_events(spark, events)))
+    job = sl.Job(
+        query,
+        sinks=[results.to(sl.sinks.files(str(directory / "results"), visibility="epoch"))],
+        checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL),
+        settings=sl.Settings(backend="rocksdb", local_dir=directory / "local"),
+    )
+    with job.start(spark) as run:
+        run.process_all_available(timeout=_TIMEOUT_S)
+        epochs = run_epochs(run.query, size.epochs)
+    spark.stop()
+    return epochs
+
+
+def run_spark(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Run a query in Spark's SQL to its end and return the costs of the epochs."""
+    spark = _make_session(SPARK_SETTINGS)
+
+    def write(df: DataFrame, batch: int) -> None:
+        df.write.parquet(str(directory / "results" / f"batch={batch}"))
+
+    writer = results_of(query, read_events(spark, events)).writeStream.outputMode(STATEMENTS[query].mode)
+    started = writer.option("checkpointLocation", str(directory / "checkpoints")).foreachBatch(write).start()
+    started.processAllAvailable()
+    epochs = run_epochs(started, size.epochs)
+    started.stop()
+    spark.stop()
+    return epochs
+
+
+RUN = {OURS: run_strandline, SPARK: run_spark}
+
+
+def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Result:
+    """Measure one subject in this process, and compare what it gave with the right answer."""
+    query, _, engine = subject.partition(".")
+    epochs = RUN[engine](query, events, size, directory)
+    # Spark counts a row for each branch of the query that reads it.
+    epochs = [replace(epoch, rows=size.events_per_epoch) for epoch in epochs]
+    return {
+        "rows_per_second": steady_rows_per_second(epochs, size.warm_up),
+        "results_compared": check(subject, query, events, directory / "results"),
+        "epochs_ms": [epoch.duration_ms for epoch in epochs],
+    }
+
+
+def report(size: Size, results: dict[str, list[Result]]) -> None:
+    """Print each subject's median throughput, and how many times Spark's it is."""
+    rates = {subject: median_of(rounds, "rows_per_second") for subject, rounds in results.items()}
+    for subject, rate in rates.items():
+        query, _, engine = subject.partition(".")
+        extra: dict[str, Any] = {
+            "unit": "events/s",
+            "engine": engine,
+            "rounds": [round(result["rows_per_second"]) for result in results[subject]],
+            "epochs_ms": results[subject][-1]["epochs_ms"],
+            "events_per_epoch": size.events_per_epoch,
+            "measured_epochs": size.epochs - size.warm_up,
+            "results_compared": results[subject][-1]["results_compared"],
+        }
+        emit(BENCHMARK, query if engine == OURS else subject, "throughput", round(rate), **extra)
+    for query in QUERIES:
+        mine, own = rates.get(f"{query}.{OURS}"), rates.get(f"{query}.{SPARK}")
+        if mine is not None and own is not None:
+            emit(BENCHMARK, query, "throughput_ratio", round(mine / own, 2), peer=SPARK)
+
+
+def main() -> None:
+    """Write the events and measure all subjects in turn, or run one of them (what the measuring process starts)."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="few events and one round: shows that it works")
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS, metavar="SUBJECT")
+    parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
+    parser.add_argument("--events", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    size = QUICK if given.quick else FULL
+    import_duckdb()
+    if given.subject:
+        report_result(given.result, run_subject(given.subject, given.events, size, given.scratch))
+        return
+    rounds = 1 if given.quick else given.rounds
+    progress(
+        f"{BENCHMARK}: {size.epochs * size.events_per_epoch:,} events, {', '.join(given.subjects)}; {rounds} rounds"
+    )
+    with scratch("nexmark-events") as directory:
+        events = directory / "events"
+        write_events(events, size)
+        options = ["--events", str(events), *(["--quick"] if given.quick else [])]
+        report(size, measure_in_turn("benchmarks.nexmark", given.subjects, rounds, options))
+
+
+if __name__ == "__main__":
+    main()
