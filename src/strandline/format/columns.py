@@ -146,9 +146,11 @@ def _to_python(array: pa.Array | pa.ChunkedArray, kind: DataType, hashable: bool
     if isinstance(kind, ArrayType | MapType):
         return _parted(array, kind, hashable)
     if isinstance(kind, StructType):
-        children = [_to_python(c, f.type, hashable) for c, f in zip(array.flatten(), kind.fields, strict=True)]
+        # Only what is there: of the halves of a pair, the inputs of two streams' functions, one is always null.
+        there = array.drop_null() if array.null_count else array
+        children = [_to_python(c, f.type, hashable) for c, f in zip(there.flatten(), kind.fields, strict=True)]
         found: list[Any] = list(map(record_type(kind.names)._make, zip(*children, strict=True)))
-        return _with_nulls(found, array)
+        return _among_nulls(found, array) if array.null_count else found
     if isinstance(kind, StringType | BinaryType | DecimalType):
         texts: list[Any] = array.to_pylist()
         return texts
@@ -182,6 +184,12 @@ def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
         for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
             values[row] = None
     return values
+
+
+def _among_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    """Return the values that are there in their rows, None in all others."""
+    rest = iter(values)
+    return [next(rest) if valid else None for valid in array.is_valid().to_pylist()]
 
 
 def arrow_numbers(array: pa.Array, kind: DataType) -> Numbers:
