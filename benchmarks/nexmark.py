@@ -16,6 +16,7 @@ from benchmarks._counting import SPARK_SETTINGS as COMMON_SETTINGS
 from benchmarks._harness import (
     Result,
     emit,
+    end_on_sigterm,
     measure_in_turn,
     median_of,
     progress,
@@ -26,7 +27,7 @@ from benchmarks._harness import (
 )
 from benchmarks._nexmark.answers import check, import_duckdb
 from benchmarks._nexmark.peers import STATEMENTS, results_of
-from benchmarks._nexmark.queries import QUERIES, Events
+from benchmarks._nexmark.queries import QUERIES
 from benchmarks._nexmark.sources import SPARK_SETTINGS, Size, read_events, write_events
 from benchmarks._peers import _make_session
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 BENCHMARK = "nexmark"
 OURS, SPARK = "strandline", "spark-sql"
 FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
-QUICK = Size(events_per_epoch=50_000, epochs=3, warm_up=1)
+QUICK = Size(events_per_epoch=30_000, epochs=3, warm_up=1)
 CHECKPOINT_INTERVAL = "10s"
 SETTINGS = COMMON_SETTINGS | SPARK_SETTINGS
 SUBJECTS = [f"{query}.{OURS}" for query in QUERIES] + [f"{query}.{SPARK}" for query in STATEMENTS]
@@ -49,7 +50,7 @@ def run_strandline(query: str, events: Path, size: Size, directory: Path) -> Any
     import strandline as sl
 
     spark = sl.session("strandline-benchmark", MASTER, **SETTINGS)
-    results = QUERIES[query](Events.of(read_events(spark, events)))
+    results = QUERIES[query](read_events(spark, events))
     job = sl.Job(
         query,
         sinks=[results.to(sl.sinks.files(str(directory / "results"), visibility="epoch"))],
@@ -132,6 +133,7 @@ def main() -> None:
     if given.subject:
         report_result(given.result, run_subject(given.subject, given.events, size, given.scratch))
         return
+    end_on_sigterm()
     rounds = 1 if given.quick else given.rounds
     progress(
         f"{BENCHMARK}: {size.epochs * size.events_per_epoch:,} events, {', '.join(given.subjects)}; {rounds} rounds"

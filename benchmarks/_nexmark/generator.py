@@ -18,6 +18,7 @@ import pyarrow as pa
 from benchmarks._nexmark.noise import Noise
 
 PERSON, AUCTION, BID = 0, 1, 2
+KINDS = {"person": PERSON, "auction": AUCTION, "bid": BID}
 PERSONS, AUCTIONS, BIDS = 1, 3, 46
 ROUND = PERSONS + AUCTIONS + BIDS
 """The kinds of any so many events in a row: first the person, then the auctions, then the bids."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmarks._nexmark.generator import AUCTION, BID, PERSON, WATERMARK_DELAY
+from benchmarks._nexmark.generator import KINDS, WATERMARK_DELAY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,6 +95,6 @@ STATEMENTS = {
 def results_of(query: str, df: DataFrame) -> DataFrame:
     """Return the streaming query over a stream of all events."""
     timed = df.withWatermark("ts", WATERMARK_DELAY)
-    for name, kind in {"person": PERSON, "auction": AUCTION, "bid": BID}.items():
+    for name, kind in KINDS.items():
         timed.where(f"event_type = {kind}").select(f"{name}.*", "ts").createOrReplaceTempView(name)
     return df.sparkSession.sql(STATEMENTS[query].sql)

@@ -1,6 +1,6 @@
 """Nexmark's queries as Strandline programs: built-in aggregates, windows, joins, and functions where these do not fit.
 
-Each takes the three streams of events and returns the stream of its results. Flink's SQL changes results that it gave
+Each takes the stream of all events and returns that of its results. Flink's SQL changes results that it gave
 before; here a result that is given stands, unless the query's own text says that the last one of a key counts.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 import strandline as sl
-from benchmarks._nexmark.generator import AUCTION, BID, PERSON, WATERMARK_DELAY
+from benchmarks._nexmark.generator import KINDS, WATERMARK_DELAY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -25,23 +24,20 @@ LOCAL_STATES = ("OR", "ID", "CA")
 CATEGORY = 10
 
 
-@dataclass(frozen=True)
-class Events:
-    """The events of a job's one source, told apart."""
+def streams(df: DataFrame, **columns: str) -> list[sl.Stream]:
+    """Return the streams of the kinds of events that are named, with these columns and event time.
 
-    persons: sl.Stream
-    auctions: sl.Stream
-    bids: sl.Stream
+    What is selected before `sl.stream` is all that Spark reads from the files.
+    """
+    kinds = {name: KINDS[name] for name in columns}
+    structs = [f"struct({_parts(name, wanted)}) as {name}" for name, wanted in columns.items()]
+    slim = df.where(df.event_type.isin(*kinds.values())).selectExpr("event_type", "ts", *structs)
+    events = sl.stream(slim).watermark("ts", WATERMARK_DELAY)
+    return [events.where(f"event_type = {kind}").select(f"{name}.*", "ts") for name, kind in kinds.items()]
 
-    @classmethod
-    def of(cls, df: DataFrame) -> Events:
-        """Return the streams of people, auctions and bids, with event time."""
-        events = sl.stream(df).watermark("ts", WATERMARK_DELAY)
-        return cls(
-            persons=events.where(f"event_type = {PERSON}").select("person.*", "ts"),
-            auctions=events.where(f"event_type = {AUCTION}").select("auction.*", "ts"),
-            bids=events.where(f"event_type = {BID}").select("bid.*", "ts"),
-        )
+
+def _parts(name: str, columns: str) -> str:
+    return ", ".join(f"{name}.{column}" for column in columns.split())
 
 
 # -- 3: who in three states sells in category 10, and which auctions are theirs? A join over the whole history.
@@ -67,13 +63,13 @@ class LocalSellers(sl.KeyedCoProcess):
         self.waiting.clear()
 
 
-def local_item_suggestion(events: Events) -> sl.Stream:
+def local_item_suggestion(df: DataFrame) -> sl.Stream:
     """Query 3."""
-    auctions = events.auctions.where(f"category = {CATEGORY}").select("id", "seller")
-    persons = events.persons.where(f"state in {LOCAL_STATES}").select("id", "name", "city", "state")
+    persons, auctions = streams(df, person="id name city state", auction="id seller category")
     return (
-        auctions.key_by("seller")
-        .connect(persons.key_by("id"))
+        auctions.where(f"category = {CATEGORY}")
+        .key_by("seller")
+        .connect(persons.where(f"state in {LOCAL_STATES}").key_by("id"))
         .process(LocalSellers(), output="name string, city string, state string, id bigint", uid="sellers")
     )
 
@@ -81,7 +77,7 @@ def local_item_suggestion(events: Events) -> sl.Stream:
 # -- 9 and 4: the winning bid of each auction, and what winning bids are on average.
 
 
-BID_FOR_IT = "struct<auction: bigint, bidder: bigint, price: bigint, ts: timestamp, extra: string>"
+BID_FOR_IT = "struct<auction: bigint, bidder: bigint, price: bigint, extra: string, ts: timestamp>"
 PRICE_FOR_IT = "struct<auction: bigint, price: bigint, ts: timestamp>"
 
 
@@ -93,6 +89,7 @@ class WinningBid(sl.KeyedCoProcess):
         "expires: timestamp, seller: bigint, category: bigint, extra: string, ts: timestamp>"
     )
     best = sl.Value(BID_FOR_IT)
+    # Bids that came before their auction: later than the watermark reaches them it cannot come.
     early = sl.List(BID_FOR_IT, ttl=sl.TTL("1s", time="event"))
 
     def on_left(self, auction: Any, ctx: sl.Context) -> None:
@@ -125,36 +122,40 @@ class WinningBid(sl.KeyedCoProcess):
 class WinningPrice(WinningBid):
     """The same for fewer columns."""
 
-    auction = sl.Value("struct<id: bigint, category: bigint, ts: timestamp, expires: timestamp>")
+    auction = sl.Value("struct<id: bigint, category: bigint, expires: timestamp, ts: timestamp>")
     best = sl.Value(PRICE_FOR_IT)
     early = sl.List(PRICE_FOR_IT, ttl=sl.TTL("1s", time="event"))
 
 
-def winning_bids(events: Events) -> sl.Stream:
+def winning_bids(df: DataFrame) -> sl.Stream:
     """Query 9."""
-    bids = events.bids.select("auction", "bidder", "price", "ts", "extra")
+    auctions, bids = streams(
+        df,
+        auction="id item_name description initial_bid reserve expires seller category extra",
+        bid="auction bidder price extra",
+    )
     return (
-        events.auctions.key_by("id")
+        auctions.key_by("id")
         .connect(bids.key_by("auction"))
         .process(
             WinningBid(),
             output="id bigint, item_name string, description string, initial_bid bigint, reserve bigint, "
             "expires timestamp, seller bigint, category bigint, extra string, ts timestamp, "
-            "auction bigint, bidder bigint, price bigint, bid_ts timestamp, bid_extra string",
+            "auction bigint, bidder bigint, price bigint, bid_extra string, bid_ts timestamp",
             uid="winners",
         )
     )
 
 
-def average_price_of_category(events: Events) -> sl.Stream:
+def average_price_of_category(df: DataFrame) -> sl.Stream:
     """Query 4. The last result of a category counts: the one of the most auctions."""
-    auctions, bids = events.auctions.select("id", "category", "ts", "expires"), events.bids
+    auctions, bids = streams(df, auction="id category expires", bid="auction price")
     winners = (
         auctions.key_by("id")
-        .connect(bids.select("auction", "price", "ts").key_by("auction"))
+        .connect(bids.key_by("auction"))
         .process(
             WinningPrice(),
-            output="id bigint, category bigint, ts timestamp, expires timestamp, "
+            output="id bigint, category bigint, expires timestamp, ts timestamp, "
             "auction bigint, price bigint, bid_ts timestamp",
             uid="winners",
         )
@@ -171,9 +172,10 @@ def hottest(key: Any, window: Any, counts: list[Any]) -> Iterator[Any]:
     return ((count.auction, most) for count in counts if count.bids == most)
 
 
-def hot_items(events: Events) -> sl.Stream:
+def hot_items(df: DataFrame) -> sl.Stream:
     """Query 5."""
-    counts = events.bids.key_by("auction").window(sl.Sliding("10s", every="2s")).agg(bids=sl.agg.count(), uid="counts")
+    (bids,) = streams(df, bid="auction")
+    counts = bids.key_by("auction").window(sl.Sliding("10s", every="2s")).agg(bids=sl.agg.count(), uid="counts")
     return (
         counts.select_expr("auction", "bids", "window_end as period_end")
         .key_by("period_end")
@@ -191,10 +193,15 @@ def higher(a: Any, b: Any) -> Any:
     return b if b.price > a.price or (b.price == a.price and b.ts < a.ts) else a
 
 
-def highest_bid(events: Events) -> sl.Stream:
+def highest_bid(df: DataFrame) -> sl.Stream:
     """Query 7: first of each part of the bidders, so that all partitions share the work, then of all."""
-    bids = events.bids.select_expr("bidder % 64 as part", "auction", "bidder", "price", "ts", "extra")
-    parts = bids.key_by("part").window(sl.Tumbling("10s")).reduce(higher, uid="parts")
+    (bids,) = streams(df, bid="auction bidder price extra")
+    parts = (
+        bids.select_expr("bidder % 64 as part", "*")
+        .key_by("part")
+        .window(sl.Tumbling("10s"))
+        .reduce(higher, uid="parts")
+    )
     return (
         parts.select_expr("window_end as period_end", "auction", "bidder", "price", "ts", "extra")
         .key_by("period_end")
@@ -207,13 +214,14 @@ def highest_bid(events: Events) -> sl.Stream:
 # -- 8: who came and opened an auction within the same ten seconds?
 
 
-def new_users(events: Events) -> sl.Stream:
+def new_users(df: DataFrame) -> sl.Stream:
     """Query 8: sellers are counted first, so that each is there once."""
+    persons, auctions = streams(df, person="id name", auction="seller")
     window = sl.Tumbling("10s")
-    sellers = events.auctions.key_by("seller").window(window).count(uid="sellers").select("seller")
-    persons = events.persons.select("id", "name")
+    sellers = auctions.key_by("seller").window(window).count(uid="sellers").select("seller")
     return (
-        persons.key_by("id")
+        persons.select("id", "name")
+        .key_by("id")
         .window_join(sellers.key_by("seller"), window, uid="newcomers")
         .select("id", "name", "window_start")
     )
@@ -222,11 +230,11 @@ def new_users(events: Events) -> sl.Stream:
 # -- 11: how many bids did somebody make before ten seconds of silence?
 
 
-def user_sessions(events: Events) -> sl.Stream:
+def user_sessions(df: DataFrame) -> sl.Stream:
     """Query 11."""
+    (bids,) = streams(df, bid="bidder")
     return (
-        events.bids.select("bidder")
-        .key_by("bidder")
+        bids.key_by("bidder")
         .window(sl.Session("10s"))
         .fold("bids bigint", 0, lambda bids, bid: bids + 1, merge=operator.add, uid="sessions")
     )
@@ -252,10 +260,10 @@ class LastBid(sl.KeyedBatchProcess):
         return bids
 
 
-def last_bids(events: Events) -> sl.Stream:
+def last_bids(df: DataFrame) -> sl.Stream:
     """Query 18."""
-    bids = events.bids.select("auction", "bidder", "price", "channel", "url", "ts", "extra")
-    output = "auction bigint, bidder bigint, price bigint, channel string, url string, ts timestamp, extra string"
+    (bids,) = streams(df, bid="auction bidder price channel url extra")
+    output = "auction bigint, bidder bigint, price bigint, channel string, url string, extra string, ts timestamp"
     return bids.key_by("bidder", "auction").process(LastBid(), output=output, uid="last")
 
 
@@ -266,13 +274,13 @@ class Expanded(sl.KeyedCoProcess):
     """Keyed by auction. Bids wait until the auction is known; those for other categories are forgotten then."""
 
     auction = sl.Value(
-        "struct<item_name: string, description: string, initial_bid: bigint, reserve: bigint, ts: timestamp, "
-        "expires: timestamp, seller: bigint, category: bigint, extra: string>"
+        "struct<item_name: string, description: string, initial_bid: bigint, reserve: bigint, expires: timestamp, "
+        "seller: bigint, category: bigint, extra: string, ts: timestamp>"
     )
     other = sl.Value("boolean")
     waiting = sl.List(
-        "struct<auction: bigint, bidder: bigint, price: bigint, channel: string, url: string, ts: timestamp, "
-        "extra: string>"
+        "struct<auction: bigint, bidder: bigint, price: bigint, channel: string, url: string, extra: string, "
+        "ts: timestamp>"
     )
 
     def on_left(self, auction: Any, ctx: sl.Context) -> Iterable[Any]:
@@ -292,21 +300,22 @@ class Expanded(sl.KeyedCoProcess):
             self.waiting.append(bid)
 
 
-def expanded_bids(events: Events) -> sl.Stream:
+def expanded_bids(df: DataFrame) -> sl.Stream:
     """Query 20."""
-    auctions = events.auctions.select(
-        "id", "item_name", "description", "initial_bid", "reserve", "ts", "expires", "seller", "category", "extra"
+    auctions, bids = streams(
+        df,
+        auction="id item_name description initial_bid reserve expires seller category extra",
+        bid="auction bidder price channel url extra",
     )
-    bids = events.bids.select("auction", "bidder", "price", "channel", "url", "ts", "extra")
     output = (
-        "auction bigint, bidder bigint, price bigint, channel string, url string, bid_ts timestamp, bid_extra string, "
-        "item_name string, description string, initial_bid bigint, reserve bigint, auction_ts timestamp, "
-        "expires timestamp, seller bigint, category bigint, auction_extra string"
+        "auction bigint, bidder bigint, price bigint, channel string, url string, bid_extra string, bid_ts timestamp, "
+        "item_name string, description string, initial_bid bigint, reserve bigint, expires timestamp, seller bigint, "
+        "category bigint, auction_extra string, auction_ts timestamp"
     )
     return auctions.key_by("id").connect(bids.key_by("auction")).process(Expanded(), output=output, uid="expanded")
 
 
-QUERIES: dict[str, Callable[[Events], sl.Stream]] = {
+QUERIES: dict[str, Callable[[DataFrame], sl.Stream]] = {
     "q3": local_item_suggestion,
     "q4": average_price_of_category,
     "q5": hot_items,
