@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+"""Columns of results that say which window they are of."""
+
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 

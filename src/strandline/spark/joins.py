@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
-from strandline.api.windows import Sliding, Tumbling, WindowKind
+from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
@@ -141,7 +141,7 @@ def window_join(
         )
     pairs = _paired(left, right, "window_join")
     layout = _layout(left, right, "window_join", how)
-    window = [("window_start", "timestamp"), ("window_end", "timestamp")]
+    window = [(WINDOW_START, "timestamp"), (WINDOW_END, "timestamp")]
     columns = _columns(layout, prefixes, "window_join", window)
     return _run(pairs, WindowJoin(layout, kind, how), columns, uid, max_parallelism)
 
