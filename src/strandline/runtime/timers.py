@@ -66,7 +66,7 @@ class TimerTable:
         self._limit = b""
         if not backend.keeps_all:
             for group in range(groups.first, groups.last + 1):
-                self._look_for_first(group, b"")
+                self._look_for_first(group)
 
     def set(self, key: bytes, at_us: int) -> None:
         """Set the timer of a key at a time; one that is pending already stays."""
@@ -295,9 +295,8 @@ class TimerTable:
             yield timer
         del self._first[group]
 
-    def _look_for_first(self, group: int, after: bytes) -> None:
-        prefix = _GROUP.pack(group)
-        for entry, _ in self._backend.scan(self.name, prefix, first=prefix + after[:8]):
+    def _look_for_first(self, group: int) -> None:
+        for entry, _ in self._backend.scan(self.name, _GROUP.pack(group)):
             self._first[group] = _timer(entry)
             return
 
