@@ -313,6 +313,13 @@ class TimerTable:
                     self._first[group] = timer
 
 
+def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:
+    """Whether the watermark or the clock has reached the first timer of its kind; None: there is none."""
+    if event_us is not None and watermark_us is not None and event_us <= watermark_us:
+        return True
+    return processing_us is not None and processing_us <= now_us
+
+
 def _times(timers: list[bytes]) -> list[int]:
     """Return the times of timers, in microseconds since 1970."""
     packed = np.frombuffer(b"".join([timer[:8] for timer in timers]), ">u8")
