@@ -72,7 +72,7 @@ class Context(Protocol):
 
     @property
     def is_late(self) -> bool:
-        """Whether the event is older than the watermark."""
+        """Whether the event is older than the watermark; False in on_timer."""
         ...
 
     @property
