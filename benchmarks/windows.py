@@ -27,7 +27,7 @@ from benchmarks._harness import (
     run_epochs,
     steady_rows_per_second,
 )
-from benchmarks._peers import _make_session
+from benchmarks._peers import make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,7 +158,7 @@ def run_spark(directory: Path, case: Case) -> Result:
     """Measure Spark's own, which stays in the JVM, in append mode."""
     from pyspark.sql import functions as F
 
-    spark = _make_session()
+    spark = make_session()
     location = str(directory / "spark-checkpoint")
     windowed = (
         windowed_rows(spark, case)

@@ -87,6 +87,36 @@ def test_a_vectorised_function_against_a_dict(
     bench.close()
 
 
+class Assigning(Everything):
+    """Assigns to the attribute that an event names."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        if event.op in vars(Everything):
+            setattr(self, event.op, event.a)
+        else:
+            self.noted = event.a
+        yield ctx.key, f"{self.noted} {self.value.value}"
+
+
+@pytest.mark.parametrize(
+    ("state", "hint"),
+    [
+        ("value", "self.value.value = …"),
+        ("history", "self.history.set(…)"),
+        ("by_kind", "self.by_kind[key] = …"),
+        ("top", "self.top.add(…)"),
+        ("mean", "self.mean.add(…)"),
+    ],
+)
+def test_an_assignment_does_not_replace_a_state(make: Make, state: str, hint: str) -> None:
+    bench = make(Assigning())
+    with pytest.raises(UserCodeError, match=f"state '{state}' was assigned 5, which would replace the state") as caught:
+        bench.run([("x", state, 5, 0)])
+    assert f"write {hint}" in caught.value.hint
+    assert "setattr(self, event.op, event.a)" in caught.value.fields["traceback"]
+    assert bench.run([("x", "", 6, 0)]) == [("x", "6 7")], "the state is there, and other attributes can be assigned to"
+
+
 def test_what_batches_wrote_events_read(make: Make) -> None:
     bench = make(Totals())
     bench.run([("x", "a", 5, 0), ("y", "b", 0, 0)])

@@ -19,9 +19,9 @@ class WatermarkSpec:
     column: str
     delay_us: int = 0
     per: str | None = None
-    """A column whose values are told apart: the slowest counts."""
+    """A column whose values are told apart: the slowest counts. Without `idle_us`, every value is kept for ever."""
     idle_us: int | None = None
-    """After so long without news, an origin is not waited for."""
+    """After so long without news, an origin is not waited for, and forgotten once the watermark has passed it."""
 
 
 class Watermarks:
@@ -65,19 +65,29 @@ class Watermarks:
 
     def _advance(self, now_us: int) -> int | None:
         awake: list[int] = []
-        idle: list[int] = []
+        idle: dict[tuple[int, str], int] = {}
         for index, spec in enumerate(self._specs):
             since = None if spec.idle_us is None else now_us - spec.idle_us
             mine = [at for at in self._newest if at[0] == index]
             if not mine and (since is None or self._started_us >= since):
                 return self._reached
             for at in mine:
-                times = awake if since is None or self._heard[at] >= since else idle
-                times.append(self._newest[at] - spec.delay_us)
+                time_us = self._newest[at] - spec.delay_us
+                if since is None or self._heard[at] >= since:
+                    awake.append(time_us)
+                else:
+                    idle[at] = time_us
         if awake or idle:
-            reached = min(awake) if awake else max(idle)
+            reached = min(awake) if awake else max(idle.values())
             self._reached = reached if self._reached is None else max(self._reached, reached)
+            self._forget(idle, self._reached)
         return self._reached
+
+    def _forget(self, idle: Mapping[tuple[int, str], int], reached_us: int) -> None:
+        """Let go of origins that cannot move the watermark any more: devices come and go, and manifests list them."""
+        for at, time_us in idle.items():
+            if time_us <= reached_us:
+                del self._newest[at], self._heard[at]
 
     @property
     def reached_us(self) -> int | None:

@@ -16,11 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from strandline.api.aggregates import Aggregate
-from strandline.api.windows import Session, Sliding, Tumbling
+from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, Tumbling
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
 from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
-from strandline.runtime.aggregation import WINDOW_END, WINDOW_START, RunningAggregation, WindowedAggregation
+from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
 from strandline.runtime.outputs import raw_ddl
 from strandline.spark.ddl import ddl_of, first_line, input_schema, quoted

@@ -17,6 +17,7 @@ from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
+from strandline.runtime.timers import is_due
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, make_nothing, prepare_session
@@ -125,12 +126,8 @@ class EpochDriver:
         """Whether the watermark or the clock have passed some timer that has not fired."""
         now_us = self._now_us()
         reached = self._watermarks.advance(now_us)
-        for ack in list(self.progress.acks.values()):
-            if ack.next_event_us is not None and reached is not None and ack.next_event_us <= reached:
-                return True
-            if ack.next_processing_us is not None and ack.next_processing_us <= now_us:
-                return True
-        return False
+        acks = list(self.progress.acks.values())
+        return any(is_due(ack.next_event_us, ack.next_processing_us, reached, now_us) for ack in acks)
 
     def _now_us(self) -> int:
         return self._clock.now_ms() * 1000

@@ -179,8 +179,9 @@ class Stream:
 
         The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.
         With `per`, the newest times of that column's values (a partition, a device) are told apart and the slowest
-        counts; with `idle`, a value that was silent for so long is not waited for. Rows count once they reach the
-        first keyed operator. What operators give has the time of the event, or the timer, that it came of.
+        counts; with `idle`, a value that was silent for so long is not waited for. Without it the job remembers every
+        value for ever, and one that ends holds the watermark up. Rows count once they reach the first keyed operator.
+        What operators give has the time of the event, or the timer, that it came of.
         """
         spec = make_spec(self._node.probe, column, delay, per, idle)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind
+from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import Field, StructType, parse_schema, parse_type, quoted
@@ -18,8 +18,6 @@ from strandline.spark.times import TIME
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
-
-WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 
 @dataclass(frozen=True)
