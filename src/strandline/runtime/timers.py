@@ -161,7 +161,7 @@ class TimerTable:
                     fresh.discard(timer)
                     del changes[timer]
                 continue
-            if timer not in changes and not any(timer in layer for layer in older):
+            if timer not in changes and not (older and any(timer in layer for layer in older)):
                 stored = first.get(timer[8] << 8 | timer[9])
                 if stored is None or timer < stored:
                     # The backend has none so early in this key group.
