@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.ttl import TTL
 from tests.runtime.bench import KINDS, OPS, Bench, Model
 from tests.runtime.living import Living, answers, epoch, stored
+from tests.soak import examples
 
 WRITES = {
     "set_value": "value", "set_pair": "pair", "add_tag": "tags", "append": "list", "extend": "list", "set_list": "list",
@@ -96,7 +97,7 @@ ttls = st.builds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@examples(15)
 @given(ttl=ttls, epochs=epochs_at, cache_bytes=st.sampled_from([1, 1 << 20]))
 def test_against_a_dict_with_expiry(
     tmp_path_factory: pytest.TempPathFactory, kind: str, ttl: TTL, epochs: Any, cache_bytes: int
