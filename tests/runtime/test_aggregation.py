@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.windows import Sliding, Tumbling, windows_of
@@ -24,6 +24,7 @@ from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.outputs import TIME
 from tests.runtime.bench import KINDS, MAX_PARALLELISM, Bench
+from tests.soak import examples
 
 SECOND = 1_000_000
 FIELDS = [
@@ -201,7 +202,7 @@ ways = st.sampled_from(["keep", "abort", "snapshot", "restore", "write", "evict"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(epochs=st.lists(st.tuples(rows, rows, ways), min_size=1, max_size=8))
 def test_running_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any) -> None:
     bench = Aggregating(kind, tmp_path_factory.mktemp("agg"))
@@ -282,7 +283,7 @@ WINDOWS = {
 
 @pytest.mark.parametrize("which", WINDOWS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(epochs=st.lists(st.tuples(rows, rows, st.integers(-3, 12), ways), min_size=1, max_size=10))
 def test_windowed_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, which: str, epochs: Any) -> None:
     window, lateness = WINDOWS[which]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
@@ -23,6 +23,7 @@ from strandline.runtime import task as task_module
 from strandline.runtime.table import Table
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
+from tests.soak import examples
 
 
 class Totals(KeyedBatchProcess):
@@ -62,7 +63,7 @@ vector_epochs = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(epochs=vector_epochs, cache_bytes=st.sampled_from([1, 1 << 20]))
 def test_a_vectorised_function_against_a_dict(
     tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any, cache_bytes: int
