@@ -29,11 +29,12 @@ def test_guide(spark, tmp_path, local_dir, monkeypatch, capsys):
     assert len(blocks) > 8
     monkeypatch.setattr("strandline.core.settings.tempfile.gettempdir", lambda: str(local_dir))
     write_json(tmp_path / "in", clicks())
+    (tmp_path / "payments").mkdir()
     namespace: dict[str, object] = {"__name__": "guide"}
     for block in blocks:
         line = text.count("\n", 0, block.start(1))
         # The JVM's working directory is where the tests were started.
-        code = re.sub(r'"(in|out|checkpoints)/', rf'"{tmp_path}/\1/', block[1])
+        code = re.sub(r'"(in|out|checkpoints|payments)/', rf'"{tmp_path}/\1/', block[1])
         exec(compile("\n" * line + code, str(_GUIDE), "exec"), namespace)
     said = capsys.readouterr().out
     assert "'millis'" in said or "`millis`" in said
