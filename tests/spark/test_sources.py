@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import random
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -64,13 +65,13 @@ def shown(sink: Any) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(map(seconds, row)) for row in sink.rows)
 
 
-def job(case: Case, *outputs: Any, name: str = "sources") -> sl.Job:
+def job(case: Case, *outputs: Any) -> sl.Job:
     return sl.Job(
-        name,
+        "sources",
         sinks=list(outputs),
         settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
         checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
-        restart=sl.Restart.never(),
+        restart=sl.Restart(attempts=3, delay="50ms"),
     )
 
 
@@ -113,9 +114,6 @@ def test_two_sources_are_one_consistent_prefix(spark: Any, case: Case) -> None:
         run.process_all_available(60)
         run.checkpoint(60)
         add(orders, 2)
-        add(payments, 1)
-        run.process_all_available(60)
-    with start() as run:
         # What is far later makes an end of everything before it.
         orders.add((99, 10_000, "end"))
         payments.add((98, 10_000, "end"))
@@ -176,7 +174,7 @@ def test_a_source_that_is_behind_holds_windows_back_until_it_is_idle(spark: Any,
 
 def test_a_source_that_is_new_gone_or_renamed_is_refused(spark: Any, case: Case) -> None:
     orders, payments = Input(case, "orders"), Input(case, "payments")
-    sink = sl.sinks.memory(name="counted")
+    sink, others = sl.sinks.memory(name="counted"), sl.sinks.memory(name="others")
 
     def counted(**names: str) -> sl.Job:
         """Return a job that counts what the sources with these names bring."""
@@ -185,7 +183,7 @@ def test_a_source_that_is_new_gone_or_renamed_is_refused(spark: Any, case: Case)
         for source, name in names.items():
             keyed = sources[source].stream(spark, name).select_expr("'all' as k").key_by("k")
             out = keyed.process(Count(), output="k string, n bigint", uid=source)
-            outputs.append(out.to(sink if source == "orders" else sl.sinks.noop()))
+            outputs.append(out.to(sink if source == "orders" else others))
         return job(case, *outputs)
 
     orders.add((1, 1, "ann"))
@@ -203,9 +201,15 @@ def test_a_source_that_is_new_gone_or_renamed_is_refused(spark: Any, case: Case)
         assert "stream(df, name=…)" in str(caught.value)
     orders.add((2, 2, "ann"))
     with counted(payments="payments", orders="orders").start(spark) as run:
-        settle(run)
         assert run.status().generation == 2, "what was refused had touched nothing"
+        run.process_all_available(60)
+        # The run's own restart rewinds both, too.
+        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+        payments.add((2, 2, "card"))
+        settle(run)
+        assert run.status().restarts == 1
     assert shown(sink) == Counter([("all", 1), ("all", 2)])
+    assert shown(others) == Counter([("all", 1), ("all", 2)])
 
 
 def test_sources_are_read_in_the_order_in_which_the_checkpoint_numbers_them(spark: Any, tmp_path: Path) -> None:
