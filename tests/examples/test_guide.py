@@ -23,8 +23,9 @@ def clicks() -> list[dict[str, object]]:
 def test_guide(spark, tmp_path, local_dir, monkeypatch, capsys):
     monkeypatch.setattr("strandline.core.settings.tempfile.gettempdir", lambda: str(local_dir))
     write_json(tmp_path / "in", clicks())
+    (tmp_path / "payments").mkdir()
     # The JVM's working directory is where the tests were started.
-    run_page("guide.md", 9, lambda code: re.sub(r'"(in|out|checkpoints)/', rf'"{tmp_path}/\1/', code))
+    run_page("guide.md", 9, lambda code: re.sub(r'"(in|out|checkpoints|payments)/', rf'"{tmp_path}/\1/', code))
     said = capsys.readouterr().out
     assert "'millis'" in said or "`millis`" in said
     assert re.search(r"checkpoint \d+: \+\d+ of \d+ bytes", said)

@@ -137,6 +137,20 @@ def test_a_restart_goes_on_where_the_checkpoint_was() -> None:
     assert again.advance(1_000_101) == 65
 
 
+def test_named_ones_are_found_wherever_they_are_after_a_restart() -> None:
+    orders, payments = (WatermarkSpec("ts", name=name) for name in ("orders", "payments"))
+    marks = Watermarks([orders, payments], {}, 0)
+    marks.observe(0, {"": 100}, 1)
+    marks.observe(1, {"eu/1": 50}, 1)
+    assert marks.advance(1) == 50
+    assert marks.stored() == {"watermark": 50, "orders/": 100, "payments/eu/1": 50}
+    again = Watermarks([WatermarkSpec("new", name="new"), payments, orders], marks.stored(), 0)
+    again.observe(0, {"": 70}, 1)
+    assert again.advance(1) == 50
+    again.observe(1, {"eu/1": 90}, 2)
+    assert again.advance(2) == 70
+
+
 def test_a_restart_with_another_program() -> None:
     stored = {"watermark": 50, "0/a": 100, "1/": 70}
     fewer = Watermarks([WatermarkSpec("ts", delay_us=60)], stored, 0)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 REACHED = "watermark"
-"""Name of the watermark itself among what a manifest holds; the origins are `{source}/{origin}`."""
+"""Name of the watermark itself among what a manifest holds; the origins are `{spec's name or number}/{origin}`."""
 FIRED_AT = "fired"
 """Name of the watermark up to which timers have fired: that of the checkpoint's epoch, which the next one moves on."""
 
@@ -22,6 +22,8 @@ class WatermarkSpec:
     """A column whose values are told apart: the slowest counts. Without `idle_us`, every value is kept for ever."""
     idle_us: int | None = None
     """After so long without news, an origin is not waited for, and forgotten once the watermark has passed it."""
+    name: str = ""
+    """What it is found by in manifests; without one, its number."""
 
 
 class Watermarks:
@@ -38,11 +40,12 @@ class Watermarks:
         self._reached: int | None = stored.get(REACHED)
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
+        self._names = [spec.name or str(index) for index, spec in enumerate(self._specs)]
         self._newest: dict[tuple[int, str], int] = {}
-        for name, at_us in stored.items():
-            index, slash, origin = name.partition("/")
-            if slash and int(index) < len(self._specs):
-                self._newest[int(index), origin] = at_us
+        for stored_name, at_us in stored.items():
+            name, slash, origin = stored_name.partition("/")
+            if slash and name in self._names:
+                self._newest[self._names.index(name), origin] = at_us
         # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
         self._heard: dict[tuple[int, str], int] = dict.fromkeys(self._newest, now_us)
         self._started_us = now_us
@@ -97,6 +100,6 @@ class Watermarks:
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
         with self._lock:
-            found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
+            found = {f"{self._names[index]}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
         known = {REACHED: self._reached, FIRED_AT: self.fired_us}
         return {name: at_us for name, at_us in known.items() if at_us is not None} | found

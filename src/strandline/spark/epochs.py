@@ -49,6 +49,7 @@ class EpochDriver:
     def __init__(
         self,
         plan: Plan,
+        source: DataFrame,
         operators: Sequence[Operator],
         exchange: Exchange,
         fleet: Fleet,
@@ -60,6 +61,7 @@ class EpochDriver:
         clock: Clock,
     ) -> None:
         self._plan = plan
+        self._source = source
         self._operators = {operator.node: operator for operator in operators}
         self._exchange = exchange
         self._fleet = fleet
@@ -112,7 +114,7 @@ class EpochDriver:
             return False
         try:
             if self._nothing is None:
-                self._nothing = make_nothing(self._plan.source)
+                self._nothing = make_nothing(self._source)
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
         except Exception as error:
             raise find_error(error) from error
@@ -269,9 +271,8 @@ class EpochDriver:
                     self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
-        # The first operator's rows are the job's; a job with several sees each row again further on.
-        first = self._plan.operators[0].uid if self._plan.operators else ""
-        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid == first)
+        counting = self._plan.counting
+        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in counting)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1

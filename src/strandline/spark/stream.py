@@ -18,7 +18,7 @@ from strandline.runtime.outputs import SIDE, raw_ddl
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.aggregation import Aggregates, Reduction
-from strandline.spark.checks import check_source
+from strandline.spark.checks import check_source, check_source_name
 from strandline.spark.ddl import first_line, input_schema, quoted
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
@@ -47,9 +47,11 @@ class Node:
 
 @dataclass(frozen=True, eq=False)
 class SourceNode(Node):
-    """The Structured Streaming DataFrame a job reads."""
+    """A Structured Streaming DataFrame that a job reads."""
 
-    df: DataFrame | None = None
+    df: DataFrame = field(kw_only=True)
+    name: str = ""
+    """What it is found by in checkpoints; empty: nothing, it is the only one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -407,11 +409,13 @@ class _One:
         return (self._function(row),)
 
 
-def stream(df: DataFrame) -> Stream:
+def stream(df: DataFrame, name: str | None = None) -> Stream:
     """Begin a pipeline with a Structured Streaming DataFrame: any source, any stateless steps.
 
-    >>> payments = stream(spark.readStream.schema(schema).json("in/"))
+    In a job that reads several, each needs a `name`, for the life of the job: how far it was read is found by it.
+
+    >>> payments = stream(spark.readStream.schema(schema).json("in/"), name="payments")
     """
     check_source(df)
     probe = df.sparkSession.createDataFrame([], df.schema)
-    return Stream(SourceNode(probe, None, df))
+    return Stream(SourceNode(probe, df=df, name=check_source_name(name)))
