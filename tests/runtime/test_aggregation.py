@@ -20,6 +20,7 @@ from strandline.core.ids import Epoch
 from strandline.format.columns import to_arrow_type
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_type
+from strandline.runtime import sketches
 from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.outputs import TIME
@@ -43,6 +44,10 @@ FIELDS = [
     FieldSpec("some", "array<bigint>", "united"),
     FieldSpec("d", "decimal(20,2)", "sum"),
     FieldSpec("txt", "string", "max"),
+    FieldSpec("hv", "array<bigint>", "hll_9"),
+    FieldSpec("hs", "binary", "hll_9"),
+    FieldSpec("qv", "array<double>", "kll_64"),
+    FieldSpec("qs", "binary", "kll_64"),
 ]
 RESULTS = [
     ResultSpec("count", "bigint", "count", ("n",)),
@@ -60,6 +65,9 @@ RESULTS = [
     ResultSpec("dsum", "decimal(20,2)", "sum", ("d",)),
     ResultSpec("davg", "decimal(14,6)", "avg", ("d", "vn")),
     ResultSpec("tmax", "string", "max", ("txt",)),
+    ResultSpec("about", "bigint", "approx_count_distinct", ("hv", "hs")),
+    ResultSpec("median", "bigint", "approx_percentile", ("qv", "qs"), (0.5,)),
+    ResultSpec("ends", "array<double>", "approx_percentile", ("qv", "qs"), (0.0, 1.0)),
 ]
 EVERYTHING = Accumulators(FIELDS, RESULTS)
 COUNTS = Accumulators([FIELDS[0], FIELDS[3]], [RESULTS[0], RESULTS[2]])
@@ -74,6 +82,7 @@ def partial(v: int | None) -> dict[str, Any]:
         "n": 1, "vn": int(has), "vs": float(v) if has else None, "total": v, "lo": v, "hi": float(v) if has else None,
         "m0": int(has), "m1": float(v) if has else None, "m2": 0.0, "one": v, "end": v, "all": [v] if has else [],
         "some": [v] if has else [], "d": Decimal(v) / 4 if has else None, "txt": str(v) if has else None,
+        "hv": [v] if has else [], "hs": None, "qv": [float(v)] if has else [], "qs": None,
     }  # fmt: skip
 
 
@@ -87,7 +96,8 @@ def expected(values: Sequence[int | None]) -> tuple[Any, ...]:
         statistics.pvariance(got) if got else None, values[0], got[-1] if got else None, got, sorted(set(got)),
         len(set(got)), total if got else None,
         (total / len(got)).quantize(Decimal("0.000001"), rounding="ROUND_HALF_UP") if got else None,
-        max(map(str, got), default=None),
+        max(map(str, got), default=None), len(set(got)), sorted(got)[(len(got) - 1) // 2] if got else None,
+        [float(min(got)), float(max(got))] if got else None,
     )  # fmt: skip
 
 
@@ -193,6 +203,12 @@ def close_to(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
             if not same:
                 return False
     return True
+
+
+@pytest.fixture(autouse=True)
+def _sketches_of_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sketches of so few values are exact."""
+    monkeypatch.setattr(sketches, "_HELD", 2)
 
 
 rows = st.lists(
