@@ -117,8 +117,8 @@ class Partials:
 class Aggregates:
     """The methods that keyed and windowed streams have for built-in aggregation."""
 
-    def _cut(self) -> tuple[KeyedStream, Any, int]:
-        """Return the keyed stream, the kind of window if there is one, and the allowed lateness."""
+    def _cut(self) -> tuple[KeyedStream, Any, int, str | None]:
+        """Return the keyed stream, the kind of window if there is one, the allowed lateness, the late rows' name."""
         raise NotImplementedError
 
     def agg(
@@ -138,9 +138,9 @@ class Aggregates:
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
         given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
-        keyed, kind, lateness_us = self._cut()
+        keyed, kind, lateness_us, late = self._cut()
         given = {**(results or {}), **more}
-        return build(keyed, kind, lateness_us, given, uid, name or "agg", max_parallelism)
+        return build(keyed, kind, lateness_us, late, given, uid, name or "agg", max_parallelism)
 
     def count(self, *, uid: str) -> Stream:
         """Count events into the column `count`."""
@@ -167,12 +167,14 @@ def build(
     keyed: KeyedStream,
     kind: Any,
     lateness_us: int,
+    late: str | None,
     given: Mapping[str, Aggregate],
     uid: str,
     name: str,
     max_parallelism: int | None,
 ) -> Stream:
     """Return the stream of an aggregation's results."""
+    from strandline.spark.late import LateNode
     from strandline.spark.stream import OperatorNode, StepNode, Stream
 
     probe, keys = keyed._node.probe, keyed._keys
@@ -204,6 +206,7 @@ def build(
         process=process,
         input_schema=input_schema(partials.probe, f"operator '{uid}'"),
         output_schema=output,
+        sides_before={} if late is None else {late: LateNode(probe, keyed._node, kind, lateness_us, uid)},
         hidden=hidden,
         max_parallelism=max_parallelism,
         reduction=reduction,

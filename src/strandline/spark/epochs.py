@@ -23,6 +23,7 @@ from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.joins import TO, PairNode
+from strandline.spark.late import LateNode
 from strandline.spark.plan import Operator, Plan
 from strandline.spark.stream import OperatorNode
 from strandline.spark.worker import unmark
@@ -222,7 +223,9 @@ class EpochDriver:
         self._heed(acks)
         failpoints.hit("epoch.done")
 
-    def _operate(self, node: OperatorNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
+    def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
+        if isinstance(node, LateNode):
+            return node.pick(rows, instructions.watermark_us, instructions.fired_us)
         operator = self._operators[node]
         pair = node.parent
         to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None

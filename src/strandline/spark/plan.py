@@ -15,12 +15,13 @@ from strandline.format.manifest import StateInfo
 from strandline.runtime.program import key_schema, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.joins import PairNode, movers_of
+from strandline.spark.late import LateNode
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources import Sources
 from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, WatermarkNode
 from strandline.spark.times import without_hidden
 
-RunOperator = Callable[[OperatorNode, DataFrame], DataFrame]
+RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Plan:
         self.sources = Sources([node for node in self._nodes if isinstance(node, SourceNode)])
         self.operators = [node for node in self._nodes if isinstance(node, OperatorNode)]
         self._check_uids()
+        self._check_late()
         # One that no operator's events move would stand still for ever, and hold back the others.
         movers = {operator.uid: found for operator in self.operators if any(found := movers_of(operator))}
         moved = {mover for found in movers.values() for mover in found}
@@ -100,7 +102,7 @@ class Plan:
                 made[node] = node.step(*parents)
             elif isinstance(node, PairNode):
                 made[node] = node.pack(self._parallelism, *parents)
-            elif isinstance(node, OperatorNode):
+            elif isinstance(node, OperatorNode | LateNode):
                 made[node] = run(node, *parents)
             if node in self._branches:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
@@ -175,6 +177,15 @@ class Plan:
                 f"the uid '{twice[0]}' is used by {counted[twice[0]]} operators ({names})",
                 hint="give each operator a uid of its own: its state is found by it",
             )
+
+    def _check_late(self) -> None:
+        uids = {node.uid for node in self.operators}
+        for node in self._nodes:
+            if isinstance(node, LateNode) and node.uid not in uids:
+                raise ConfigurationError(
+                    f"the late events of the operator '{node.uid}' go to a sink, its results to none",
+                    hint="send its results to a sink too, or sl.sinks.noop(): nothing is late for what does not run",
+                )
 
     def _named_sinks(self) -> list[tuple[str, Sink, Node]]:
         named: list[tuple[str, Sink, Node]] = []

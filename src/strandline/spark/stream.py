@@ -80,6 +80,8 @@ class OperatorNode(Node):
     input_schema: str = ""
     output_schema: str = ""
     sides: dict[str, str] = field(default_factory=dict)
+    sides_before: dict[str, Node] = field(default_factory=dict)
+    """Side outputs that its keepers do not give: they are told from its input."""
     hidden: tuple[str, ...] = ()
     """The hidden columns of its input."""
     max_parallelism: int | None = None
@@ -195,8 +197,10 @@ class Stream:
     def side(self, name: str) -> Stream:
         """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
         operator = self._operator
+        if operator is not None and name in operator.sides_before:
+            return Stream(operator.sides_before[name])
         if operator is None or name not in operator.sides:
-            known = ", ".join(operator.sides) if operator and operator.sides else "none"
+            known = ", ".join([*operator.sides, *operator.sides_before] if operator else []) or "none"
             raise ConfigurationError(
                 f"side: there is no side output '{name}' here, known: {known}",
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
@@ -258,8 +262,8 @@ class KeyedStream(Aggregates):
         """Return the DDL of its columns; errors about them begin with `where`."""
         return input_schema(self._node.probe, where)
 
-    def _cut(self) -> tuple[KeyedStream, None, int]:
-        return self, None, 0
+    def _cut(self) -> tuple[KeyedStream, None, int, None]:
+        return self, None, 0, None
 
     def process(
         self,

@@ -38,13 +38,13 @@ class WindowedStream(Aggregates):
         """How long after a window's end its late events still count."""
         return self.rules.lateness_us
 
-    def _cut(self) -> tuple[KeyedStream, WindowKind, int]:
-        if self.rules.late is not None or self.rules.early_us or self.rules.processing:
+    def _cut(self) -> tuple[KeyedStream, WindowKind, int, str | None]:
+        if self.rules.early_us or self.rules.processing:
             raise ConfigurationError(
-                "built-in aggregates of windows have no late=, early= and time='processing'",
+                "built-in aggregates of windows have no early= and time='processing'",
                 hint="leave these out, or use fold() or aggregate()",
             )
-        return self.keyed, self.kind, self.lateness_us
+        return self.keyed, self.kind, self.lateness_us, self.rules.late
 
     def fold(
         self,
