@@ -271,6 +271,39 @@ def test_percentiles_have_the_type_of_their_column(kind: str, values: list[Any],
     assert low.type == to_arrow_type(parse_type(kind))
 
 
+# What states of before hold: of three hashes, of twenty as Spark writes it, of a thousand.
+GOLDEN_DISTINCT = {
+    3: "02010707030803007519c20c6956c00adcceea0c",
+    20: "030107090500000914000000000000008c963507e2fd57180000000000000000000000000000000071e98b09000000006956c00aaa25850a"
+    "000000000cb1570a000000000000000082f16206107ff2073186d90b69c05d052a256704145c020b7519c20ce78162046c05aa0700000000"
+    "00000000000000008103240edcceea0c77cadc0b9e463c079f44f707",
+    1000: "0a01070700080102f63ebb47f65690400000000000952740000000000000000001000000000000003341722461324153035442a1413736"
+    "3313481524334211833252238332414344252132331328173151429423224452252325a333513123622251373322333461",
+}
+# Of 1.5, and of 0 to 39.
+GOLDEN_QUANTILES = {
+    1: "02020f0408000800000000000000f83f",
+    40: "05010f0008000800280000000000000008000300080000000a00000013000000000000000000000000000000008043400000000000804340"
+    "00000000000043400000000000003440000000000000364000000000000038400000000000003a400000000000003c400000000000003e40"
+    "00000000000040400000000000004140000000000000424000000000000008400000000000001c4000000000000024400000000000002c40"
+    "0000000000003240",
+}
+
+
+def test_old_sketches_can_be_read() -> None:
+    nothing = np.empty(0)
+    for n, stored in GOLDEN_DISTINCT.items():
+        hashes = np.array([hash_of(i) for i in range(n)])
+        for values in (nothing, hashes):
+            # The same hashes again are none that are new.
+            found = sketches.Distinct(9).read([bytes.fromhex(stored)], values).get_estimate()
+            assert found == pytest.approx(n, rel=0.1)
+    for n, stored in GOLDEN_QUANTILES.items():
+        sketch = sketches.Quantiles(8).read([bytes.fromhex(stored)], nothing)
+        assert sketch.n == n
+    assert sketch.get_quantiles([0.25, 0.5, 1.0], True) == [10.0, 18.0, 39.0]
+
+
 def test_a_damaged_sketch_is_named_as_such() -> None:
     values = pa.array([[1.0]])
     with pytest.raises(CorruptionError, match=r"a sketch cannot be read: .* \(of 3 bytes"):
@@ -281,7 +314,7 @@ def test_a_damaged_sketch_is_named_as_such() -> None:
 
 def test_without_the_library_a_program_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sketches, "datasketches", None)
-    with pytest.raises(ConfigurationError, match="needs the package datasketches") as caught:
+    with pytest.raises(ConfigurationError, match="need the package datasketches") as caught:
         Accumulators(ABOUT.fields, ABOUT.results)
     assert "pip install 'strandline[sketches]'" in str(caught.value)
     Accumulators([FieldSpec("n", "bigint", "sum")], [])

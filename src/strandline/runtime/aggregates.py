@@ -48,8 +48,10 @@ class Accumulators:
     """The accumulators of one operator."""
 
     def __init__(self, fields: Sequence[FieldSpec], results: Sequence[ResultSpec]) -> None:
-        if any(field.merge.startswith(sketches.KINDS) for field in fields):
-            sketches.require_library("an approximate aggregate")
+        for field in fields:
+            if field.merge.startswith(sketches.KINDS):
+                # Now rather than in a keeper.
+                sketches.kind_of(field.merge)
         self.fields = list(fields)
         self.results = list(results)
         self._kinds = [parse_type(field.ddl) for field in fields]

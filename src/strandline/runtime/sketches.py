@@ -33,15 +33,6 @@ _HLL_ERROR = 1.04
 _KLL_ERROR, _KLL_POWER = 2.296, 0.9723
 
 
-def require_library(what: str) -> None:
-    """Raise ConfigurationError unless the library is installed."""
-    if datasketches is None:
-        raise ConfigurationError(
-            f"{what} needs the package datasketches, which is not installed for this Python",
-            hint="pip install 'strandline[sketches]', on every machine of the cluster",
-        )
-
-
 def size_of(how: str, error: float) -> int:
     """Return the parameter of a sketch (lg_k of "hll", k of "kll") that keeps the error within this one."""
     if how == DISTINCT:
@@ -125,7 +116,15 @@ class Quantiles:
 
 
 def kind_of(how: str) -> Kind:
-    """Return the kind of sketch that a column's merge names: "hll_9", "kll_269"."""
+    """Return the kind of sketch that a column's merge names: "hll_9", "kll_269".
+
+    Raises ConfigurationError if the library is not installed.
+    """
+    if datasketches is None:
+        raise ConfigurationError(
+            "approximate aggregates need the package datasketches, which is not installed for this Python",
+            hint="pip install 'strandline[sketches]', on every machine of the cluster",
+        )
     name, _, size = how.partition("_")
     return Distinct(int(size)) if name == DISTINCT else Quantiles(int(size))
 
