@@ -11,6 +11,7 @@ import strandline as sl
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source_name
 from strandline.spark.joins import PairNode
+from strandline.spark.late import LateNode
 from strandline.spark.plan import Plan
 from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, Stream, WatermarkNode
@@ -35,6 +36,16 @@ def operator(uid: str, parent: Node, *others: Node) -> OperatorNode:
 
 def plan(*nodes: Node) -> Plan:
     return Plan([Output(Stream(node), NoopSink(name=f"sink-{at}")) for at, node in enumerate(nodes)])
+
+
+def test_late_events_move_no_watermark_and_are_no_rows_of_the_source() -> None:
+    timed = watermark(source())
+    main = operator("main", timed)
+    behind = operator("behind", LateNode(PROBE, timed, uid="main"))
+    made = plan(behind, main)
+    assert (set(made.measuring), made.counting) == ({"main"}, {"main"})
+    with pytest.raises(sl.errors.ConfigurationError, match="the late events of the operator 'main' go to a sink"):
+        plan(behind)
 
 
 def test_a_single_source_needs_no_name() -> None:

@@ -34,7 +34,7 @@ from strandline.runtime.aggregation import RunningAggregation, WindowedAggregati
 from strandline.runtime.columnar import ColumnarProcess
 from strandline.runtime.outputs import raw_ddl
 from strandline.spark.ddl import ddl_of, first_line, input_schema, quoted
-from strandline.spark.times import TIME, hidden_of, visible
+from strandline.spark.times import ORIGIN, TIME, hidden_of, visible
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
@@ -206,7 +206,7 @@ def build(
         process=process,
         input_schema=input_schema(partials.probe, f"operator '{uid}'"),
         output_schema=output,
-        sides_before={} if late is None else {late: LateNode(probe, keyed._node, kind, lateness_us, uid)},
+        sides_before={} if late is None else {late: LateNode(probe.drop(ORIGIN), keyed._node, kind, lateness_us, uid)},
         hidden=hidden,
         max_parallelism=max_parallelism,
         reduction=reduction,

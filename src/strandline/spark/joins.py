@@ -20,6 +20,7 @@ from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
 from strandline.spark.ddl import ddl_of, input_schema, quoted
+from strandline.spark.late import LateNode
 from strandline.spark.stream import KeyedStream, Node, OperatorNode, Stream, WatermarkNode
 from strandline.spark.times import FIRED, ORIGIN, TIME, visible, without_hidden
 
@@ -302,7 +303,7 @@ def _struct_type(probe: DataFrame, what: str) -> str:
 
 def _watermark_of(node: Node | None) -> WatermarkNode | None:
     """Return the watermark that rows come straight from."""
-    while node is not None and not isinstance(node, OperatorNode | WatermarkNode):
+    while node is not None and not isinstance(node, OperatorNode | WatermarkNode | LateNode):
         node = node.parent
     return node if isinstance(node, WatermarkNode) else None
 

@@ -8,14 +8,15 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from strandline.spark.stream import Node
-from strandline.spark.times import FIRED, TIME
+from strandline.spark.times import FIRED, ORIGIN, TIME
 
 
 @dataclass(frozen=True, eq=False)
 class LateNode(Node):
     """The rows that keepers will drop since all of their windows are done, and those without a time.
 
-    Which these are depends on an epoch's watermark alone, which keepers have from the driver.
+    Which these are depends on an epoch's watermark alone, which keepers have from the driver. Like what an operator
+    gives, they move no watermark and are not the source's rows once more.
     """
 
     kind: Any = None
@@ -32,7 +33,8 @@ class LateNode(Node):
         kind = self.kind
         end = f"({TIME} - pmod({TIME} - {kind.offset_us}L, {kind.every_us}L) + {kind.size_us}L)"
         # With gaps between windows, a row may be in none: that is not late.
-        return df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {self.lateness_us}L <= {reached})")
+        late = df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {self.lateness_us}L <= {reached})")
+        return late.drop(ORIGIN)
 
 
 def _literal(time_us: int | None) -> str:

@@ -228,6 +228,6 @@ def _sources_of(*nodes: Node) -> set[Node]:
     for node in nodes:
         if isinstance(node, SourceNode):
             found.add(node)
-        elif not isinstance(node, OperatorNode):
+        elif not isinstance(node, OperatorNode | LateNode):
             found |= _sources_of(*node.parents)
     return found
