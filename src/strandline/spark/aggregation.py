@@ -7,40 +7,26 @@ makes them fewer, else each row on its own. Both have the same columns, so it ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DateType,
-    DecimalType,
-    MapType,
-    NumericType,
-    StructType,
-    TimestampType,
-)
 
 from strandline.api.aggregates import Aggregate
 from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, Tumbling
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
-from strandline.runtime import sketches
-from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
+from strandline.runtime.aggregates import Accumulators, FieldSpec
 from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
-from strandline.runtime.outputs import raw_ddl
-from strandline.spark.ddl import ddl_of, first_line, input_schema, quoted
-from strandline.spark.times import ORIGIN, TIME, hidden_of, visible
+from strandline.spark.ddl import ddl_of, quoted
+from strandline.spark.partials import Partial, declare
+from strandline.spark.times import ORIGIN, TIME, hidden_of
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
 
 PANE, ROWS = "__strandline_pane", "__strandline_rows"
-_PARTIAL = "__strandline_partial"
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
 _WORTHWHILE = 0.6
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
@@ -71,15 +57,6 @@ class Reduction:
         if self._epochs_off:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self.on, self._epochs_off = False, 0
-
-
-@dataclass(frozen=True)
-class Partial:
-    """How a column of an accumulator is made: of many rows, of one row, and of two accumulators."""
-
-    of_many: str
-    of_one: str
-    merge: str
 
 
 class Partials:
@@ -175,12 +152,12 @@ def build(
 ) -> Stream:
     """Return the stream of an aggregation's results."""
     from strandline.spark.late import LateNode
-    from strandline.spark.stream import OperatorNode, StepNode, Stream
+    from strandline.spark.stream import StepNode, Stream, make_operator
 
     probe, keys = keyed._node.probe, keyed._keys
     _check(probe, keys, kind, given, uid)
     key_ddl = ", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys)
-    columns, ddls, results = _declare(probe, given, uid)
+    columns, ddls, results = declare(probe, given, uid)
     fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
     accumulators = Accumulators(fields, results)
     process: ColumnarProcess
@@ -196,20 +173,16 @@ def build(
     partials = StepNode(step(probe), keyed._node, step)
     edges = "" if kind is None else f", {WINDOW_START} timestamp, {WINDOW_END} timestamp"
     output = parse_schema(key_ddl + edges + "".join(f", {quoted(r.name)} {r.ddl}" for r in results)).ddl
-    hidden = tuple(hidden_of(partials.probe))
-    node = OperatorNode(
-        probe=probe.sparkSession.createDataFrame([], raw_ddl(output, {}, timed=TIME in hidden)),
-        parent=partials,
-        uid=uid,
+    node = make_operator(
+        partials,
+        process,
+        uid,
         name=name,
         keys=keys,
-        process=process,
-        input_schema=input_schema(partials.probe, f"operator '{uid}'"),
-        output_schema=output,
-        sides_before={} if late is None else {late: LateNode(probe.drop(ORIGIN), keyed._node, kind, lateness_us, uid)},
-        hidden=hidden,
+        output=output,
         max_parallelism=max_parallelism,
         reduction=reduction,
+        sides_before={} if late is None else {late: LateNode(probe.drop(ORIGIN), keyed._node, kind, lateness_us, uid)},
     )
     return Stream(node, node)
 
@@ -243,143 +216,9 @@ def _check(probe: DataFrame, keys: tuple[str, ...], kind: Any, given: Mapping[st
             )
     if kind is None:
         return
-    if TIME not in probe.columns:
-        raise ConfigurationError(
-            f"operator '{uid}': the stream has no event time, by which windows are cut",
-            hint='call watermark("column") before key_by',
-        )
     if not isinstance(kind, Tumbling | Sliding):
         what = "sessions" if isinstance(kind, Session) else f"{kind!r}"
         raise ConfigurationError(
             f"operator '{uid}': agg() is for tumbling and sliding windows, not for {what}",
             hint="use aggregate() or process() of the window",
         )
-
-
-def _declare(
-    probe: DataFrame, given: Mapping[str, Aggregate], uid: str
-) -> tuple[dict[str, Partial], dict[str, str], list[ResultSpec]]:
-    """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
-    names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
-    columns: dict[str, Partial] = {}
-    results = []
-    for result, aggregate in given.items():
-        column = _sql(probe, aggregate.column)
-        kind = _type_of(probe, _whole(aggregate, column), result, uid)
-        partials = _partials(aggregate, column, kind)
-        _check_type(aggregate, kind, uid)
-        # The columns of moments and of sketches belong together; others can be shared one by one.
-        together = partials[0].merge.startswith(("moments", *sketches.KINDS))
-        parts = [tuple(partials)] if together else [(partial,) for partial in partials]
-        fields: list[str] = []
-        for part in parts:
-            if part not in names:
-                names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
-                columns.update(zip(names[part], part, strict=True))
-            fields += names[part]
-        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields), _ranks(aggregate)))
-    ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
-    return columns, ddls, results
-
-
-def _check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
-    """Refuse columns that keepers cannot compare, or that have no percentiles."""
-    if aggregate.kind in ("min", "max"):
-        fits = not isinstance(kind, StructType | ArrayType | MapType)
-        expected = "a number, a text, a boolean, a date or a time"
-    elif aggregate.kind == "approx_percentile":
-        kind = _element(kind)
-        fits, expected = isinstance(kind, NumericType | DateType | TimestampType), "a number, a date or a timestamp"
-    else:
-        return
-    if not fits:
-        raise ConfigurationError(
-            f"operator '{uid}': {aggregate.kind} of '{aggregate.column}' is over {kind.simpleString()}, "
-            f"expected {expected}"
-        )
-
-
-def _partials(aggregate: Aggregate, c: str, type: DataType) -> list[Partial]:
-    kind = aggregate.kind
-    counted = Partial(f"count({c})", "1L" if c == "1" else f"if({c} is null, 0L, 1L)", "sum")
-    elements = f"filter(array({c}), x -> x is not null)"
-    if kind == "count":
-        return [counted]
-    if kind == "avg":
-        exact = isinstance(type, DecimalType)
-        return [Partial(f"sum({c})" if exact else f"sum(cast({c} as double))", c, "sum"), counted]
-    if kind in ("stddev", "stddev_pop", "variance", "var_pop"):
-        number = f"cast({c} as double)"
-        squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
-        return [
-            Partial(counted.of_many, counted.of_one, "moments"),
-            Partial(f"avg({number})", number, "moments"),
-            Partial(squares, "0D", "moments"),
-        ]
-    if kind in ("first", "last"):
-        nulls = str(aggregate.ignore_nulls).lower()
-        return [Partial(f"{kind}({c}, {nulls})", c, f"{kind}_valid" if aggregate.ignore_nulls else kind)]
-    if kind == "collect_list":
-        return [Partial(f"collect_list({c})", elements, "joined")]
-    if kind in ("collect_set", "count_distinct"):
-        return [Partial(f"collect_set({c})", elements, "united")]
-    if kind == "approx_count_distinct":
-        # Of the hash, since Spark's sketches take few types themselves.
-        return _sketched(f"if({c} is null, null, xxhash64({c}))", "hll_sketch_agg", sketches.DISTINCT, aggregate.error)
-    if kind == "approx_percentile":
-        number = f"nanvl({_as_double(c, _element(type))}, null)"
-        return _sketched(number, "kll_sketch_agg_double", sketches.QUANTILES, aggregate.error)
-    return [Partial(f"{kind}({c})", c, kind)]
-
-
-def _sketched(value: str, function: str, how: str, error: float) -> list[Partial]:
-    """Return the list of values and the sketch: of one row there is a value, of many a sketch."""
-    size = sketches.size_of(how, error)
-    array = "array<bigint>" if how == sketches.DISTINCT else "array<double>"
-    sketch = f"if(count({value}) = 0, null, {function}({value}, {size}))"
-    merge = f"{how}_{size}"
-    return [
-        Partial(f"cast(null as {array})", f"filter(array({value}), x -> x is not null)", merge),
-        Partial(sketch, "cast(null as binary)", merge),
-    ]
-
-
-def _as_double(c: str, type: DataType) -> str:
-    if isinstance(type, TimestampType):
-        return f"cast(unix_micros({c}) as double)"
-    return f"cast(unix_date({c}) as double)" if isinstance(type, DateType) else f"cast({c} as double)"
-
-
-def _element(type: DataType) -> DataType:
-    return type.elementType if isinstance(type, ArrayType) else type
-
-
-def _ranks(aggregate: Aggregate) -> tuple[float, ...]:
-    wanted = aggregate.percentage
-    return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
-
-
-def _whole(aggregate: Aggregate, c: str) -> str:
-    """Return Spark's own expression of an aggregate, which tells its type."""
-    names = {"stddev": "stddev_samp", "variance": "var_samp"}
-    if aggregate.kind == "count_distinct":
-        return f"count(distinct {c})"
-    if aggregate.kind == "approx_percentile":
-        return f"approx_percentile({c}, {'array(0.5D)' if isinstance(aggregate.percentage, tuple) else '0.5D'})"
-    return f"{names.get(aggregate.kind, aggregate.kind)}({c})"
-
-
-def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType:
-    try:
-        return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
-    except AnalysisException as error:
-        raise ConfigurationError(
-            f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "
-            f"({', '.join(visible(probe.columns))}): {first_line(error)}"
-        ) from None
-
-
-def _sql(probe: DataFrame, column: str | None) -> str:
-    if column is None:
-        return "1"
-    return quoted(column) if column in visible(probe.columns) else f"({column})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
@@ -293,21 +294,16 @@ class KeyedStream(Aggregates):
         state_infos(process)
         schema = parse_schema(output).ddl
         raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
-        hidden = tuple(hidden_of(self._node.probe))
-        check_ttl(process, uid, timed=TIME in hidden)
-        raw = raw_ddl(schema, raw_sides, timed=TIME in hidden)
-        node = OperatorNode(
-            probe=self._node.probe.sparkSession.createDataFrame([], raw),
-            parent=self._node,
-            uid=uid,
+        check_ttl(process, uid, timed=TIME in self.hidden)
+        node = make_operator(
+            self._node,
+            process,
+            uid,
             name=name or type(process).__name__,
             keys=self._keys,
             order_by=self._order_by,
-            process=process,
-            input_schema=input_schema(self._node.probe, f"operator '{uid}'"),
-            output_schema=schema,
+            output=schema,
             sides=raw_sides,
-            hidden=hidden,
             max_parallelism=max_parallelism,
         )
         return _output_of(node, 0)
@@ -386,6 +382,41 @@ class KeyedStream(Aggregates):
         from strandline.spark.joins import window_join
 
         return window_join(self, other, kind, uid, how, prefixes, max_parallelism)
+
+
+def make_operator(
+    parent: Node,
+    process: KeyedProcess | KeyedBatchProcess,
+    uid: str,
+    *,
+    name: str,
+    keys: tuple[str, ...],
+    output: str,
+    order_by: tuple[str, ...] = (),
+    sides: Mapping[str, str] = MappingProxyType({}),
+    sides_before: Mapping[str, Node] = MappingProxyType({}),
+    max_parallelism: int | None = None,
+    reduction: Reduction | None = None,
+) -> OperatorNode:
+    """Return the node of an operator on the rows of another; `output` and `sides` are checked DDL."""
+    hidden = tuple(hidden_of(parent.probe))
+    raw = raw_ddl(output, dict(sides), timed=TIME in hidden)
+    return OperatorNode(
+        probe=parent.probe.sparkSession.createDataFrame([], raw),
+        parent=parent,
+        uid=uid,
+        name=name,
+        keys=keys,
+        order_by=order_by,
+        process=process,
+        input_schema=input_schema(parent.probe, f"operator '{uid}'"),
+        output_schema=output,
+        sides=dict(sides),
+        sides_before=dict(sides_before),
+        hidden=hidden,
+        max_parallelism=max_parallelism,
+        reduction=reduction,
+    )
 
 
 def _output_of(operator: OperatorNode, side: int) -> Stream:
