@@ -12,9 +12,10 @@ from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.checks import check_source_name
 from strandline.spark.joins import PairNode
 from strandline.spark.late import LateNode
+from strandline.spark.nodes import Node, OperatorNode, SourceNode, StepNode, WatermarkNode
 from strandline.spark.plan import Plan
 from strandline.spark.sinks.simple import NoopSink
-from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, Stream, WatermarkNode
+from strandline.spark.stream import Output, Stream
 
 PROBE: Any = SimpleNamespace(columns=["k"])
 

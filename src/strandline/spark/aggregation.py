@@ -20,6 +20,8 @@ from strandline.runtime.aggregates import Accumulators, FieldSpec
 from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
 from strandline.spark.ddl import ddl_of, quoted
+from strandline.spark.late import LateNode
+from strandline.spark.nodes import StepNode, make_operator
 from strandline.spark.partials import Partial, declare
 from strandline.spark.times import ORIGIN, TIME, hidden_of
 
@@ -151,8 +153,7 @@ def build(
     max_parallelism: int | None,
 ) -> Stream:
     """Return the stream of an aggregation's results."""
-    from strandline.spark.late import LateNode
-    from strandline.spark.stream import StepNode, Stream, make_operator
+    from strandline.spark.stream import Stream
 
     probe, keys = keyed._node.probe, keyed._keys
     _check(probe, keys, kind, given, uid)

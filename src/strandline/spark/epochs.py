@@ -24,8 +24,8 @@ from strandline.spark.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.joins import TO, PairNode
 from strandline.spark.late import LateNode
+from strandline.spark.nodes import OperatorNode
 from strandline.spark.plan import Operator, Plan
-from strandline.spark.stream import OperatorNode
 from strandline.spark.worker import unmark
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,8 @@ from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
 from strandline.spark.ddl import ddl_of, input_schema, quoted
 from strandline.spark.late import LateNode
-from strandline.spark.stream import KeyedStream, Node, OperatorNode, Stream, WatermarkNode
+from strandline.spark.nodes import Node, OperatorNode, WatermarkNode
+from strandline.spark.stream import KeyedStream, Stream
 from strandline.spark.times import FIRED, ORIGIN, TIME, visible, without_hidden
 
 _ORDER = "__strandline_order"

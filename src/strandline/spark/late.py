@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from strandline.spark.stream import Node
+from strandline.spark.nodes import Node
 from strandline.spark.times import FIRED, ORIGIN, TIME
 
 

@@ -16,9 +16,10 @@ from strandline.runtime.program import key_schema, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.joins import PairNode, movers_of
 from strandline.spark.late import LateNode
+from strandline.spark.nodes import Node, OperatorNode, SourceNode, StepNode, WatermarkNode
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources import Sources
-from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, WatermarkNode
+from strandline.spark.stream import Output
 from strandline.spark.times import without_hidden
 
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.stream import Node, SourceNode
+from strandline.spark.nodes import Node, SourceNode
 
 _SOURCE = "__strandline_source"
 _ROWS = "__strandline_rows"
