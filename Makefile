@@ -11,7 +11,7 @@ help:
 	  'make test               linters, types, layers, and every test but the soak tests' \
 	  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
-	  'make soak               the long-running tests' \
+	  'make soak               the long-running tests, and properties with many more examples' \
 	  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
 	  'make clean              remove .venv, caches and build products'
 
@@ -36,6 +36,7 @@ format:
 
 soak:
 	$(RUN) python -m pytest -m soak $(ARGS)
+	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 $(ARGS)
 
 bench:
 	@test -n "$(NAME)" || { echo 'usage: make bench NAME=keyed_counter [ARGS="--quick"]' >&2; exit 2; }

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-_BATCH_ROWS = 10_000
+_BATCH_ROWS = 100_000
 _NOW = dt.datetime(2100, 1, 1, tzinfo=dt.UTC)
 Item = tuple[dt.datetime, int]
 

@@ -29,7 +29,7 @@ def run_aggregation(directory: Path, load: Load) -> Result:
     """Run `groupBy(key).agg(count, sum)`, which stays in the JVM."""
     from pyspark.sql import functions as F
 
-    spark = _make_session()
+    spark = make_session()
     counted = keyed_rows(spark, load).groupBy("key").agg(F.count("*").alias("cnt"), F.sum("value").alias("sm"))
     return _run(spark, counted, directory, load, "spark-aggregation", ("value.count", "value.sum"), {})
 
@@ -55,13 +55,14 @@ def run_transform_with_state(directory: Path, load: Load) -> Result:
         def close(self) -> None:
             pass
 
-    spark = _make_session()
+    spark = make_session()
     counted = keyed_rows(spark, load).groupBy("key").transformWithState(Counter(), OUTPUT, "Update", "none")
     name, option = "spark-transform-with-state", {"stateVarName": "stats"}
     return _run(spark, counted, directory, load, name, ("value.cnt", "value.sm"), option)
 
 
-def _make_session(more: Mapping[str, str] | None = None) -> SparkSession:
+def make_session(more: Mapping[str, str] | None = None) -> SparkSession:
+    """Return a session whose stateful operators keep their state in RocksDB, with more settings."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(MASTER).appName("strandline-benchmark-peer")

@@ -29,7 +29,7 @@ from benchmarks._nexmark.answers import check, import_duckdb
 from benchmarks._nexmark.peers import STATEMENTS, results_of
 from benchmarks._nexmark.queries import QUERIES
 from benchmarks._nexmark.sources import SPARK_SETTINGS, Size, read_events, write_events
-from benchmarks._peers import _make_session
+from benchmarks._peers import make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +66,7 @@ def run_strandline(query: str, events: Path, size: Size, directory: Path) -> Any
 
 def run_spark(query: str, events: Path, size: Size, directory: Path) -> Any:
     """Run a query in Spark's SQL to its end and return the costs of the epochs."""
-    spark = _make_session(SPARK_SETTINGS)
+    spark = make_session(SPARK_SETTINGS)
 
     def write(df: DataFrame, batch: int) -> None:
         df.write.parquet(str(directory / "results" / f"batch={batch}"))

@@ -27,7 +27,7 @@ from benchmarks._harness import (
     run_epochs,
     steady_rows_per_second,
 )
-from benchmarks._peers import _make_session
+from benchmarks._peers import make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +39,7 @@ BASE_US = 1_700_000_000_000_000
 # No divisor of the number of keys: late rows are of all keys.
 LATE_EVERY, LATE_US = 101, 60_000_000
 CHECKPOINT_INTERVAL = "10s"
-VERIFIED_WINDOWS = 2
+VERIFIED_WINDOWS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Case:
 
 
 CASES = {
-    "1000000-keys": Case(1_000_000, Load(rows_per_epoch=500_000, epochs=20, warm_up=8), 4, 2.5),
+    "1000000-keys": Case(1_000_000, Load(rows_per_epoch=500_000, epochs=12, warm_up=4), 4, 2.5),
     "10000-keys": Case(10_000, Load(rows_per_epoch=2_000_000, epochs=20, warm_up=8), 4, 0.9),
 }
 QUICK = {
@@ -158,7 +158,7 @@ def run_spark(directory: Path, case: Case) -> Result:
     """Measure Spark's own, which stays in the JVM, in append mode."""
     from pyspark.sql import functions as F
 
-    spark = _make_session()
+    spark = make_session()
     location = str(directory / "spark-checkpoint")
     windowed = (
         windowed_rows(spark, case)
@@ -186,9 +186,7 @@ def run_spark(directory: Path, case: Case) -> Result:
 
 def run_bytewax(directory: Path, case: Case) -> Result:
     """Measure Bytewax over the first windows of the same stream, with fewer rows in each."""
-    small = replace(
-        case, load=replace(case.load, rows_per_epoch=min(case.load.rows_per_epoch, max(50_000, case.keys // 4)))
-    )
+    small = replace(case, load=replace(case.load, rows_per_epoch=min(case.load.rows_per_epoch, 50_000)))
 
     def rows(first: int, last: int) -> tuple[Any, Any, Any]:
         values = np.arange(first, last, dtype=np.int64)
@@ -206,7 +204,10 @@ def run_bytewax(directory: Path, case: Case) -> Result:
     return {"rows_per_second": rate, "windows_compared": windows, "last_window": digest}
 
 
-RUN = {OURS: run_strandline, SPARK: run_spark} | ({BYTEWAX: run_bytewax} if is_installed() else {})
+RUN = {OURS: run_strandline, SPARK: run_spark, BYTEWAX: run_bytewax}
+# The time Bytewax takes for a batch grows with all the keys it holds: 200,000 rows of 1,000,000 keys take it longer
+# than everything else here together.
+BYTEWAX_CASES = ("10000-keys",)
 WANTED_BESIDE_BYTEWAX = 5.0
 
 
@@ -237,7 +238,9 @@ def report(cases: dict[str, Case], results: dict[str, list[Result]]) -> None:
 
 def main() -> None:
     """Measure all subjects in turn, or run one of them (what the measuring process starts)."""
-    subjects = [f"{size}.{engine}" for size in CASES for engine in RUN]
+    subjects = [f"{size}.{engine}" for size in CASES for engine in (OURS, SPARK)]
+    if is_installed():
+        subjects += [f"{size}.{BYTEWAX}" for size in BYTEWAX_CASES]
     parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small epochs and one round: shows that it works")

@@ -15,12 +15,16 @@ from typing import Any
 import pytest
 
 from strandline.core import failpoints
+from tests import soak
 
 _ROOT = Path(__file__).parent.parent
 
 # A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
 _OPTIONS = "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LIGHT_JVM = {"spark.driver.extraJavaOptions": _OPTIONS, "spark.executor.extraJavaOptions": _OPTIONS}
+
+
+soak.register()
 
 
 def pytest_configure() -> None:

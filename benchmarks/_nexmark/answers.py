@@ -142,7 +142,7 @@ def import_duckdb() -> Any:
     except ImportError:
         raise SystemExit(
             "nexmark compares every result with DuckDB's, and DuckDB is not installed: "
-            "run pip install --editable '.[benchmarks]' in the checkout"
+            "run .venv/bin/pip install --editable '.[dev,benchmarks]' in the checkout"
         ) from None
 
 

@@ -104,6 +104,17 @@ def test_what_is_no_process_function(process: Any, said: str) -> None:
     assert said in caught.value.message
 
 
+class Initial(Base):
+    def __init__(self) -> None:
+        self.seen = 0  # type: ignore[assignment]
+
+
+def test_a_state_that_init_assigns_to_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'detect': Initial assigns to its state 'seen' before it") as caught:
+        check_process(Initial(), "detect")
+    assert "default=" in caught.value.hint
+
+
 def test_a_function_that_cannot_be_shipped_says_what_to_do() -> None:
     process = Base()
     process.lock = threading.Lock()  # type: ignore[attr-defined]

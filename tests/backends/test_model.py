@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from strandline.backends.base import LocalFile
+from tests.soak import examples
 
 from .conftest import KINDS, STATES, Lab
 
@@ -91,15 +92,14 @@ class BackendMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backend_equals_a_dict_through_snapshots_and_restores(kind: str) -> None:
     machine = type(f"{kind}Machine", (BackendMachine,), {"kind": kind})
-    examples = 15 if kind == "rocksdb" else 60
     case = machine.TestCase
-    case.settings = settings(
-        max_examples=examples,
+    case.settings = examples(
+        15 if kind == "rocksdb" else 60,
         stateful_step_count=20,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     case("runTest").runTest()

@@ -53,6 +53,13 @@ MANIFEST = Manifest(
     watermarks={"events": 1_699_999_990_000}, triggered_ms=1_699_999_999_000, duration_ms=1000, uploaded_bytes=14,
     total_bytes=65550,
 )  # fmt: skip
+NAMED = msgspec.structs.replace(
+    MANIFEST,
+    source=SourceInfo(
+        batch=41, blob=FileRef(name="source", size=9, sha256="c" * 64, path="chk-7/ef01"), names=["a", "b"]
+    ),
+    watermarks={"watermark": 1_699_999_990_000, "a/eu": 1_699_999_990_000, "b/": 1_699_999_991_000},
+)
 SOURCE = {"metadata": b'{"id":"1"}', "offsets/41": b"v1\n{}\n\xc3\xa9", "sources/0/0": b""}
 
 
@@ -60,6 +67,12 @@ def test_manifest() -> None:
     data = (GOLDEN / "manifest-v1").read_bytes()
     assert decode_manifest(data, "golden") == MANIFEST
     assert encode_manifest(MANIFEST) == data, "what is written has changed: that needs a new format version"
+
+
+def test_manifest_of_several_sources() -> None:
+    data = (GOLDEN / "manifest-v1-sources").read_bytes()
+    assert decode_manifest(data, "golden") == NAMED
+    assert encode_manifest(NAMED) == data, "what is written has changed: that needs a new format version"
 
 
 def test_source_progress() -> None:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -29,6 +29,7 @@ from strandline.format.manifest import PartitionInfo
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable
+from tests.soak import examples
 from tests.storage.faulty import FaultyStore
 
 TIMEOUT_MS = 10_000
@@ -243,6 +244,4 @@ class Checkpoints(RuleBasedStateMachine):
 
 
 TestCheckpoints = Checkpoints.TestCase
-TestCheckpoints.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestCheckpoints.settings = examples(30, stateful_step_count=40, suppress_health_check=list(HealthCheck))

@@ -60,7 +60,7 @@ class FabricatedJob:
         confirmed = self.coordinator.confirmed_manifest
         source = upload_source(
             self.jobdir, {"metadata": b"{}", "sources/0/9.compact": bytes(200_000)}, trigger.checkpoint, self.epoch,
-            confirmed.source if confirmed else None,
+            confirmed.source if confirmed else None, ["clicks", "orders"],
         )  # fmt: skip
         self.coordinator.add_source(trigger.checkpoint, source)
         sinks = [SinkInfo(name="out", pending=["epoch-1", "epoch-2"])]

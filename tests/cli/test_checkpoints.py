@@ -148,6 +148,7 @@ def test_show_as_data(strandline: Command, alerts: FabricatedJob) -> None:
         assert partition["uploaded_bytes"] == 5016
         assert (partition["sync_ms"], partition["async_ms"]) == (1.5, 40.0)
     assert shown["source"]["total_bytes"] > 190_000
+    assert shown["source"]["names"] == ["clicks", "orders"]
     assert shown["watermarks"] == WATERMARKS
     assert shown["sinks"] == [{"name": "out", "pending": 2, "committables": ["epoch-1", "epoch-2"]}]
 
@@ -164,7 +165,10 @@ def test_show_as_tables(strandline: Command, alerts: FabricatedJob, name: str) -
     assert "out 2" in lines
     for what, at_s in (("", 0), ("newest event of source 0", 10), ("newest event of source 1, eu", 20)):
         assert f"{what or 'watermark'} {time_text((1_700_000_000 + at_s) * 1000)}" in lines
-    assert any(line.startswith("source progress 19") and line.endswith("after batch 30") for line in lines)
+    assert any(
+        line.startswith("source progress 19") and line.endswith("KB of clicks, orders, after batch 30")
+        for line in lines
+    )
 
 
 def test_show_a_checkpoint_that_is_not_there(strandline: Command, alerts: FabricatedJob) -> None:

@@ -18,6 +18,7 @@ import pytest
 import strandline as sl
 from examples import critical_alerts, first_program, states, two_operators, vectorised
 from examples._inputs import write_json
+from tests.soak import soaking
 from tests.spark.harness import settle
 
 pytestmark = pytest.mark.spark
@@ -142,7 +143,7 @@ def test_critical_alerts(spark, home):
     assert len(expected) > 50
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *soaking(range(2, 8))])
 def test_critical_alerts_under_kills(spark, home, local_dir, seed):
     lines = critical_alerts.events(seed)
     rng = random.Random(seed)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.windows import Sliding, Tumbling, windows_of
@@ -20,10 +20,12 @@ from strandline.core.ids import Epoch
 from strandline.format.columns import to_arrow_type
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_type
+from strandline.runtime import sketches
 from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.outputs import TIME
 from tests.runtime.bench import KINDS, MAX_PARALLELISM, Bench
+from tests.soak import examples
 
 SECOND = 1_000_000
 FIELDS = [
@@ -42,6 +44,10 @@ FIELDS = [
     FieldSpec("some", "array<bigint>", "united"),
     FieldSpec("d", "decimal(20,2)", "sum"),
     FieldSpec("txt", "string", "max"),
+    FieldSpec("hv", "array<bigint>", "hll_9"),
+    FieldSpec("hs", "binary", "hll_9"),
+    FieldSpec("qv", "array<double>", "kll_64"),
+    FieldSpec("qs", "binary", "kll_64"),
 ]
 RESULTS = [
     ResultSpec("count", "bigint", "count", ("n",)),
@@ -59,6 +65,9 @@ RESULTS = [
     ResultSpec("dsum", "decimal(20,2)", "sum", ("d",)),
     ResultSpec("davg", "decimal(14,6)", "avg", ("d", "vn")),
     ResultSpec("tmax", "string", "max", ("txt",)),
+    ResultSpec("about", "bigint", "approx_count_distinct", ("hv", "hs")),
+    ResultSpec("median", "bigint", "approx_percentile", ("qv", "qs"), (0.5,)),
+    ResultSpec("ends", "array<double>", "approx_percentile", ("qv", "qs"), (0.0, 1.0)),
 ]
 EVERYTHING = Accumulators(FIELDS, RESULTS)
 COUNTS = Accumulators([FIELDS[0], FIELDS[3]], [RESULTS[0], RESULTS[2]])
@@ -73,6 +82,7 @@ def partial(v: int | None) -> dict[str, Any]:
         "n": 1, "vn": int(has), "vs": float(v) if has else None, "total": v, "lo": v, "hi": float(v) if has else None,
         "m0": int(has), "m1": float(v) if has else None, "m2": 0.0, "one": v, "end": v, "all": [v] if has else [],
         "some": [v] if has else [], "d": Decimal(v) / 4 if has else None, "txt": str(v) if has else None,
+        "hv": [v] if has else [], "hs": None, "qv": [float(v)] if has else [], "qs": None,
     }  # fmt: skip
 
 
@@ -86,7 +96,8 @@ def expected(values: Sequence[int | None]) -> tuple[Any, ...]:
         statistics.pvariance(got) if got else None, values[0], got[-1] if got else None, got, sorted(set(got)),
         len(set(got)), total if got else None,
         (total / len(got)).quantize(Decimal("0.000001"), rounding="ROUND_HALF_UP") if got else None,
-        max(map(str, got), default=None),
+        max(map(str, got), default=None), len(set(got)), sorted(got)[(len(got) - 1) // 2] if got else None,
+        [float(min(got)), float(max(got))] if got else None,
     )  # fmt: skip
 
 
@@ -194,6 +205,12 @@ def close_to(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
     return True
 
 
+@pytest.fixture(autouse=True)
+def _sketches_of_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sketches of so few values are exact."""
+    monkeypatch.setattr(sketches, "_HELD", 2)
+
+
 rows = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c\0", "ä"]), st.integers(0, 40), st.none() | st.integers(-9, 9)), max_size=8
 )
@@ -201,7 +218,7 @@ ways = st.sampled_from(["keep", "abort", "snapshot", "restore", "write", "evict"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(epochs=st.lists(st.tuples(rows, rows, ways), min_size=1, max_size=8))
 def test_running_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any) -> None:
     bench = Aggregating(kind, tmp_path_factory.mktemp("agg"))
@@ -282,7 +299,7 @@ WINDOWS = {
 
 @pytest.mark.parametrize("which", WINDOWS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(epochs=st.lists(st.tuples(rows, rows, st.integers(-3, 12), ways), min_size=1, max_size=10))
 def test_windowed_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, which: str, epochs: Any) -> None:
     window, lateness = WINDOWS[which]

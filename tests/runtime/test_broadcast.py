@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
@@ -22,6 +22,7 @@ from strandline.runtime.program import state_infos
 from strandline.runtime.scope import as_datetime
 from strandline.runtime.task import Task
 from tests.runtime.bench import KINDS, Bench, batch_of
+from tests.soak import examples
 
 INPUT = f"{LEFT} struct<k: string, a: bigint>, {RIGHT} struct<name: string, v: bigint, version: bigint>, k string"
 OUTPUT = "k string, a bigint, seen bigint, rules string"
@@ -68,7 +69,7 @@ rules = st.lists(st.tuples(st.sampled_from("xyz"), st.none() | st.integers(0, 9)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=30, deadline=None)
+@examples(12)
 @given(
     epochs=st.lists(st.tuples(events, rules, st.sampled_from(["keep", "abort", "write", "snapshot", "restore"])), max_size=8),
     cache_bytes=st.sampled_from([1, 1 << 20]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
@@ -24,6 +24,7 @@ from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, IntervalJoin, Layout, TimedJoin, WindowJoin, check_inputs
 from strandline.runtime.scope import as_datetime
 from tests.runtime.bench import KINDS, Bench, batch_of
+from tests.soak import examples
 
 LEFTS, RIGHTS = parse_schema("k string, n bigint"), parse_schema("k string, m bigint")
 INPUT = f"{LEFT} struct<k: string, n: bigint>, {RIGHT} struct<k: string, m: bigint>, k string"
@@ -202,7 +203,7 @@ def follow(bench: Bench, epochs: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(
     epochs=steps, bounds=st.tuples(st.integers(-6, 6), st.integers(-6, 6)), how=st.sampled_from(HOWS),
     shared=st.booleans(), cache_bytes=st.sampled_from([1, 1 << 20]),
@@ -222,7 +223,7 @@ def test_an_interval_join(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=40, deadline=None)
+@examples(20)
 @given(
     epochs=steps, size_ms=st.integers(1, 4), every_ms=st.integers(0, 4), how=st.sampled_from(HOWS),
     shared=st.booleans(), cache_bytes=st.sampled_from([1, 1 << 20]),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -18,6 +18,7 @@ from strandline.backends.base import LocalFile
 from strandline.runtime import livekeys
 from strandline.runtime.store import Frozen
 from tests.runtime.bench import OPS, Bench, Event, Model
+from tests.soak import examples
 
 _GROUPS_KEPT = livekeys._GROUPS_KEPT
 numbers = st.integers(-3, 3)
@@ -122,10 +123,9 @@ class PartitionMachine(RuleBasedStateMachine):
 
 def machine_of(kind: str) -> Any:
     machine = type(f"{kind.title()}Machine", (PartitionMachine,), {"kind": kind}).TestCase
-    machine.settings = settings(
-        max_examples=20,
+    machine.settings = examples(
+        20,
         stateful_step_count=20,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
     return machine

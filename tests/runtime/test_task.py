@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
@@ -23,6 +23,7 @@ from strandline.runtime import task as task_module
 from strandline.runtime.table import Table
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
+from tests.soak import examples
 
 
 class Totals(KeyedBatchProcess):
@@ -62,7 +63,7 @@ vector_epochs = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(epochs=vector_epochs, cache_bytes=st.sampled_from([1, 1 << 20]))
 def test_a_vectorised_function_against_a_dict(
     tmp_path_factory: pytest.TempPathFactory, kind: str, epochs: Any, cache_bytes: int
@@ -85,6 +86,36 @@ def test_a_vectorised_function_against_a_dict(
             bench.restore(files, epoch)
             model = dict(then)
     bench.close()
+
+
+class Assigning(Everything):
+    """Assigns to the attribute that an event names."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        if event.op in vars(Everything):
+            setattr(self, event.op, event.a)
+        else:
+            self.noted = event.a
+        yield ctx.key, f"{self.noted} {self.value.value}"
+
+
+@pytest.mark.parametrize(
+    ("state", "hint"),
+    [
+        ("value", "self.value.value = …"),
+        ("history", "self.history.set(…)"),
+        ("by_kind", "self.by_kind[key] = …"),
+        ("top", "self.top.add(…)"),
+        ("mean", "self.mean.add(…)"),
+    ],
+)
+def test_an_assignment_does_not_replace_a_state(make: Make, state: str, hint: str) -> None:
+    bench = make(Assigning())
+    with pytest.raises(UserCodeError, match=f"state '{state}' was assigned 5, which would replace the state") as caught:
+        bench.run([("x", state, 5, 0)])
+    assert f"write {hint}" in caught.value.hint
+    assert "setattr(self, event.op, event.a)" in caught.value.fields["traceback"]
+    assert bench.run([("x", "", 6, 0)]) == [("x", "6 7")], "the state is there, and other attributes can be assigned to"
 
 
 def test_what_batches_wrote_events_read(make: Make) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -24,6 +24,7 @@ from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime import timers
 from strandline.runtime.timers import Layer, TimerTable
 from tests.runtime.bench import BUDGET
+from tests.soak import examples
 
 NAME = "timers.event"
 GROUPS = KeyGroupRange(KeyGroup(0), KeyGroup(3))
@@ -233,10 +234,9 @@ class TimerMachine(RuleBasedStateMachine):
 
 def machine_of(kind: str) -> Any:
     machine = type(f"{kind.title()}Machine", (TimerMachine,), {"kind": kind}).TestCase
-    machine.settings = settings(
-        max_examples=60,
+    machine.settings = examples(
+        20 if kind == "rocksdb" else 60,
         stateful_step_count=20,
-        deadline=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )
     return machine

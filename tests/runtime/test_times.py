@@ -42,7 +42,8 @@ class Teller(KeyedProcess):
         assert ctx.timestamp == (None if timer.is_processing_time else timer.timestamp)
         kind = "clock" if timer.is_processing_time else "timer"
         now = us(ctx.now) if timer.is_processing_time else us(ctx.watermark)
-        yield ctx.key, f"{kind} {us(timer.timestamp)} of {now}, seen {self.seen.value}"
+        late = ", late" if ctx.is_late else ""
+        yield ctx.key, f"{kind} {us(timer.timestamp)} of {now}, seen {self.seen.value}{late}"
         if us(timer.timestamp) % 100 == 66:
             raise ValueError("as asked")
         if us(timer.timestamp) % 100 == 10:
@@ -258,6 +259,16 @@ def test_a_timer_that_raises(stage: Any) -> None:
         assert "1970, 1, 1, 0, 0, 0, 66" in caught.value.event
         assert "in on_timer" in caught.value.traceback
     assert s.epoch(watermark=65) == ["a: timer 5 of 65, seen 2"], "nothing was applied"
+
+
+def test_an_event_is_late_and_a_timer_never(stage: Any) -> None:
+    s = stage()
+    s.epoch(timed(("a", "set", 5, 1), ("a", "set", 66, 1)))
+    assert s.epoch(timed(("a", "add", 1, 8)), watermark=9) == ["a: timer 5 of 9, seen 2", "a: add 1 at 8 of 9, late"]
+    with pytest.raises(UserCodeError, match="as asked"):
+        s.epoch(watermark=100)
+    # A timer that failed, and the epoch with it, leaves nothing behind.
+    assert s.epoch(timed(("a", "add", 2, 8)), watermark=9) == ["a: add 2 at 8 of 9, late"]
 
 
 def test_late_rows_and_the_newest_times(stage: Any) -> None:

@@ -65,6 +65,40 @@ def test_a_silent_origin_is_not_waited_for_and_comes_back() -> None:
     assert marks.advance(130) == 400
 
 
+def test_origins_that_come_and_go_are_forgotten() -> None:
+    marks = Watermarks([IDLE], {}, 0)
+    for n in range(1000):
+        marks.observe(0, {f"device {n}": n}, n)
+        marks.advance(n)
+    assert len(marks.stored()) <= 102, "those of the last 100 µs, and the watermark"
+    assert marks.advance(2000) == 999
+    assert marks.stored() == {"watermark": 999}
+    again = Watermarks([IDLE], marks.stored(), 2000)
+    again.observe(0, {"device 7": 50}, 2000)
+    assert again.advance(2000) == 999
+    again.observe(0, {"device 7": 1050}, 2001)
+    assert again.advance(2001) == 1050
+
+
+def test_a_silent_origin_that_is_ahead_is_remembered() -> None:
+    marks = Watermarks([PLAIN, IDLE], {}, 0)
+    marks.observe(1, {"ahead": 500}, 1)
+    marks.observe(0, {"": 105}, 1)
+    assert marks.advance(200) == 100
+    assert "1/ahead" in marks.stored()
+    marks.observe(0, {"": 505}, 200)
+    marks.advance(201)
+    assert "1/ahead" not in marks.stored()
+
+
+def test_without_idle_every_origin_is_waited_for() -> None:
+    marks = Watermarks([PER], {}, 0)
+    marks.observe(0, {"a": 100, "b": 50}, 1)
+    marks.observe(0, {"a": 1000}, 1 << 40)
+    assert marks.advance(1 << 50) == 50
+    assert marks.stored().keys() == {"watermark", "0/a", "0/b"}
+
+
 def test_when_all_are_silent_the_fastest_counts() -> None:
     marks = Watermarks([IDLE], {}, 0)
     marks.observe(0, {"a": 100, "b": 50}, 10)
@@ -103,6 +137,20 @@ def test_a_restart_goes_on_where_the_checkpoint_was() -> None:
     assert again.advance(1_000_101) == 65
 
 
+def test_named_ones_are_found_wherever_they_are_after_a_restart() -> None:
+    orders, payments = (WatermarkSpec("ts", name=name) for name in ("orders", "payments"))
+    marks = Watermarks([orders, payments], {}, 0)
+    marks.observe(0, {"": 100}, 1)
+    marks.observe(1, {"eu/1": 50}, 1)
+    assert marks.advance(1) == 50
+    assert marks.stored() == {"watermark": 50, "orders/": 100, "payments/eu/1": 50}
+    again = Watermarks([WatermarkSpec("new", name="new"), payments, orders], marks.stored(), 0)
+    again.observe(0, {"": 70}, 1)
+    assert again.advance(1) == 50
+    again.observe(1, {"eu/1": 90}, 2)
+    assert again.advance(2) == 70
+
+
 def test_a_restart_with_another_program() -> None:
     stored = {"watermark": 50, "0/a": 100, "1/": 70}
     fewer = Watermarks([WatermarkSpec("ts", delay_us=60)], stored, 0)
@@ -126,18 +174,22 @@ def test_against_plain_words(specs: list[WatermarkSpec], observations: list[Any]
     marks, now, began, reached = Watermarks(specs, {}, 0), 0, 0, None
     newest: dict[tuple[int, str], int] = {}
     heard: dict[tuple[int, str], int] = {}
+    passed: set[tuple[int, str]] = set()
     for number, (index, times, later) in enumerate(observations):
         now += later
         index %= len(specs)
         if number == restart:
             marks = Watermarks(specs, marks.stored(), now)
-            heard, began = dict.fromkeys(heard, now), now
+            # What was silent before is not waited for again.
+            newest = {origin: at for origin, at in newest.items() if origin not in passed}
+            heard, began, passed = dict.fromkeys(newest, now), now, set()
         marks.observe(index, times, now)
         for origin, at in times.items():
             newest[index, origin] = max(at, newest.get((index, origin), at))
             heard[index, origin] = now
+            passed.discard((index, origin))
         parts: list[int | None] = []
-        silent: list[int] = []
+        silent: dict[tuple[int, str], int] = {}
         for at, spec in enumerate(specs):
             known = [origin for origin in newest if origin[0] == at]
             awake = [origin for origin in known if idle is None or now - heard[origin] <= idle]
@@ -145,8 +197,11 @@ def test_against_plain_words(specs: list[WatermarkSpec], observations: list[Any]
                 parts.append(min(newest[origin] for origin in awake) - spec.delay_us)
             elif not known and (idle is None or now - began <= idle):
                 parts.append(None)
-            silent += [newest[origin] - spec.delay_us for origin in known if origin not in awake]
+            silent |= {origin: newest[origin] - spec.delay_us for origin in known if origin not in awake}
         if None not in parts and (parts or silent):
-            found = min(part for part in parts if part is not None) if parts else max(silent)
+            found = min(part for part in parts if part is not None) if parts else max(silent.values())
             reached = found if reached is None else max(reached, found)
+            passed = {origin for origin, time in silent.items() if time <= reached}
         assert marks.advance(now) == reached
+        remembered = {f"{index}/{origin}" for index, origin in newest.keys() - passed}
+        assert marks.stored().keys() - {"watermark"} == remembered

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -17,6 +17,7 @@ from strandline.api.windows import Session, Sliding, Tumbling, WindowKind, windo
 from strandline.backends.base import LocalFile
 from strandline.runtime.store import Frozen
 from tests.runtime.windowed import SECOND, Model, Row, Timed, WindowBench, folded, joined
+from tests.soak import examples
 
 KINDS: list[WindowKind] = [
     Tumbling("10s"), Tumbling("7s", offset="3s"), Sliding("12s", every="5s"), Sliding("3s", every="5s"), Session("6s"),
@@ -118,17 +119,15 @@ class HeapMachine(WindowMachine):
     backend = "memory"
 
 
-_SETTINGS = settings(
-    max_examples=10, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+_CHECKS = [HealthCheck.too_slow]
 TestRocksDB = RocksDBMachine.TestCase
-TestRocksDB.settings = _SETTINGS
+TestRocksDB.settings = examples(10, stateful_step_count=20, suppress_health_check=_CHECKS)
 TestHeap = HeapMachine.TestCase
-TestHeap.settings = settings(_SETTINGS, max_examples=40)
+TestHeap.settings = examples(40, stateful_step_count=20, suppress_health_check=_CHECKS)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=repr)
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     given_events=st.lists(st.tuples(keys, st.integers(0, 99), st.integers(0, 60)), max_size=25),
     cuts=st.lists(st.integers(1, 6), max_size=12),

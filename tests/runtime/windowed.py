@@ -28,14 +28,14 @@ Timed = tuple[str, int, int | None]
 """Key, value, time in seconds."""
 
 
-def joined() -> Contents:
+def joined(events: str = EVENTS) -> Contents:
     """Keep all events; give their values in the order they have."""
 
     def join(key: Any, window: Any, events: list[Any]) -> Any:
         assert {event.k for event in events} == {key if isinstance(key, str) else key[0]}
         yield {"result": ",".join(str(event.v) for event in events)}
 
-    return Keeping("struct<k: string, v: bigint>", ["result"], join)
+    return Keeping(f"struct<{events}>", ["result"], join)
 
 
 def folded() -> Contents:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.api.windows import Session
 from strandline.spark.aggregation import Reduction
+from tests.soak import soaking
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -107,7 +108,7 @@ def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce:
     assert stream.schema.simpleString() == grouped.schema.simpleString()
 
 
-@pytest.mark.parametrize("window", [sl.Tumbling("10s"), sl.Sliding("20s", every="5s", offset="2s")])
+@pytest.mark.parametrize("window", [sl.Sliding("20s", every="5s", offset="2s"), *soaking([sl.Tumbling("10s")])])
 def test_windows_are_those_of_a_batch(spark: Any, case: Case, window: Any) -> None:
     sink = sl.sinks.memory()
     stream = source(spark, case.root / "in").watermark("ts", "10s").key_by("k").window(window).agg(GIVEN, uid="totals")

@@ -1,4 +1,4 @@
-"""What a program may change about expiry and still go on from its checkpoint. Needs no Spark session."""
+"""What a program may change about expiry and sources and still go on from its checkpoint. Needs no Spark session."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 import strandline as sl
 from strandline.core.errors import IncompatibleStateError
-from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, StateInfo
 from strandline.runtime.program import state_infos
 from strandline.spark.compat import check_compatible
 
@@ -24,7 +25,11 @@ def declared(ttl: sl.TTL | None) -> list[StateInfo]:
 def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
-    manifest = Manifest(
+    check_compatible(made([stored]), [SimpleNamespace(**operator, states=now)], "rocksdb", [], [])  # type: ignore[list-item]
+
+
+def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Manifest:
+    return Manifest(
         job="job",
         generation=1,
         checkpoint=1,
@@ -32,9 +37,15 @@ def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
         mode="full",
         created_ms=0,
         engine_version="0",
-        operators=[stored],
+        operators=operators,
+        source=source,
     )
-    check_compatible(manifest, [SimpleNamespace(**operator, states=now)], "rocksdb", [])  # type: ignore[list-item]
+
+
+def read_on(before: list[str] | None, now: list[str]) -> None:
+    """Go on with sources of these names; before, there were those: none if one without a name."""
+    blob = FileRef(name="source", size=0, sha256="")
+    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], "rocksdb", [], now)
 
 
 TTLS = [None, sl.TTL("1h"), sl.TTL("2h", refresh="read"), sl.TTL("1h", time="event")]
@@ -49,3 +60,35 @@ def test_a_ttl_may_change(before: sl.TTL | None, now: sl.TTL | None) -> None:
 def test_a_state_with_a_ttl_may_not_vanish() -> None:
     with pytest.raises(IncompatibleStateError, match="the state 'seen' is not declared any more"):
         go_on(declared(sl.TTL("1h")), [])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(None, []), (None, ["a"]), (["a"], []), (["a"], ["a"]), (["a", "b"], ["a", "b"])]
+)
+def test_sources_that_fit(before: list[str] | None, now: list[str]) -> None:
+    read_on(before, now)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "found"),
+    [
+        (["a"], ["b"], ["has no source named 'a'; it reads b", "'b' is new; the checkpoint knows a"]),
+        (["a", "b"], ["a"], ["has no source named 'b'; it reads a"]),
+        (["a"], ["a", "b"], ["'b' is new; the checkpoint knows a"]),
+        (
+            ["a", "b"],
+            [],
+            ["has no source named 'a'; it reads one source without a name", "has no source named 'b'; it reads"],
+        ),
+        (None, ["a", "b"], ["'a' is new; the checkpoint knows one source without a name", "'b' is new;"]),
+    ],
+)
+def test_sources_that_do_not_fit(before: list[str] | None, now: list[str], found: list[str]) -> None:
+    with pytest.raises(IncompatibleStateError, match="a source is found by its name in stream") as caught:
+        read_on(before, now)
+    assert len(caught.value.fields["differences"]) == len(found)
+    assert all(said in difference for said, difference in zip(found, caught.value.fields["differences"], strict=True))
+
+
+def test_what_was_never_read_may_change() -> None:
+    check_compatible(made([]), [], "rocksdb", [], ["a", "b"])

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +18,7 @@ from strandline.core.ids import Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.protocol import Ack, Connection, Instructions
+from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.worker import ControlWorker, KeeperRef, unmark
 
 Answer = Callable[[Connection], None]
@@ -82,6 +85,40 @@ def test_a_keepers_failure_is_an_answer(places: Places) -> None:
         error = marked(keeper)
     assert isinstance(error, KeeperError)
     assert "disk on fire" in error.message
+
+
+@pytest.fixture
+def fleet(places: Places) -> Fleet:
+    """A fleet whose Spark is not asked for anything but what a task has accumulated."""
+    acks = SimpleNamespace(value=[])
+    context = SimpleNamespace(master="spark://elsewhere", accumulator=lambda *_: acks)
+    return Fleet(SimpleNamespace(sparkContext=context), places, Generation(1), [], None)  # type: ignore[arg-type]
+
+
+def accumulated(fleet: Fleet, *acks: Ack) -> dict[Slot, Ack]:
+    fleet._acks.value = [msgspec.msgpack.encode(ack) for ack in acks]
+    return fleet.take_acks(2)
+
+
+def test_a_retried_task_brings_the_same_keepers_ack_again(fleet: Fleet) -> None:
+    first, again = (Ack(uid="op", partition=0, epoch=2, pid=7, host="h", attempt=attempt) for attempt in ("1.0", "1.1"))
+    other = Ack(uid="op", partition=1, epoch=2, pid=8, host="h")
+    before = Ack(uid="op", partition=0, epoch=1, pid=6, host="h")
+    assert accumulated(fleet, before, first, other, again) == {("op", 0): again, ("op", 1): other}
+    assert accumulated(fleet, again) == {("op", 0): again}
+
+
+@pytest.mark.parametrize("second", [{"pid": 8}, {"host": "elsewhere"}])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, second: dict[str, Any], at_once: bool) -> None:
+    one = Ack(uid="op", partition=3, epoch=2, pid=7, host="here")
+    two = msgspec.structs.replace(one, **second)
+    if not at_once:
+        accumulated(fleet, one)
+    with pytest.raises(KeeperError) as caught:
+        accumulated(fleet, *([one, two] if at_once else [two]))
+    said = "operator 'op', partition 3: epoch 2 was applied by two keepers, process 7 on here and process"
+    assert caught.value.message == f"{said} {two.pid} on {two.host}"
 
 
 def test_a_connection_that_cannot_be_made_is_told(places: Places) -> None:

@@ -47,21 +47,29 @@ def armed(name: str, at: int) -> str:
     return f"{name}=kill@{at}"
 
 
+SOME_KILLS = [
+    # Two sinks, so: the second epoch, staged in full, seen in part, and not in any checkpoint.
+    ("sink.staged", 4),
+    # Published, and nothing visible yet: the restore shows it. It is killed, too, in the middle of that.
+    ("checkpoint.commit_sinks.before", 1),
+    ("sink.file_shown", 1),
+]
+MORE_KILLS = [
+    ("checkpoint.publish.before", 1),
+    *SOME_KILLS[1:],
+    ("restore.claimed", 1),
+    ("restore.sinks_recovered", 1),
+    ("restore.keepers_opened", 1),
+    ("sink.file_shown", 2),
+]
+
+
+# Each life of the driver begins with a cold JVM, which costs more than all that it does then.
 @pytest.mark.timeout(600)
-def test_driver_killed_while_it_runs_and_while_it_restores(case: Case) -> None:
+@pytest.mark.parametrize("kills", [SOME_KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["some", "more"])
+def test_driver_killed_while_it_runs_and_while_it_restores(case: Case, kills: list[tuple[str, int]]) -> None:
     with Reader(case):
-        for failpoint, at in (
-            # Two sinks, so: the second epoch, staged in full, seen in part, and not in any checkpoint.
-            ("sink.staged", 4),
-            ("checkpoint.publish.before", 1),
-            # Published, and nothing visible yet: the restore shows it. It is killed, too, in the middle of that.
-            ("checkpoint.commit_sinks.before", 1),
-            ("sink.file_shown", 1),
-            ("restore.claimed", 1),
-            ("restore.sinks_recovered", 1),
-            ("restore.keepers_opened", 1),
-            ("sink.file_shown", 2),
-        ):
+        for failpoint, at in kills:
             case.add(2)
             app = App(case, armed(failpoint, at))
             app.wait_killed()

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from tests.soak import soaking
 from tests.spark import small, timed
 from tests.spark.harness import Case, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, *soaking(range(2, 8))])
 def test_a_chain_of_timers_survives_kills(spark: Any, case: Case, seed: int) -> None:
     source, rng = timed.Input(case.root, seed), random.Random(seed)
     source.add()

@@ -48,6 +48,18 @@ def test_no_partition_is_used_before_it_has_its_place(spark: Any, ask: str) -> N
     exchange.close()
 
 
+def test_a_constant_key(spark: Any, case: Case) -> None:
+    """All rows meet in one partition, and the others hear of every epoch all the same."""
+    directory, sink = case.root / "in", sl.sinks.memory()
+    stream = sl.stream(small.source(spark, directory)).where("v > 0").select_expr("'all' as user", "v")
+    with small.job(stream, case.root, case.local_dir, sink=sink).start(spark) as run:
+        for number, v in enumerate((1, 0, 1)):
+            small.write_rows(directory, number, [("a", "x", v)])
+            run.process_all_available(60)
+        settle(run)
+    assert small.rows_of(sink) == small.counted(["all", "all"])
+
+
 def test_a_source_without_files_is_rewound(spark: Any, case: Case) -> None:
     """The rate source: what was processed after the last checkpoint comes again, and the same."""
     rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20).option("numPartitions", 2).load()

@@ -13,6 +13,7 @@ import pytest
 
 import strandline as sl
 from strandline.format.manifest import Manifest, decode_manifest
+from tests.soak import soaking
 from tests.spark import small
 from tests.spark.functions import CountList, CountText
 from tests.spark.harness import App, Case, Reader, eventually, settle
@@ -67,7 +68,8 @@ def remove_shared(directory: Path) -> str:
     return path
 
 
-@pytest.mark.parametrize("damage", [damage_shared, truncate_manifest, remove_shared])
+# What else can be damaged, and how it is found, is in tests/checkpoint.
+@pytest.mark.parametrize("damage", [damage_shared, *soaking([truncate_manifest, remove_shared])])
 def test_a_damaged_newest_checkpoint_is_passed_over(
     spark: Any, case: Case, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -161,7 +163,7 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark
     assert tree(root / "ck", case.out) == before
 
 
-@pytest.mark.parametrize("backend", ["memory", "filesystem"])
+@pytest.mark.parametrize("backend", ["memory", *soaking(["filesystem"])])
 def test_state_on_the_heap_goes_on_after_kill_and_restart(spark: Any, case: Case, backend: str) -> None:
     case.add(2)
     with Reader(case):
@@ -221,6 +223,7 @@ def test_of_two_drivers_on_two_machines_the_older_stops(spark: Any, case: Case) 
     with Reader(case), case.job(spark).start(spark) as older:
         settle(older)
         case.add(1)
+        # In a process of its own: of two runs of one query in a JVM, Spark itself stops the older one.
         newer = App(case, local_dir=case.local_dir / "other")
         eventually(lambda: newer.status().get("state") == "running", "the newer one runs")
         # Both process it; one of them shows it.

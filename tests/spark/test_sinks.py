@@ -189,7 +189,7 @@ def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
     over = threading.Event()
 
     def add() -> None:
-        while case.files < 12:
+        while case.files < 8:
             case.add(1, rows=20)
             over.wait(0.15)
 
@@ -197,7 +197,7 @@ def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
     with Reader(case), case.job(spark).start(spark) as run:
         adding.start()
         try:
-            while case.files < 12:
+            while case.files < 8:
                 settle(run)
         finally:
             adding.join()

@@ -45,6 +45,7 @@ class Broadcast(State):
     """
 
     kind = "broadcast"
+    change = "self.{0}[key] = … in on_broadcast"
 
     def __init__(self, key: str, value: str) -> None:
         super().__init__(value, key)

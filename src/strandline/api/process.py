@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -10,6 +11,8 @@ if TYPE_CHECKING:
 
     import numpy as np
     import pyarrow as pa
+
+    from strandline.api.states import State
 
 
 class Timers(Protocol):
@@ -72,7 +75,7 @@ class Context(Protocol):
 
     @property
     def is_late(self) -> bool:
-        """Whether the event is older than the watermark."""
+        """Whether the event is older than the watermark; False in on_timer."""
         ...
 
     @property
@@ -113,7 +116,22 @@ class BatchContext(Protocol):
     uid: str
 
 
-class KeyedProcess:
+class _StatefulFunction:
+    """What both kinds of functions share: an assignment does not put something else into the place of a state."""
+
+    _bound_states: Mapping[str, State] = MappingProxyType({})
+    """Where a job runs it: its states by name. Anywhere else nothing is in their places that could be lost."""
+
+    # Type checkers are not told: they would take every attribute for one that exists.
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in self._bound_states:
+                raise self._bound_states[name].assigned(value)
+            super().__setattr__(name, value)
+
+
+class KeyedProcess(_StatefulFunction):
     """A function with state, called once for each event of a keyed stream.
 
     Declare state as class attributes. Within a partition calls happen one after the other; a key's events always
@@ -149,7 +167,7 @@ class KeyedProcess:
         """Run once when the process ends in an orderly way."""
 
 
-class KeyedBatchProcess:
+class KeyedBatchProcess(_StatefulFunction):
     """A vectorised process function: called with Arrow batches, its states have `get_many` and `put_many`.
 
     >>> class Sum(KeyedBatchProcess):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from strandline.api.ttl import TTL
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UserCodeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -108,6 +108,8 @@ class State:
     """Root of all declarations."""
 
     kind: ClassVar[str]
+    change: ClassVar[str]
+    """How its handle is told a new value, for people who assign to the attribute."""
 
     def __init__(self, value_type: str, key_type: str = "", ttl: TTL | None = None) -> None:
         for what, text in (("type", value_type), ("key type", key_type or "int")):
@@ -128,6 +130,13 @@ class State:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    def assigned(self, value: Any) -> UserCodeError:
+        """Return the error of a function that assigns to the attribute: that would replace the handle."""
+        return UserCodeError(
+            f"state '{self.name}' was assigned {value!r}, which would replace the state itself",
+            hint=f"write {self.change.format(self.name)}",
+        )
+
     def _unbound(self) -> ConfigurationError:
         return ConfigurationError(
             f"state '{self.name}' was used outside of a running job",
@@ -143,6 +152,7 @@ class Value(State):
     """
 
     kind = "value"
+    change = "self.{0}.value = …, or self.{0}.put_many(keys, …) in a KeyedBatchProcess"
 
     def __init__(self, type: str, *, default: Any = None, ttl: TTL | None = None) -> None:
         super().__init__(type, ttl=ttl)
@@ -162,6 +172,7 @@ class List(State):
     """
 
     kind = "list"
+    change = "self.{0}.set(…), or self.{0}.append(…)"
 
     def __init__(self, type: str, *, ttl: TTL | None = None) -> None:
         super().__init__(type, ttl=ttl)
@@ -180,6 +191,7 @@ class Map(State):
     """
 
     kind = "map"
+    change = "self.{0}[key] = …"
 
     def __init__(self, key: str, value: str, *, ttl: TTL | None = None) -> None:
         super().__init__(value, key, ttl)
@@ -198,6 +210,7 @@ class Reducing(State):
     """
 
     kind = "reducing"
+    change = "self.{0}.add(…), or self.{0}.value = …"
 
     def __init__(self, type: str, reduce: Callable[[Any, Any], Any], *, ttl: TTL | None = None) -> None:
         super().__init__(type, ttl=ttl)
@@ -218,6 +231,7 @@ class Aggregating(State):
     """
 
     kind = "aggregating"
+    change = "self.{0}.add(…)"
 
     def __init__(
         self,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+"""Columns of results that say which window they are of."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -30,6 +33,11 @@ class Window(NamedTuple):
         return _EPOCH + dt.timedelta(0, 0, self.end_us)
 
 
+def _computed() -> Any:
+    """A field that is computed from the others, once: windows are asked for their sizes with every event."""
+    return field(init=False, repr=False, compare=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Tumbling:
     """Windows of one size, one after the other, aligned to 1970-01-01 UTC plus `offset`.
@@ -40,24 +48,15 @@ class Tumbling:
 
     size: str
     offset: str = "0s"
+    size_us: int = _computed()
+    every_us: int = _computed()
+    """How far two beginnings are apart: the size."""
+    offset_us: int = _computed()
+    """Where the first one begins."""
 
     def __post_init__(self) -> None:
-        _check(self.size_us, "size")
-
-    @property
-    def size_us(self) -> int:
-        """The size."""
-        return parse_duration_ms(self.size, "Tumbling: size") * 1000
-
-    @property
-    def every_us(self) -> int:
-        """How far two beginnings are apart."""
-        return self.size_us
-
-    @property
-    def offset_us(self) -> int:
-        """Where the first one begins."""
-        return parse_duration_ms(self.offset, "Tumbling: offset") * 1000
+        size_us = _duration_us(self, "size")
+        _compute(self, size_us=size_us, every_us=size_us, offset_us=_offset_us(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +70,15 @@ class Sliding:
     size: str
     every: str
     offset: str = "0s"
+    size_us: int = _computed()
+    every_us: int = _computed()
+    """How far two beginnings are apart."""
+    offset_us: int = _computed()
+    """Where the first one begins."""
 
     def __post_init__(self) -> None:
-        _check(self.size_us, "size")
-        _check(self.every_us, "every")
-
-    @property
-    def size_us(self) -> int:
-        """The size."""
-        return parse_duration_ms(self.size, "Sliding: size") * 1000
-
-    @property
-    def every_us(self) -> int:
-        """How far two beginnings are apart."""
-        return parse_duration_ms(self.every, "Sliding: every") * 1000
-
-    @property
-    def offset_us(self) -> int:
-        """Where the first one begins."""
-        return parse_duration_ms(self.offset, "Sliding: offset") * 1000
+        size_us, every_us = _duration_us(self, "size"), _duration_us(self, "every")
+        _compute(self, size_us=size_us, every_us=every_us, offset_us=_offset_us(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +90,11 @@ class Session:
     """
 
     gap: str
+    gap_us: int = _computed()
+    """The silence that ends it."""
 
     def __post_init__(self) -> None:
-        _check(self.gap_us, "gap")
-
-    @property
-    def gap_us(self) -> int:
-        """The silence that ends it."""
-        return parse_duration_ms(self.gap, "Session: gap") * 1000
+        _compute(self, gap_us=_duration_us(self, "gap"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +134,17 @@ def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
     return found[::-1]
 
 
-def _check(value_us: int, what: str) -> None:
+def _duration_us(kind: Tumbling | Sliding | Session, what: str) -> int:
+    value_us = parse_duration_ms(getattr(kind, what), f"{type(kind).__name__}: {what}") * 1000
     if value_us <= 0:
         raise ConfigurationError(f"a window's {what} is {value_us // 1000} ms, expected more than 0")
+    return value_us
+
+
+def _offset_us(kind: Tumbling | Sliding) -> int:
+    return parse_duration_ms(kind.offset, f"{type(kind).__name__}: offset") * 1000
+
+
+def _compute(kind: Tumbling | Sliding | Session, **values: int) -> None:
+    for name, value in values.items():
+        object.__setattr__(kind, name, value)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+
+from msgspec import UNSET
 
 from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
 from strandline.checkpoint.transfer import in_parallel
@@ -64,7 +66,12 @@ def _durable(directory: Path) -> list[Path]:
 
 
 def upload_source(
-    jobdir: JobDirectory, files: Mapping[str, bytes], checkpoint: CheckpointId, batch: int, base: SourceInfo | None
+    jobdir: JobDirectory,
+    files: Mapping[str, bytes],
+    checkpoint: CheckpointId,
+    batch: int,
+    base: SourceInfo | None,
+    names: Sequence[str] = (),
 ) -> SourceInfo:
     """Store captured files; segments that `base`, of the last CONFIRMED checkpoint, holds are referenced.
 
@@ -100,7 +107,7 @@ def upload_source(
     except BaseException:
         delete_quietly(jobdir, [path for path, _ in todo])
         raise
-    return SourceInfo(batch=batch, blob=blob, large=large)
+    return SourceInfo(batch=batch, blob=blob, large=large, names=list(names) or UNSET)
 
 
 def restore_source(jobdir: JobDirectory, info: SourceInfo, directory: Path) -> None:

@@ -78,6 +78,7 @@ def _file(file: FileRef) -> dict[str, Any]:
 def _source(source: SourceInfo) -> dict[str, Any]:
     return {
         "batch": source.batch,
+        "names": source.names or [],
         "total_bytes": _source_bytes(source),
         "blob": _file(source.blob),
         "large": [
@@ -133,7 +134,8 @@ def _watermark_name(name: str) -> str:
 def _source_text(source: SourceInfo | None) -> str:
     if source is None:
         return "none"
-    return f"{size_text(_source_bytes(source))}, after batch {source.batch}"
+    names = f" of {', '.join(source.names)}" if source.names else ""
+    return f"{size_text(_source_bytes(source))}{names}, after batch {source.batch}"
 
 
 def _title(operator: OperatorInfo) -> Text:

@@ -99,6 +99,8 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     blob: FileRef
     """A compressed archive of every small file and of the tails of large ones."""
     large: list[SourceFile] = []
+    names: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The sources' names, in the order in which Spark's files number them; left out when there is one without."""
 
 
 class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -14,9 +14,10 @@ import pyarrow.compute as pc
 
 from strandline.format.columns import conform, to_arrow_type
 from strandline.format.types import parse_type
-from strandline.runtime import grouping
+from strandline.runtime import grouping, sketches
 from strandline.runtime.grouping import Groups
 
+_LARGEST = np.nextafter(2.0**63, 0.0)
 _WIDE = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
 
 
@@ -27,7 +28,8 @@ class FieldSpec:
     name: str
     ddl: str
     merge: str
-    """How two become one: sum, min, max, first, last, first_valid, last_valid, joined, united, or moments."""
+    """How two become one: sum, min, max, first, last, first_valid, last_valid, joined, united, and of columns that
+    belong together: moments, and sketches by kind and size, as hll_9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,18 @@ class ResultSpec:
     ddl: str
     kind: str
     fields: tuple[str, ...]
+    ranks: tuple[float, ...] = ()
+    """Of percentiles: which."""
 
 
 class Accumulators:
     """The accumulators of one operator."""
 
     def __init__(self, fields: Sequence[FieldSpec], results: Sequence[ResultSpec]) -> None:
+        for field in fields:
+            if field.merge.startswith(sketches.KINDS):
+                # Now rather than in a keeper.
+                sketches.kind_of(field.merge)
         self.fields = list(fields)
         self.results = list(results)
         self._kinds = [parse_type(field.ddl) for field in fields]
@@ -65,14 +73,19 @@ class Accumulators:
                 if len(found) == at:
                     found += grouping.moments(column, columns[at + 1], columns[at + 2], groups)
                 continue
+            if field.merge.startswith(sketches.KINDS):
+                if len(found) == at:
+                    found += sketches.merged(field.merge, column, columns[at + 1], groups)
+                continue
             found.append(_merge(field.merge, column, groups))
         return found
 
     def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Compute the results, a column each."""
         by_name = {field.name: column for field, column in zip(self.fields, columns, strict=True)}
+        how = {field.name: field.merge for field in self.fields}
         return [
-            _result(spec, [by_name[name] for name in spec.fields], by_name).cast(kind)
+            _result(spec, [by_name[name] for name in spec.fields], how[spec.fields[0]], kind)
             for spec, kind in zip(self.results, self._result_types, strict=True)
         ]
 
@@ -90,11 +103,19 @@ def _merge(how: str, column: pa.Array, groups: Groups) -> pa.Array:
     return grouping.edge(column, groups, which, ignore_nulls=bool(valid))
 
 
-def _result(spec: ResultSpec, columns: list[pa.Array], by_name: Mapping[str, pa.Array]) -> pa.Array:
+def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:
+    if spec.kind == "approx_percentile":
+        return _percentiles(sketches.percentiles(how, columns[0], columns[1], spec.ranks), kind)
+    return _number(spec, columns, how).cast(kind)
+
+
+def _number(spec: ResultSpec, columns: list[pa.Array], how: str) -> pa.Array:
     if spec.kind == "avg":
         return _mean(columns[0], columns[1], spec.ddl)
     if spec.kind == "count_distinct":
         return pc.list_value_length(columns[0])
+    if spec.kind == "approx_count_distinct":
+        return sketches.distinct_counts(how, columns[0], columns[1])
     if spec.kind in ("stddev", "stddev_pop", "variance", "var_pop"):
         return _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
     return columns[0]
@@ -118,3 +139,21 @@ def _spread(kind: str, n: Any, m2: Any) -> pa.Array:
     absent = n <= least
     found = m2 / np.where(absent, 1, n - least)
     return pa.array(np.sqrt(found) if kind.startswith("stddev") else found, mask=absent)
+
+
+def _percentiles(lists: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return percentiles, as doubles in lists, in a result's type: one number or a list of them."""
+    if not pa.types.is_list(kind):
+        return _restored(pc.list_element(lists, 0), kind)
+    found = _restored(lists.flatten(), kind.value_type)
+    return pa.ListArray.from_arrays(lists.offsets, found, type=kind, mask=lists.is_null())
+
+
+def _restored(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return doubles in the type of the column that they were made of."""
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return numbers.cast(kind, safe=False)
+    # The greatest bigints are as doubles one more than the greatest.
+    whole = np.minimum(numbers.fill_null(0.0).to_numpy(), _LARGEST).astype(np.int64)
+    longs = pa.array(whole, mask=numbers.is_null().to_numpy(zero_copy_only=False))
+    return longs.cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)

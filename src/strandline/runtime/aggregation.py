@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.states import State, Value
-from strandline.api.windows import Sliding, Tumbling
+from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.manifest import StateInfo
 from strandline.format.types import StructType, parse_schema
@@ -28,7 +28,6 @@ from strandline.runtime.scope import Scope
 from strandline.runtime.vectors import BatchKeys
 
 TOTALS, PANES = "totals", "panes"
-WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 
 class RunningAggregation(ColumnarProcess):

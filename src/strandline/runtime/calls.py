@@ -63,6 +63,7 @@ class EventCalls:
         scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
         timer = Timer()
         timer.is_processing_time = processing
+        scope.in_timer = True
         for at_us, key in timers.fire(until_us, prepare):
             scope.key = key
             timer.time_us = at_us
@@ -78,6 +79,7 @@ class EventCalls:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
             if len(rows) + self._outputs.waiting >= _OUTPUT_ROWS:
                 yield from self._take()
+        scope.in_timer = False
         yield from self._take()
 
     def _with_time(self, on_event: Callable[[Any, Any], Any], times: Sequence[int | None]) -> Callable[[Any, Any], Any]:
@@ -110,6 +112,7 @@ class EventCalls:
         """Forget rows of an epoch that failed."""
         self._rows.clear()
         self._times.clear()
+        self._scope.in_timer = False
 
 
 def user_error(

@@ -194,6 +194,12 @@ def check_process(process: Any, uid: str) -> None:
     method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
     if getattr(type(process), method) is getattr(base, method):
         raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+    for name, state in declared_states(process).items():
+        if name in vars(process):
+            raise ConfigurationError(
+                f"operator '{uid}': {type(process).__name__} assigns to its state '{name}' before it runs",
+                hint=f"leave that out of __init__: each key has a {state.kind} of its own; a Value can have a default=",
+            )
 
 
 def check_sides(process: Process, uid: str, sides: Mapping[str, str]) -> None:

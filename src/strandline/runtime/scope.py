@@ -21,6 +21,7 @@ class Scope:
         "_emit",
         "epoch",
         "in_broadcast",
+        "in_timer",
         "key",
         "keys",
         "now_us",
@@ -42,6 +43,7 @@ class Scope:
         self.now_us = 0
         self.timers = Timers(self)
         self.in_broadcast = False
+        self.in_timer = False
         self._emit: Callable[[str, Any], None] | None = None
 
     @property
@@ -61,8 +63,10 @@ class Scope:
 
     @property
     def is_late(self) -> bool:
-        """Whether the event is older than the watermark."""
-        return self.time_us is not None and self.watermark_us is not None and self.time_us < self.watermark_us
+        """Whether the event is older than the watermark; a timer's time is always past, and that is not late."""
+        if self.in_timer or self.time_us is None or self.watermark_us is None:
+            return False
+        return self.time_us < self.watermark_us
 
     def emit(self, side: str, row: Any) -> None:
         """Send a row to a side output."""

@@ -16,10 +16,10 @@ from typing import Any
 from strandline.api.states import Map, State
 from strandline.api.windows import Session, Window
 from strandline.runtime.contents import Contents, Row
-from strandline.runtime.windowing import Rules, WindowOperator
+from strandline.runtime.windowing import EndingWindows, Rules
 
 
-class SessionWindows(WindowOperator):
+class SessionWindows(EndingWindows):
     """Sessions of each key. An event at the very end of one begins another: the gap was silent."""
 
     def __init__(self, kind: Session, contents: Contents, rules: Rules) -> None:
@@ -62,13 +62,6 @@ class SessionWindows(WindowOperator):
             del self.windows[other]
         return at, first.fresh and len(touched) == 1, value
 
-    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        """Give the result of the session that ends now, remove the one whose lateness is over, show what is open."""
-        if timer.is_processing_time is self._processing:
-            yield from self._complete(timer.time_us, ctx)
-        if timer.is_processing_time and self._is_early(timer.time_us):
-            yield from self._so_far(ctx)
-
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
         lateness = self._rules.lateness_us
         for at, session in list(self.windows.items()):
@@ -93,10 +86,6 @@ class SessionWindows(WindowOperator):
                 yield from self._results(Window(session.start, session.end), at, session.value, ctx)
                 self.windows[at] = (session.start, session.end, False, session.value)
                 self._set_timer(session.end, ctx)
-
-    def _remove(self, at: int) -> None:
-        self._contents.clear(at)
-        del self.windows[at]
 
 
 def _start_of(named: tuple[int, Any]) -> int:

@@ -222,6 +222,7 @@ class Store:
                 self._maps[name] = table
             else:
                 self._values[name] = table
+        vars(self._process)["_bound_states"] = states
 
     def _adopt(self) -> None:
         """Take over what a backend that keeps nothing itself has read from its snapshot."""

@@ -66,7 +66,7 @@ class TimerTable:
         self._limit = b""
         if not backend.keeps_all:
             for group in range(groups.first, groups.last + 1):
-                self._look_for_first(group, b"")
+                self._look_for_first(group)
 
     def set(self, key: bytes, at_us: int) -> None:
         """Set the timer of a key at a time; one that is pending already stays."""
@@ -161,7 +161,7 @@ class TimerTable:
                     fresh.discard(timer)
                     del changes[timer]
                 continue
-            if timer not in changes and not any(timer in layer for layer in older):
+            if timer not in changes and not (older and any(timer in layer for layer in older)):
                 stored = first.get(timer[8] << 8 | timer[9])
                 if stored is None or timer < stored:
                     # The backend has none so early in this key group.
@@ -295,9 +295,8 @@ class TimerTable:
             yield timer
         del self._first[group]
 
-    def _look_for_first(self, group: int, after: bytes) -> None:
-        prefix = _GROUP.pack(group)
-        for entry, _ in self._backend.scan(self.name, prefix, first=prefix + after[:8]):
+    def _look_for_first(self, group: int) -> None:
+        for entry, _ in self._backend.scan(self.name, _GROUP.pack(group)):
             self._first[group] = _timer(entry)
             return
 
@@ -312,6 +311,13 @@ class TimerTable:
                 first = self._first.get(group)
                 if first is None or timer < first:
                     self._first[group] = timer
+
+
+def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:
+    """Whether the watermark or the clock has reached the first timer of its kind; None: there is none."""
+    if event_us is not None and watermark_us is not None and event_us <= watermark_us:
+        return True
+    return processing_us is not None and processing_us <= now_us
 
 
 def _times(timers: list[bytes]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 REACHED = "watermark"
-"""Name of the watermark itself among what a manifest holds; the origins are `{source}/{origin}`."""
+"""Name of the watermark itself among what a manifest holds; the origins are `{spec's name or number}/{origin}`."""
 FIRED_AT = "fired"
 """Name of the watermark up to which timers have fired: that of the checkpoint's epoch, which the next one moves on."""
 
@@ -19,9 +19,11 @@ class WatermarkSpec:
     column: str
     delay_us: int = 0
     per: str | None = None
-    """A column whose values are told apart: the slowest counts."""
+    """A column whose values are told apart: the slowest counts. Without `idle_us`, every value is kept for ever."""
     idle_us: int | None = None
-    """After so long without news, an origin is not waited for."""
+    """After so long without news, an origin is not waited for, and forgotten once the watermark has passed it."""
+    name: str = ""
+    """What it is found by in manifests; without one, its number."""
 
 
 class Watermarks:
@@ -38,11 +40,12 @@ class Watermarks:
         self._reached: int | None = stored.get(REACHED)
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
+        self._names = [spec.name or str(index) for index, spec in enumerate(self._specs)]
         self._newest: dict[tuple[int, str], int] = {}
-        for name, at_us in stored.items():
-            index, slash, origin = name.partition("/")
-            if slash and int(index) < len(self._specs):
-                self._newest[int(index), origin] = at_us
+        for stored_name, at_us in stored.items():
+            name, slash, origin = stored_name.partition("/")
+            if slash and name in self._names:
+                self._newest[self._names.index(name), origin] = at_us
         # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
         self._heard: dict[tuple[int, str], int] = dict.fromkeys(self._newest, now_us)
         self._started_us = now_us
@@ -65,19 +68,29 @@ class Watermarks:
 
     def _advance(self, now_us: int) -> int | None:
         awake: list[int] = []
-        idle: list[int] = []
+        idle: dict[tuple[int, str], int] = {}
         for index, spec in enumerate(self._specs):
             since = None if spec.idle_us is None else now_us - spec.idle_us
             mine = [at for at in self._newest if at[0] == index]
             if not mine and (since is None or self._started_us >= since):
                 return self._reached
             for at in mine:
-                times = awake if since is None or self._heard[at] >= since else idle
-                times.append(self._newest[at] - spec.delay_us)
+                time_us = self._newest[at] - spec.delay_us
+                if since is None or self._heard[at] >= since:
+                    awake.append(time_us)
+                else:
+                    idle[at] = time_us
         if awake or idle:
-            reached = min(awake) if awake else max(idle)
+            reached = min(awake) if awake else max(idle.values())
             self._reached = reached if self._reached is None else max(self._reached, reached)
+            self._forget(idle, self._reached)
         return self._reached
+
+    def _forget(self, idle: Mapping[tuple[int, str], int], reached_us: int) -> None:
+        """Let go of origins that cannot move the watermark any more: devices come and go, and manifests list them."""
+        for at, time_us in idle.items():
+            if time_us <= reached_us:
+                del self._newest[at], self._heard[at]
 
     @property
     def reached_us(self) -> int | None:
@@ -87,6 +100,6 @@ class Watermarks:
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
         with self._lock:
-            found = {f"{index}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
+            found = {f"{self._names[index]}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
         known = {REACHED: self._reached, FIRED_AT: self.fired_us}
         return {name: at_us for name, at_us in known.items() if at_us is not None} | found

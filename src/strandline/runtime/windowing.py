@@ -89,7 +89,30 @@ class WindowOperator(KeyedProcess):
             yield first + row
 
 
-class TimeWindows(WindowOperator):
+class EndingWindows(WindowOperator):
+    """What windows that end at some time share."""
+
+    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
+        """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
+        if timer.is_processing_time is self._processing:
+            yield from self._complete(timer.time_us, ctx)
+        if timer.is_processing_time and self._is_early(timer.time_us):
+            yield from self._so_far(ctx)
+
+    def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
+        """Give what ends at this time, and remove what is over with it."""
+        raise NotImplementedError
+
+    def _so_far(self, ctx: Any) -> Iterator[Row]:
+        """Give the results of windows that are open and have changed since their last one."""
+        raise NotImplementedError
+
+    def _remove(self, at: int) -> None:
+        self._contents.clear(at)
+        del self.windows[at]
+
+
+class TimeWindows(EndingWindows):
     """Tumbling and sliding windows: a window is named by its end."""
 
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
@@ -130,13 +153,6 @@ class TimeWindows(WindowOperator):
         if not fresh or self._contents.is_value:
             self.windows[end] = (True, added)
 
-    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
-        if timer.is_processing_time is self._processing:
-            yield from self._complete(timer.time_us, ctx)
-        if timer.is_processing_time and self._is_early(timer.time_us):
-            yield from self._so_far(ctx)
-
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
         lateness = self._rules.lateness_us
         entry = self.windows.get(now_us)
@@ -156,10 +172,6 @@ class TimeWindows(WindowOperator):
             if entry.fresh and (reached is None or end > reached):
                 yield from self._results(Window(end - self._size, end), end, entry.value, ctx)
                 self.windows[end] = (False, entry.value)
-
-    def _remove(self, end: int) -> None:
-        self._contents.clear(end)
-        del self.windows[end]
 
 
 class GlobalWindows(WindowOperator):

@@ -7,30 +7,28 @@ makes them fewer, else each row on its own. Both have the same columns, so it ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructType
 
 from strandline.api.aggregates import Aggregate
-from strandline.api.windows import Session, Sliding, Tumbling
+from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, Tumbling
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
-from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
-from strandline.runtime.aggregation import WINDOW_END, WINDOW_START, RunningAggregation, WindowedAggregation
+from strandline.runtime.aggregates import Accumulators, FieldSpec
+from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
-from strandline.runtime.outputs import raw_ddl
-from strandline.spark.ddl import ddl_of, first_line, input_schema, quoted
-from strandline.spark.times import TIME, hidden_of, visible
+from strandline.spark.ddl import ddl_of, quoted
+from strandline.spark.late import LateNode
+from strandline.spark.nodes import StepNode, make_operator
+from strandline.spark.partials import Partial, declare
+from strandline.spark.times import ORIGIN, TIME, hidden_of
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
 
 PANE, ROWS = "__strandline_pane", "__strandline_rows"
-_PARTIAL = "__strandline_partial"
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
 _WORTHWHILE = 0.6
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
@@ -61,15 +59,6 @@ class Reduction:
         if self._epochs_off:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self.on, self._epochs_off = False, 0
-
-
-@dataclass(frozen=True)
-class Partial:
-    """How a column of an accumulator is made: of many rows, of one row, and of two accumulators."""
-
-    of_many: str
-    of_one: str
-    merge: str
 
 
 class Partials:
@@ -107,8 +96,8 @@ class Partials:
 class Aggregates:
     """The methods that keyed and windowed streams have for built-in aggregation."""
 
-    def _cut(self) -> tuple[KeyedStream, Any, int]:
-        """Return the keyed stream, the kind of window if there is one, and the allowed lateness."""
+    def _cut(self) -> tuple[KeyedStream, Any, int, str | None]:
+        """Return the keyed stream, the kind of window if there is one, the allowed lateness, the late rows' name."""
         raise NotImplementedError
 
     def agg(
@@ -128,9 +117,9 @@ class Aggregates:
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
         given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
-        keyed, kind, lateness_us = self._cut()
+        keyed, kind, lateness_us, late = self._cut()
         given = {**(results or {}), **more}
-        return build(keyed, kind, lateness_us, given, uid, name or "agg", max_parallelism)
+        return build(keyed, kind, lateness_us, late, given, uid, name or "agg", max_parallelism)
 
     def count(self, *, uid: str) -> Stream:
         """Count events into the column `count`."""
@@ -157,18 +146,19 @@ def build(
     keyed: KeyedStream,
     kind: Any,
     lateness_us: int,
+    late: str | None,
     given: Mapping[str, Aggregate],
     uid: str,
     name: str,
     max_parallelism: int | None,
 ) -> Stream:
     """Return the stream of an aggregation's results."""
-    from strandline.spark.stream import OperatorNode, StepNode, Stream
+    from strandline.spark.stream import Stream
 
     probe, keys = keyed._node.probe, keyed._keys
     _check(probe, keys, kind, given, uid)
     key_ddl = ", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys)
-    columns, ddls, results = _declare(probe, given, uid)
+    columns, ddls, results = declare(probe, given, uid)
     fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
     accumulators = Accumulators(fields, results)
     process: ColumnarProcess
@@ -184,19 +174,16 @@ def build(
     partials = StepNode(step(probe), keyed._node, step)
     edges = "" if kind is None else f", {WINDOW_START} timestamp, {WINDOW_END} timestamp"
     output = parse_schema(key_ddl + edges + "".join(f", {quoted(r.name)} {r.ddl}" for r in results)).ddl
-    hidden = tuple(hidden_of(partials.probe))
-    node = OperatorNode(
-        probe=probe.sparkSession.createDataFrame([], raw_ddl(output, {}, timed=TIME in hidden)),
-        parent=partials,
-        uid=uid,
+    node = make_operator(
+        partials,
+        process,
+        uid,
         name=name,
         keys=keys,
-        process=process,
-        input_schema=input_schema(partials.probe, f"operator '{uid}'"),
-        output_schema=output,
-        hidden=hidden,
+        output=output,
         max_parallelism=max_parallelism,
         reduction=reduction,
+        sides_before={} if late is None else {late: LateNode(probe.drop(ORIGIN), keyed._node, kind, lateness_us, uid)},
     )
     return Stream(node, node)
 
@@ -230,93 +217,9 @@ def _check(probe: DataFrame, keys: tuple[str, ...], kind: Any, given: Mapping[st
             )
     if kind is None:
         return
-    if TIME not in probe.columns:
-        raise ConfigurationError(
-            f"operator '{uid}': the stream has no event time, by which windows are cut",
-            hint='call watermark("column") before key_by',
-        )
     if not isinstance(kind, Tumbling | Sliding):
         what = "sessions" if isinstance(kind, Session) else f"{kind!r}"
         raise ConfigurationError(
             f"operator '{uid}': agg() is for tumbling and sliding windows, not for {what}",
             hint="use aggregate() or process() of the window",
         )
-
-
-def _declare(
-    probe: DataFrame, given: Mapping[str, Aggregate], uid: str
-) -> tuple[dict[str, Partial], dict[str, str], list[ResultSpec]]:
-    """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
-    names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
-    columns: dict[str, Partial] = {}
-    results = []
-    for result, aggregate in given.items():
-        column = _sql(probe, aggregate.column)
-        kind = _type_of(probe, _whole(aggregate, column), result, uid)
-        partials = _partials(aggregate, column, isinstance(kind, DecimalType))
-        if aggregate.kind in ("min", "max") and isinstance(kind, StructType | ArrayType | MapType):
-            raise ConfigurationError(
-                f"operator '{uid}': {aggregate.kind} of '{aggregate.column}' is over {kind.simpleString()}, expected a "
-                "number, a text, a boolean, a date or a time"
-            )
-        # The columns of moments belong together; others can be shared one by one.
-        parts = [tuple(partials)] if partials[0].merge == "moments" else [(partial,) for partial in partials]
-        fields: list[str] = []
-        for part in parts:
-            if part not in names:
-                names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
-                columns.update(zip(names[part], part, strict=True))
-            fields += names[part]
-        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields)))
-    ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
-    return columns, ddls, results
-
-
-def _partials(aggregate: Aggregate, c: str, is_decimal: bool) -> list[Partial]:
-    kind = aggregate.kind
-    counted = Partial(f"count({c})", "1L" if c == "1" else f"if({c} is null, 0L, 1L)", "sum")
-    elements = f"filter(array({c}), x -> x is not null)"
-    if kind == "count":
-        return [counted]
-    if kind == "avg":
-        return [Partial(f"sum({c})" if is_decimal else f"sum(cast({c} as double))", c, "sum"), counted]
-    if kind in ("stddev", "stddev_pop", "variance", "var_pop"):
-        number = f"cast({c} as double)"
-        squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
-        return [
-            Partial(counted.of_many, counted.of_one, "moments"),
-            Partial(f"avg({number})", number, "moments"),
-            Partial(squares, "0D", "moments"),
-        ]
-    if kind in ("first", "last"):
-        nulls = str(aggregate.ignore_nulls).lower()
-        return [Partial(f"{kind}({c}, {nulls})", c, f"{kind}_valid" if aggregate.ignore_nulls else kind)]
-    if kind == "collect_list":
-        return [Partial(f"collect_list({c})", elements, "joined")]
-    if kind in ("collect_set", "count_distinct"):
-        return [Partial(f"collect_set({c})", elements, "united")]
-    return [Partial(f"{kind}({c})", c, kind)]
-
-
-def _whole(aggregate: Aggregate, c: str) -> str:
-    """Return Spark's own expression of an aggregate, which tells its type."""
-    names = {"stddev": "stddev_samp", "variance": "var_samp"}
-    if aggregate.kind == "count_distinct":
-        return f"count(distinct {c})"
-    return f"{names.get(aggregate.kind, aggregate.kind)}({c})"
-
-
-def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType:
-    try:
-        return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
-    except AnalysisException as error:
-        raise ConfigurationError(
-            f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "
-            f"({', '.join(visible(probe.columns))}): {first_line(error)}"
-        ) from None
-
-
-def _sql(probe: DataFrame, column: str | None) -> str:
-    if column is None:
-        return "1"
-    return quoted(column) if column in visible(probe.columns) else f"({column})"

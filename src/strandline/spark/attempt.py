@@ -79,6 +79,8 @@ class Attempt:
         self._query: StreamingQuery | None = None
         self._fleet: Fleet | None = None
         self._spark_dir = Path()
+        self._source_names: list[str] = []
+        """In the order of Spark's progress files."""
         self._final: Future[CheckpointId] | None = None
         self.driver: EpochDriver
         self.coordinator: Coordinator
@@ -133,13 +135,14 @@ class Attempt:
             [self._operator_plan(operator) for operator in operators], self._commit_sinks,
         )  # fmt: skip
         batch = manifest.source.batch if manifest and manifest.source else -1
+        stored = manifest.source.names if manifest and manifest.source else None
+        self._source_names = stored or b.plan.sources.names
+        source = b.plan.sources.together(self._source_names)
         self.driver = EpochDriver(
-            b.plan, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch, batch,
+            b.plan, source, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch, batch,
             Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
         )  # fmt: skip
-        writer = b.plan.source.writeStream.foreachBatch(self.driver).option(
-            "checkpointLocation", f"file://{self._spark_dir}"
-        )
+        writer = source.writeStream.foreachBatch(self.driver).option("checkpointLocation", f"file://{self._spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
         self._query = writer.start()
@@ -205,7 +208,7 @@ class Attempt:
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            check_compatible(manifest, operators, self._b.settings.backend, sinks)
+            check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
         return operators
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
@@ -311,7 +314,9 @@ class Attempt:
         base = self.coordinator.confirmed_manifest
         try:
             files = capture(self._spark_dir, batch)
-            info = upload_source(self._b.jobdir, files, checkpoint, batch, base.source if base else None)
+            info = upload_source(
+                self._b.jobdir, files, checkpoint, batch, base.source if base else None, self._source_names
+            )
         except FencedError:
             raise
         except StrandlineError as error:

@@ -82,6 +82,18 @@ def check_source(df: Any) -> None:
         )
 
 
+def check_source_name(name: object) -> str:
+    """Return the name that a source was given, or nothing."""
+    if name is None:
+        return ""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
+        raise ConfigurationError(
+            f"stream() was given name={name!r}, expected letters, digits, '_', '-' and '.'",
+            hint='name what it brings, for the life of the job: name="payments"',
+        )
+    return name
+
+
 def _find_stateful(plan: Any) -> str | None:
     name = plan.nodeName()
     children = [plan.children().apply(i) for i in range(plan.children().size())]

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 
 from strandline.core.errors import IncompatibleStateError
 from strandline.core.settings import BackendName
-from strandline.format.manifest import Manifest, OperatorInfo
+from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
 from strandline.spark.plan import Operator
 
 
 def check_compatible(
-    manifest: Manifest, operators: Sequence[Operator], backend: BackendName, sinks: Sequence[str]
+    manifest: Manifest,
+    operators: Sequence[Operator],
+    backend: BackendName,
+    sinks: Sequence[str],
+    sources: Sequence[str],
 ) -> None:
     """Raise IncompatibleStateError naming every difference."""
     by_uid = {operator.uid: operator for operator in operators}
@@ -30,12 +34,28 @@ def check_compatible(
         for sink in manifest.sinks
         if sink.pending and sink.name not in sinks
     ]
+    read = _source_differences(manifest.source, sources)
+    found += read
     if found:
         raise IncompatibleStateError(
             f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
-            hint="run the program that made it, or start afresh with another job name or checkpoint directory",
+            hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
+            + "run the program that made it, or start afresh with another job name or checkpoint directory",
             differences=found,
         )
+
+
+def _source_differences(stored: SourceInfo | None, now: Sequence[str]) -> list[str]:
+    """Compare the names of the sources; a single one needs none, then or now."""
+    if stored is None:
+        return []
+    before = stored.names or []
+    if len(before) <= 1 and len(now) <= 1 and not (before and now):
+        return []
+    has = f"it reads {', '.join(now)}" if now else "it reads one source without a name"
+    gone = [f"the program has no source named '{name}'; {has}" for name in before if name not in now]
+    knows = f"the checkpoint knows {', '.join(before)}" if before else "the checkpoint knows one source without a name"
+    return gone + [f"the source '{name}' is new; {knows}" for name in now if name not in before]
 
 
 def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName) -> list[str]:

@@ -17,13 +17,15 @@ from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
+from strandline.runtime.timers import is_due
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.joins import TO, PairNode
+from strandline.spark.late import LateNode
+from strandline.spark.nodes import OperatorNode
 from strandline.spark.plan import Operator, Plan
-from strandline.spark.stream import OperatorNode
 from strandline.spark.worker import unmark
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class EpochDriver:
     def __init__(
         self,
         plan: Plan,
+        source: DataFrame,
         operators: Sequence[Operator],
         exchange: Exchange,
         fleet: Fleet,
@@ -59,6 +62,7 @@ class EpochDriver:
         clock: Clock,
     ) -> None:
         self._plan = plan
+        self._source = source
         self._operators = {operator.node: operator for operator in operators}
         self._exchange = exchange
         self._fleet = fleet
@@ -111,7 +115,7 @@ class EpochDriver:
             return False
         try:
             if self._nothing is None:
-                self._nothing = make_nothing(self._plan.source)
+                self._nothing = make_nothing(self._source)
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
         except Exception as error:
             raise find_error(error) from error
@@ -125,12 +129,8 @@ class EpochDriver:
         """Whether the watermark or the clock have passed some timer that has not fired."""
         now_us = self._now_us()
         reached = self._watermarks.advance(now_us)
-        for ack in list(self.progress.acks.values()):
-            if ack.next_event_us is not None and reached is not None and ack.next_event_us <= reached:
-                return True
-            if ack.next_processing_us is not None and ack.next_processing_us <= now_us:
-                return True
-        return False
+        acks = list(self.progress.acks.values())
+        return any(is_due(ack.next_event_us, ack.next_processing_us, reached, now_us) for ack in acks)
 
     def _now_us(self) -> int:
         return self._clock.now_ms() * 1000
@@ -223,7 +223,9 @@ class EpochDriver:
         self._heed(acks)
         failpoints.hit("epoch.done")
 
-    def _operate(self, node: OperatorNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
+    def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
+        if isinstance(node, LateNode):
+            return node.pick(rows, instructions.watermark_us, instructions.fired_us)
         operator = self._operators[node]
         pair = node.parent
         to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None
@@ -272,9 +274,8 @@ class EpochDriver:
                     self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
-        # The first operator's rows are the job's; a job with several sees each row again further on.
-        first = self._plan.operators[0].uid if self._plan.operators else ""
-        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid == first)
+        counting = self._plan.counting
+        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in counting)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1

@@ -32,6 +32,11 @@ SESSION_CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
 }
 
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
+"""Where the key is a constant, it puts the route into the anchor's join, which then is none by key any more: the anchor
+is broadcast, and partitions without rows are not reached."""
+
 
 class Exchange:
     """The routes and the anchor of one job at one parallelism."""
@@ -133,6 +138,9 @@ def prepare_session(session: SparkSession) -> None:
     """Set what the exchange needs on a session that is ours alone."""
     for name, value in SESSION_CONF.items():
         session.conf.set(name, value)
+    excluded = session.conf.get(_EXCLUDED_RULES, None) or ""
+    if _FOLDABLE_PROPAGATION not in excluded:
+        session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))
 
 
 def _find_routes(parallelism: int) -> list[int]:

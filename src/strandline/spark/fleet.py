@@ -17,6 +17,7 @@ import msgspec
 from pyspark import Accumulator, AccumulatorParam, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
+from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
@@ -56,6 +57,8 @@ class Fleet:
         self._exchange = exchange
         self._generation = generation
         self._refs = {program.uid: KeeperRef(places, program.uid, self._generation) for program in programs}
+        # Here, too: a broadcast's value is read from a file, and where Spark encrypts that, anew each time and not for
+        # two threads at once.
         self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
         self._broadcasts: dict[str, Broadcast[bytes]] = {
             uid: sc.broadcast(program) for uid, program in self._programs.items()
@@ -77,7 +80,9 @@ class Fleet:
         for data in taken:
             ack = msgspec.msgpack.decode(data, type=Ack)
             if ack.epoch == epoch:
-                found[ack.uid, ack.partition] = ack
+                slot = (ack.uid, ack.partition)
+                _refuse_other_keeper(ack, found.get(slot) or self.last.get(slot))
+                found[slot] = ack
         self.last.update(found)
         return found
 
@@ -154,6 +159,17 @@ def _only_executor(spark: SparkSession) -> Executor | None:
     if shutil.which(sc.pythonExec) != sys.executable:
         return None
     return Executor(int(sc._jvm.java.lang.ProcessHandle.current().pid()), sc.environment)
+
+
+def _refuse_other_keeper(ack: Ack, before: Ack | None) -> None:
+    """Two keepers that have applied one epoch would both go on. A task that is retried finds the one that was there."""
+    if before is None or before.epoch != ack.epoch or (before.host, before.pid) == (ack.host, ack.pid):
+        return
+    raise KeeperError(
+        f"operator '{ack.uid}', partition {ack.partition}: epoch {ack.epoch} was applied by two keepers, process "
+        f"{before.pid} on {before.host} and process {ack.pid} on {ack.host}",
+        hint="the job goes back to its last checkpoint, with one of them",
+    )
 
 
 def _end_process(pid: int) -> None:

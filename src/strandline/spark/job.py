@@ -65,7 +65,7 @@ class Job:
         """
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
-        spark = spark or self._plan.source.sparkSession
+        spark = spark or self._plan.sources.session
         check_session(spark)
         warning = locality_warning(spark)
         if warning:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql import DataFrame
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
-from strandline.api.windows import Sliding, Tumbling, WindowKind
+from strandline.api.process import KeyedProcess
+from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
 from strandline.spark.ddl import ddl_of, input_schema, quoted
-from strandline.spark.stream import KeyedStream, Node, OperatorNode, Stream, WatermarkNode
+from strandline.spark.late import LateNode
+from strandline.spark.nodes import Node, OperatorNode, WatermarkNode
+from strandline.spark.stream import KeyedStream, Stream
 from strandline.spark.times import FIRED, ORIGIN, TIME, visible, without_hidden
 
 _ORDER = "__strandline_order"
@@ -47,15 +50,18 @@ class PairNode(Node):
         return tuple(node for node in (self.parent, self.other) if node is not None)
 
 
+_Process = TypeVar("_Process", bound=KeyedProcess)
+
+
 @dataclass(frozen=True)
-class ConnectedStreams:
-    """Two streams that are keyed alike: the place for a function that sees the events of both."""
+class PairedStreams(Generic[_Process]):
+    """Two streams as the input of one function: the place for that function."""
 
     pairs: KeyedStream
 
     def process(
         self,
-        process: KeyedCoProcess,
+        process: _Process,
         output: str,
         uid: str,
         *,
@@ -67,24 +73,12 @@ class ConnectedStreams:
         return self.pairs.process(process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
 
 
-@dataclass(frozen=True)
-class BroadcastStream:
+class ConnectedStreams(PairedStreams[KeyedCoProcess]):
+    """Two streams that are keyed alike: the place for a function that sees the events of both."""
+
+
+class BroadcastStream(PairedStreams[KeyedBroadcastProcess]):
     """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
-
-    pairs: KeyedStream
-
-    def process(
-        self,
-        process: KeyedBroadcastProcess,
-        output: str,
-        uid: str,
-        *,
-        sides: Mapping[str, str] | None = None,
-        name: str | None = None,
-        max_parallelism: int | None = None,
-    ) -> Stream:
-        """Run a function with state on each event and each rule; arguments are those of KeyedStream.process()."""
-        return self.pairs.process(process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
 
 
 def broadcast(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> BroadcastStream:
@@ -141,7 +135,7 @@ def window_join(
         )
     pairs = _paired(left, right, "window_join")
     layout = _layout(left, right, "window_join", how)
-    window = [("window_start", "timestamp"), ("window_end", "timestamp")]
+    window = [(WINDOW_START, "timestamp"), (WINDOW_END, "timestamp")]
     columns = _columns(layout, prefixes, "window_join", window)
     return _run(pairs, WindowJoin(layout, kind, how), columns, uid, max_parallelism)
 
@@ -310,7 +304,7 @@ def _struct_type(probe: DataFrame, what: str) -> str:
 
 def _watermark_of(node: Node | None) -> WatermarkNode | None:
     """Return the watermark that rows come straight from."""
-    while node is not None and not isinstance(node, OperatorNode | WatermarkNode):
+    while node is not None and not isinstance(node, OperatorNode | WatermarkNode | LateNode):
         node = node.parent
     return node if isinstance(node, WatermarkNode) else None
 

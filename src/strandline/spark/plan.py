@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -13,12 +13,16 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import StateInfo
 from strandline.runtime.program import key_schema, state_infos
+from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.joins import PairNode, movers_of
+from strandline.spark.late import LateNode
+from strandline.spark.nodes import Node, OperatorNode, SourceNode, StepNode, WatermarkNode
 from strandline.spark.sinks.base import Sink
-from strandline.spark.stream import Node, OperatorNode, Output, SourceNode, StepNode, WatermarkNode
+from strandline.spark.sources import Sources
+from strandline.spark.stream import Output
 from strandline.spark.times import without_hidden
 
-RunOperator = Callable[[OperatorNode, DataFrame], DataFrame]
+RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Operator:
 
 
 class Plan:
-    """The graph from one source to the sinks."""
+    """The graph from the sources to the sinks."""
 
     def __init__(self, outputs: Sequence[Output]) -> None:
         if not outputs or not all(isinstance(output, Output) for output in outputs):
@@ -57,17 +61,21 @@ class Plan:
         self._outputs = list(outputs)
         self._nodes = self._in_order()
         self._branches = self._find_branches()
-        self.source = self._the_source()
+        self.sources = Sources([node for node in self._nodes if isinstance(node, SourceNode)])
         self.operators = [node for node in self._nodes if isinstance(node, OperatorNode)]
         self._check_uids()
-        found = [node for node in self._nodes if isinstance(node, WatermarkNode)]
-        self.watermarks = [node.spec for node in found]
+        self._check_late()
+        # One that no operator's events move would stand still for ever, and hold back the others.
+        movers = {operator.uid: found for operator in self.operators if any(found := movers_of(operator))}
+        moved = {mover for found in movers.values() for mover in found}
+        watermarks = [node for node in self._nodes if isinstance(node, WatermarkNode) and node in moved]
+        self.watermarks = self._named_watermarks(watermarks)
         self.measuring = {
-            operator.uid: tuple(None if mover is None else found.index(mover) for mover in movers)
-            for operator in self.operators
-            if any(movers := movers_of(operator))
+            uid: tuple(None if mover is None else watermarks.index(mover) for mover in found)
+            for uid, found in movers.items()
         }
         """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
+        self.counting = self._find_counting()
         self.sinks = self._named_sinks()
         self._parallelism = 0
 
@@ -83,18 +91,19 @@ class Plan:
 
     def build(self, df: DataFrame, run: RunOperator) -> Built:
         """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once."""
-        made: dict[Node, DataFrame] = {}
         kept: list[DataFrame] = []
+        if self.sources.are_several:
+            # Every branch reads all of it: without this, once a branch from the sources.
+            df = df.persist(StorageLevel.MEMORY_AND_DISK)
+            kept.append(df)
+        made = self.sources.apart(df)
         for node in self._nodes:
-            if isinstance(node, SourceNode):
-                made[node] = df
-                continue
             parents = [made[parent] for parent in node.parents]
             if isinstance(node, StepNode | WatermarkNode):
                 made[node] = node.step(*parents)
             elif isinstance(node, PairNode):
                 made[node] = node.pack(self._parallelism, *parents)
-            elif isinstance(node, OperatorNode):
+            elif isinstance(node, OperatorNode | LateNode):
                 made[node] = run(node, *parents)
             if node in self._branches:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
@@ -136,14 +145,29 @@ class Plan:
             readers[output.stream._node] += 1 if output.sink.reads_once else 2
         return {node for node, count in readers.items() if count > 1 and _has_operator(node)}
 
-    def _the_source(self) -> DataFrame:
-        sources = [node for node in self._nodes if isinstance(node, SourceNode)]
-        if len(sources) != 1 or sources[0].df is None:
-            raise ConfigurationError(
-                f"the sinks of a job read {len(sources)} sources, expected one",
-                hint="union DataFrames before stream(), or make a job of each; begin all branches with one stream()",
-            )
-        return sources[0].df
+    def _named_watermarks(self, nodes: Sequence[WatermarkNode]) -> list[WatermarkSpec]:
+        """Return what they say; with several sources, named by these: the program may mention them in any order."""
+        if not self.sources.are_several:
+            return [node.spec for node in nodes]
+        counted: Counter[str] = Counter()
+        specs = []
+        for node in nodes:
+            source = _first_source(node)
+            counted[source] += 1
+            name = source if counted[source] == 1 else f"{source}:{counted[source]}"
+            specs.append(replace(node.spec, name=name))
+        return specs
+
+    def _find_counting(self) -> set[str]:
+        """Return uids of operators whose rows are the job's: if there are such, they get each source's rows once."""
+        counting: set[str] = set()
+        counted: set[Node] = set()
+        read = {operator.uid: _sources_of(*operator.parents) for operator in self.operators}
+        for uid, sources in sorted(read.items(), key=lambda item: -len(item[1])):
+            if sources and not sources & counted:
+                counting.add(uid)
+                counted |= sources
+        return counting
 
     def _check_uids(self) -> None:
         counted = Counter(node.uid for node in self.operators)
@@ -154,6 +178,15 @@ class Plan:
                 f"the uid '{twice[0]}' is used by {counted[twice[0]]} operators ({names})",
                 hint="give each operator a uid of its own: its state is found by it",
             )
+
+    def _check_late(self) -> None:
+        uids = {node.uid for node in self.operators}
+        for node in self._nodes:
+            if isinstance(node, LateNode) and node.uid not in uids:
+                raise ConfigurationError(
+                    f"the late events of the operator '{node.uid}' go to a sink, its results to none",
+                    hint="send its results to a sink too, or sl.sinks.noop(): nothing is late for what does not run",
+                )
 
     def _named_sinks(self) -> list[tuple[str, Sink, Node]]:
         named: list[tuple[str, Sink, Node]] = []
@@ -182,3 +215,20 @@ class Built:
 
 def _has_operator(node: Node) -> bool:
     return isinstance(node, OperatorNode) or any(map(_has_operator, node.parents))
+
+
+def _first_source(node: Node) -> str:
+    while node.parent is not None:
+        node = node.parent
+    return node.name if isinstance(node, SourceNode) else ""
+
+
+def _sources_of(*nodes: Node) -> set[Node]:
+    """Return the sources whose rows reach these nodes without an operator in between."""
+    found: set[Node] = set()
+    for node in nodes:
+        if isinstance(node, SourceNode):
+            found.add(node)
+        elif not isinstance(node, OperatorNode | LateNode):
+            found |= _sources_of(*node.parents)
+    return found

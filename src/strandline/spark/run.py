@@ -81,6 +81,8 @@ class Status:
     """How far event time has come, in ISO 8601; None without a watermark, or before the first event."""
     late_rows: int = 0
     """Events older than the watermark, since the run, or its last restart, began."""
+    sources: list[str] = field(default_factory=list)
+    """Names of the sources; empty if there is one without."""
     keepers: list[KeeperStatus] = field(default_factory=list)
 
 
@@ -150,6 +152,7 @@ class Run:
             last_failure=self._last_failure,
             watermark=None if watermark_us is None else as_datetime(watermark_us).isoformat(),
             late_rows=progress.late_rows if progress else 0,
+            sources=self._b.plan.sources.names,
             keepers=[
                 KeeperStatus(
                     uid=a.uid, partition=a.partition, pid=a.pid, host=a.host, epoch=a.epoch, rows_in=a.rows_in,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
@@ -14,12 +14,12 @@ from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import How, check_inputs
-from strandline.runtime.outputs import SIDE, raw_ddl
+from strandline.runtime.outputs import SIDE
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
-from strandline.runtime.watermarks import WatermarkSpec
-from strandline.spark.aggregation import Aggregates, Reduction
-from strandline.spark.checks import check_source
+from strandline.spark.aggregation import Aggregates
+from strandline.spark.checks import check_source, check_source_name
 from strandline.spark.ddl import first_line, input_schema, quoted
+from strandline.spark.nodes import Node, OperatorNode, SourceNode, Step, StepNode, WatermarkNode, make_operator
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.times import TIME, hidden_of, visible, without_hidden
@@ -28,71 +28,6 @@ from strandline.spark.windows import WindowedStream, windowed
 
 if TYPE_CHECKING:
     from strandline.spark.joins import BroadcastStream, ConnectedStreams
-
-Step = Callable[[DataFrame], DataFrame]
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """A step of a pipeline. `probe` is an empty DataFrame with the step's schema, for checking what follows."""
-
-    probe: DataFrame
-    parent: Node | None = None
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        """The nodes whose rows it gets."""
-        return () if self.parent is None else (self.parent,)
-
-
-@dataclass(frozen=True, eq=False)
-class SourceNode(Node):
-    """The Structured Streaming DataFrame a job reads."""
-
-    df: DataFrame | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class StepNode(Node):
-    """A stateless step: it stays a Spark DataFrame operation."""
-
-    step: Step = field(default=lambda df: df)
-
-
-@dataclass(frozen=True, eq=False)
-class WatermarkNode(StepNode):
-    """The step that gives every row its time."""
-
-    spec: WatermarkSpec = field(default_factory=lambda: WatermarkSpec(""))
-
-
-@dataclass(frozen=True, eq=False)
-class OperatorNode(Node):
-    """A keyed operator. Its probe has the raw output: side outputs are told apart by the steps that follow."""
-
-    uid: str = ""
-    name: str = ""
-    keys: tuple[str, ...] = ()
-    order_by: tuple[str, ...] = ()
-    process: KeyedProcess | KeyedBatchProcess = field(default_factory=KeyedProcess)
-    input_schema: str = ""
-    output_schema: str = ""
-    sides: dict[str, str] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
-    """The hidden columns of its input."""
-    max_parallelism: int | None = None
-    reduction: Reduction | None = None
-    """Of a built-in aggregation: whether its input is aggregated before it is sent."""
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether its events have times."""
-        return TIME in self.hidden
-
-    @property
-    def raw_schema(self) -> str:
-        """DDL of what its keepers give."""
-        return raw_ddl(self.output_schema, self.sides, timed=self.is_timed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,8 +114,9 @@ class Stream:
 
         The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.
         With `per`, the newest times of that column's values (a partition, a device) are told apart and the slowest
-        counts; with `idle`, a value that was silent for so long is not waited for. Rows count once they reach the
-        first keyed operator. What operators give has the time of the event, or the timer, that it came of.
+        counts; with `idle`, a value that was silent for so long is not waited for. Without it the job remembers every
+        value for ever, and one that ends holds the watermark up. Rows count once they reach the first keyed operator.
+        What operators give has the time of the event, or the timer, that it came of.
         """
         spec = make_spec(self._node.probe, column, delay, per, idle)
 
@@ -192,8 +128,10 @@ class Stream:
     def side(self, name: str) -> Stream:
         """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
         operator = self._operator
+        if operator is not None and name in operator.sides_before:
+            return Stream(operator.sides_before[name])
         if operator is None or name not in operator.sides:
-            known = ", ".join(operator.sides) if operator and operator.sides else "none"
+            known = ", ".join([*operator.sides, *operator.sides_before] if operator else []) or "none"
             raise ConfigurationError(
                 f"side: there is no side output '{name}' here, known: {known}",
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
@@ -255,8 +193,8 @@ class KeyedStream(Aggregates):
         """Return the DDL of its columns; errors about them begin with `where`."""
         return input_schema(self._node.probe, where)
 
-    def _cut(self) -> tuple[KeyedStream, None, int]:
-        return self, None, 0
+    def _cut(self) -> tuple[KeyedStream, None, int, None]:
+        return self, None, 0, None
 
     def process(
         self,
@@ -286,21 +224,16 @@ class KeyedStream(Aggregates):
         state_infos(process)
         schema = parse_schema(output).ddl
         raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
-        hidden = tuple(hidden_of(self._node.probe))
-        check_ttl(process, uid, timed=TIME in hidden)
-        raw = raw_ddl(schema, raw_sides, timed=TIME in hidden)
-        node = OperatorNode(
-            probe=self._node.probe.sparkSession.createDataFrame([], raw),
-            parent=self._node,
-            uid=uid,
+        check_ttl(process, uid, timed=TIME in self.hidden)
+        node = make_operator(
+            self._node,
+            process,
+            uid,
             name=name or type(process).__name__,
             keys=self._keys,
             order_by=self._order_by,
-            process=process,
-            input_schema=input_schema(self._node.probe, f"operator '{uid}'"),
-            output_schema=schema,
+            output=schema,
             sides=raw_sides,
-            hidden=hidden,
             max_parallelism=max_parallelism,
         )
         return _output_of(node, 0)
@@ -406,11 +339,13 @@ class _One:
         return (self._function(row),)
 
 
-def stream(df: DataFrame) -> Stream:
+def stream(df: DataFrame, name: str | None = None) -> Stream:
     """Begin a pipeline with a Structured Streaming DataFrame: any source, any stateless steps.
 
-    >>> payments = stream(spark.readStream.schema(schema).json("in/"))
+    In a job that reads several, each needs a `name`, for the life of the job: how far it was read is found by it.
+
+    >>> payments = stream(spark.readStream.schema(schema).json("in/"), name="payments")
     """
     check_source(df)
     probe = df.sparkSession.createDataFrame([], df.schema)
-    return Stream(SourceNode(probe, None, df))
+    return Stream(SourceNode(probe, df=df, name=check_source_name(name)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind
+from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import Field, StructType, parse_schema, parse_type, quoted
@@ -18,8 +18,6 @@ from strandline.spark.times import TIME
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
-
-WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,13 @@ class WindowedStream(Aggregates):
         """How long after a window's end its late events still count."""
         return self.rules.lateness_us
 
-    def _cut(self) -> tuple[KeyedStream, WindowKind, int]:
-        if self.rules.late is not None or self.rules.early_us or self.rules.processing:
+    def _cut(self) -> tuple[KeyedStream, WindowKind, int, str | None]:
+        if self.rules.early_us or self.rules.processing:
             raise ConfigurationError(
-                "built-in aggregates of windows have no late=, early= and time='processing'",
+                "built-in aggregates of windows have no early= and time='processing'",
                 hint="leave these out, or use fold() or aggregate()",
             )
-        return self.keyed, self.kind, self.lateness_us
+        return self.keyed, self.kind, self.lateness_us, self.rules.late
 
     def fold(
         self,

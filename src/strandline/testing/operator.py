@@ -25,6 +25,7 @@ from strandline.runtime.opening import open_backend
 from strandline.runtime.outputs import FIRED, TIME
 from strandline.runtime.program import Process, Program, state_names
 from strandline.runtime.task import Task
+from strandline.runtime.timers import is_due
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 from strandline.testing.rows import RawRows, Rows
 
@@ -135,13 +136,7 @@ class Operator:
 
     def is_due(self, watermark_us: int | None, now_us: int) -> bool:
         """Whether some timer may be due."""
-        for each in self._partitions:
-            event_us, processing_us = each.task.next_timers_us
-            if event_us is not None and watermark_us is not None and event_us <= watermark_us:
-                return True
-            if processing_us is not None and processing_us <= now_us:
-                return True
-        return False
+        return any(is_due(*each.task.next_timers_us, watermark_us, now_us) for each in self._partitions)
 
     # -- looking
 

@@ -1,0 +1,167 @@
+"""Built-in aggregates as SQL: how accumulators are made of rows in Spark's JVM, and what becomes of them in keepers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    MapType,
+    NumericType,
+    StructType,
+    TimestampType,
+)
+
+from strandline.api.aggregates import Aggregate
+from strandline.core.errors import ConfigurationError
+from strandline.runtime import sketches
+from strandline.runtime.aggregates import ResultSpec
+from strandline.spark.ddl import ddl_of, first_line, quoted
+from strandline.spark.times import visible
+
+_PARTIAL = "__strandline_partial"
+
+
+@dataclass(frozen=True)
+class Partial:
+    """How a column of an accumulator is made: of many rows, of one row, and of two accumulators."""
+
+    of_many: str
+    of_one: str
+    merge: str
+
+
+def declare(
+    probe: DataFrame, given: Mapping[str, Aggregate], uid: str
+) -> tuple[dict[str, Partial], dict[str, str], list[ResultSpec]]:
+    """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
+    names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
+    columns: dict[str, Partial] = {}
+    results = []
+    for result, aggregate in given.items():
+        column = _sql(probe, aggregate.column)
+        kind = _type_of(probe, _whole(aggregate, column), result, uid)
+        partials = _partials(aggregate, column, kind)
+        _check_type(aggregate, kind, uid)
+        # The columns of moments and of sketches belong together; others can be shared one by one.
+        together = partials[0].merge.startswith(("moments", *sketches.KINDS))
+        parts = [tuple(partials)] if together else [(partial,) for partial in partials]
+        fields: list[str] = []
+        for part in parts:
+            if part not in names:
+                names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
+                columns.update(zip(names[part], part, strict=True))
+            fields += names[part]
+        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields), _ranks(aggregate)))
+    ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
+    return columns, ddls, results
+
+
+def _check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
+    """Refuse columns that keepers cannot compare, or that have no percentiles."""
+    if aggregate.kind in ("min", "max"):
+        fits = not isinstance(kind, StructType | ArrayType | MapType)
+        expected = "a number, a text, a boolean, a date or a time"
+    elif aggregate.kind == "approx_percentile":
+        kind = _element(kind)
+        fits, expected = isinstance(kind, NumericType | DateType | TimestampType), "a number, a date or a timestamp"
+    else:
+        return
+    if not fits:
+        raise ConfigurationError(
+            f"operator '{uid}': {aggregate.kind} of '{aggregate.column}' is over {kind.simpleString()}, "
+            f"expected {expected}"
+        )
+
+
+def _partials(aggregate: Aggregate, c: str, type: DataType) -> list[Partial]:
+    kind = aggregate.kind
+    counted = Partial(f"count({c})", "1L" if c == "1" else f"if({c} is null, 0L, 1L)", "sum")
+    elements = f"filter(array({c}), x -> x is not null)"
+    if kind == "count":
+        return [counted]
+    if kind == "avg":
+        exact = isinstance(type, DecimalType)
+        return [Partial(f"sum({c})" if exact else f"sum(cast({c} as double))", c, "sum"), counted]
+    if kind in ("stddev", "stddev_pop", "variance", "var_pop"):
+        number = f"cast({c} as double)"
+        squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
+        return [
+            Partial(counted.of_many, counted.of_one, "moments"),
+            Partial(f"avg({number})", number, "moments"),
+            Partial(squares, "0D", "moments"),
+        ]
+    if kind in ("first", "last"):
+        nulls = str(aggregate.ignore_nulls).lower()
+        return [Partial(f"{kind}({c}, {nulls})", c, f"{kind}_valid" if aggregate.ignore_nulls else kind)]
+    if kind == "collect_list":
+        return [Partial(f"collect_list({c})", elements, "joined")]
+    if kind in ("collect_set", "count_distinct"):
+        return [Partial(f"collect_set({c})", elements, "united")]
+    if kind == "approx_count_distinct":
+        # Of the hash, since Spark's sketches take few types themselves.
+        return _sketched(f"if({c} is null, null, xxhash64({c}))", "hll_sketch_agg", sketches.DISTINCT, aggregate.error)
+    if kind == "approx_percentile":
+        number = f"nanvl({_as_double(c, _element(type))}, null)"
+        return _sketched(number, "kll_sketch_agg_double", sketches.QUANTILES, aggregate.error)
+    return [Partial(f"{kind}({c})", c, kind)]
+
+
+def _sketched(value: str, function: str, how: str, error: float) -> list[Partial]:
+    """Return the list of values and the sketch: of one row there is a value, of many a sketch."""
+    size = sketches.size_of(how, error)
+    array = "array<bigint>" if how == sketches.DISTINCT else "array<double>"
+    sketch = f"if(count({value}) = 0, null, {function}({value}, {size}))"
+    merge = f"{how}_{size}"
+    return [
+        Partial(f"cast(null as {array})", f"filter(array({value}), x -> x is not null)", merge),
+        Partial(sketch, "cast(null as binary)", merge),
+    ]
+
+
+def _as_double(c: str, type: DataType) -> str:
+    if isinstance(type, TimestampType):
+        return f"cast(unix_micros({c}) as double)"
+    return f"cast(unix_date({c}) as double)" if isinstance(type, DateType) else f"cast({c} as double)"
+
+
+def _element(type: DataType) -> DataType:
+    return type.elementType if isinstance(type, ArrayType) else type
+
+
+def _ranks(aggregate: Aggregate) -> tuple[float, ...]:
+    wanted = aggregate.percentage
+    return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+
+
+def _whole(aggregate: Aggregate, c: str) -> str:
+    """Return Spark's own expression of an aggregate, which tells its type."""
+    names = {"stddev": "stddev_samp", "variance": "var_samp"}
+    if aggregate.kind == "count_distinct":
+        return f"count(distinct {c})"
+    if aggregate.kind == "approx_percentile":
+        return f"approx_percentile({c}, {'array(0.5D)' if isinstance(aggregate.percentage, tuple) else '0.5D'})"
+    return f"{names.get(aggregate.kind, aggregate.kind)}({c})"
+
+
+def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType:
+    try:
+        return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "
+            f"({', '.join(visible(probe.columns))}): {first_line(error)}"
+        ) from None
+
+
+def _sql(probe: DataFrame, column: str | None) -> str:
+    if column is None:
+        return "1"
+    return quoted(column) if column in visible(probe.columns) else f"({column})"

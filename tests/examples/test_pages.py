@@ -1,0 +1,135 @@
+"""Every Python block of the pages on windows, joins, aggregates and TTL, run in order; and what their pipelines give."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from examples._inputs import write_json
+from strandline.testing import Harness
+from tests.pages import run_page
+from tests.spark.harness import settle
+
+_START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+
+
+class Source:
+    """A streaming DataFrame over a few rows, in two files that are an epoch each, and what a pipeline on it gives."""
+
+    def __init__(self, spark: Any, root: Path, local_dir: Path, schema: str, rows: list[dict[str, Any]]) -> None:
+        write_json(root / "in", rows, files=2)
+        self.df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(root / "in"))
+        self._spark = spark
+        self._checkpoints = sl.Checkpoints(root / "checkpoints")
+        self._settings = sl.Settings(parallelism=1, local_dir=local_dir, state_memory="128MB")
+
+    def results(self, stream: sl.Stream) -> Counter[Any]:
+        """Return the rows of a stream, times as seconds since the start."""
+        sink = sl.sinks.memory()
+        given: dict[str, Any] = {"checkpoints": self._checkpoints, "settings": self._settings}
+        with sl.Job("page", sinks=[stream.to(sink)], restart=sl.Restart.never(), **given).start(self._spark) as run:
+            settle(run)
+        return Counter(tuple(map(_seconds, row)) for row in sink.rows)
+
+
+def at(seconds: int) -> str:
+    return (_START + dt.timedelta(seconds=seconds)).isoformat()
+
+
+def _seconds(value: Any) -> Any:
+    return int((value.astimezone(dt.UTC) - _START).total_seconds()) if isinstance(value, dt.datetime) else value
+
+
+@pytest.fixture
+def source(spark: Any, tmp_path: Path, local_dir: Path) -> Any:
+    def make(schema: str, rows: list[dict[str, Any]]) -> Source:
+        return Source(spark, tmp_path, local_dir, schema, rows)
+
+    return make
+
+
+@pytest.mark.spark
+def test_windows(source: Any) -> None:
+    events = [(5, "ann", 1), (55, "bob", 3), (75, "ann", 4), (20, "ann", 2), (10, "bob", 5), (300, "eve", 6)]
+    made = source(
+        "user string, amount bigint, ts timestamp",
+        [{"ts": at(second), "user": user, "amount": amount} for second, user, amount in events],
+    )
+    page = run_page("windows.md", 4, df=made.df)
+    assert isinstance(page["job"], sl.Job)
+    assert page["top"].columns == ["user", "window_start", "window_end", "amount", "ts"]
+    assert page["sums"].columns == ["user", "window_start", "window_end", "n", "total"]
+    assert page["best"].columns == ["user", "window_start", "window_end", "amount"]
+    # The second file's first events are late for a minute that has been given: it comes again, whole.
+    first, again = [("ann", 0, 60, 1), ("bob", 0, 60, 3)], [("ann", 0, 60, 3), ("bob", 0, 60, 8)]
+    assert made.results(page["totals"]) == Counter([*first, *again, ("ann", 60, 120, 4)])
+
+
+@pytest.mark.spark
+def test_joins(source: Any) -> None:
+    orders = [(0, 1, 9.5), (60, 2, 8.0), (120, 3, 7.0), (9000, 9, 1.0)]
+    rows = [
+        {"kind": "order", "at": at(second), "order_id": number, "amount": amount, "customer": "c", "currency": "EUR"}
+        for second, number, amount in orders
+    ]
+    rows += [{"kind": "payment", "at": at(100), "order_id": 1, "method": "card"}]
+    rows += [{"kind": "payment", "at": at(119 + 31 * 60), "order_id": 3, "method": "cash"}]
+    rows.sort(key=lambda row: row["at"])
+    made = source(
+        "kind string, at timestamp, order_id bigint, customer string, currency string, amount double, method string, "
+        "limit double, version bigint",
+        rows,
+    )
+    page = run_page("joins.md", 5, df=made.df)
+    assert page["paid"].columns == ["order_id", "amount", "method"]
+    assert page["both"].columns[-4:] == ["paid_at", "paid_method", "window_start", "window_end"]
+    assert page["suspicious"].columns == ["customer", "amount"]
+    # The payment of the third order comes a minute too late.
+    assert made.results(page["joined"]) == Counter(
+        [
+            (1, 0, "c", "EUR", 9.5, 100, "card"),
+            (2, 60, "c", "EUR", 8.0, None, None),
+            (3, 120, "c", "EUR", 7.0, None, None),
+        ]
+    )
+
+
+@pytest.mark.spark
+def test_aggregates(source: Any) -> None:
+    events = [(1, "up", 1), (2, "down", 2), (9, "up", 3), (14, "up", 4), (8, "up", 5), (40, "end", 6)]
+    made = source(
+        "msg string, count bigint, ts timestamp",
+        [{"ts": at(second), "msg": message, "count": count} for second, message, count in events],
+    )
+    page = run_page("aggregates.md", 1, df=made.df)
+    assert page["counts"].columns == ["msg", "n", "total"]
+    assert page["sums"].columns == ["msg", "window_start", "window_end", "count"]
+    assert made.results(page["totals"]) == Counter([("up", 0, 10, 3, 9), ("down", 0, 10, 1, 2), ("up", 10, 20, 1, 4)])
+
+
+def test_ttl() -> None:
+    page = run_page("ttl.md", 1)
+    with Harness(
+        page["Sessions"](),
+        schema="user string, page string, at timestamp",
+        key="user",
+        output="user string, is_new boolean, visits bigint, recent bigint",
+        event_time="at",
+    ) as h:
+        start = h.now
+
+        def visit() -> tuple[Any, ...]:
+            (row,) = h.push({"user": "ann", "page": "/", "at": h.now})
+            return tuple(row)
+
+        assert [visit(), visit()] == [("ann", True, 1, 1), ("ann", False, 2, 2)]
+        h.advance_clock("31 min")
+        assert visit() == ("ann", True, 3, 3), "event time has not moved"
+        h.advance_watermark(start + dt.timedelta(hours=2))
+        h.advance_clock("2h")
+        assert visit() == ("ann", True, 4, 1)

@@ -1,0 +1,79 @@
+"""A program that adds, changes or takes away a TTL, and goes on from its checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strandline.api.ttl import TTL
+from tests.runtime.bench import Bench, Event
+from tests.runtime.conftest import Make
+from tests.runtime.living import Living, answers, epoch, stored
+
+
+def then(make: Make, kind: Any, bench: Bench, **given: Any) -> Bench:
+    files, number = bench.snapshot(), bench.epoch
+    after = make(kind, **given)
+    after.restore(files, number)
+    return after
+
+
+READ_ALL = ("k", "read", 0, 0)
+WRITE_ALL: list[Event] = [
+    ("k", op, 1, 1) for op in ("set_value", "set_pair", "add_tag", "append", "put", "reduce", "average")
+]
+ALL = repr(((1, True, (1, "1"), [1], 1, 1), (1, True, [1]), (1, [(1, 1)])))
+NONE = repr(((7, False, None, None, None, None), (0, False, []), (0, [])))
+
+
+def test_a_ttl_that_is_added_later_counts_from_the_next_write(make: Make) -> None:
+    bench = make(Living(None))
+    epoch(bench, WRITE_ALL, now_s=100)
+    bench = then(make, Living(TTL("10s")), bench)
+    assert answers(epoch(bench, [READ_ALL], now_s=1000)) == [ALL]
+    assert "ttl.processing" not in stored(bench)
+    rows = answers(epoch(bench, [*WRITE_ALL, READ_ALL], now_s=1000))
+    assert rows[-1] == repr(((1, True, (1, "1"), [1, 1], 1, 1), (2, True, [1, 1]), (1, [(1, 1)])))
+    assert answers(epoch(bench, [READ_ALL], now_s=1010)) == [NONE]
+    assert stored(bench) == {}
+
+
+def test_a_ttl_that_reading_refreshes_counts_from_the_next_read(make: Make) -> None:
+    bench = make(Living(None))
+    epoch(bench, WRITE_ALL, now_s=100)
+    bench = then(make, Living(TTL("10s", refresh="read")), bench)
+    assert answers(epoch(bench, [READ_ALL], now_s=1000)) == [ALL]
+    assert answers(epoch(bench, [READ_ALL], now_s=1010)) == [NONE]
+    assert stored(bench) == {}
+
+
+@pytest.mark.parametrize("longer", ["100s", "1s"])
+def test_a_ttl_that_changes_counts_for_what_is_written_then(make: Make, longer: str) -> None:
+    bench = make(Living(TTL("10s")))
+    epoch(bench, WRITE_ALL, now_s=100)
+    bench = then(make, Living(TTL(longer)), bench)
+    assert answers(epoch(bench, [READ_ALL], now_s=109)) == [ALL]
+    assert answers(epoch(bench, [READ_ALL], now_s=110)) == [NONE]
+    epoch(bench, WRITE_ALL, now_s=111)
+    assert answers(epoch(bench, [READ_ALL], now_s=111.5)) == [ALL]
+    assert answers(epoch(bench, [READ_ALL], now_s=112)) == [ALL if longer == "100s" else NONE]
+    epoch(bench, now_s=300)
+    assert stored(bench) == {}
+
+
+def test_a_ttl_may_change_its_kind_of_time(make: Make) -> None:
+    bench = make(Living(TTL("10s")), timed=True)
+    epoch(bench, WRITE_ALL, now_s=100, times_s=[0] * len(WRITE_ALL))
+    bench = then(make, Living(TTL("10s", time="event")), bench, timed=True)
+    assert answers(epoch(bench, [READ_ALL], now_s=1000, watermark_s=109, times_s=[109])) == [ALL]
+    assert answers(epoch(bench, [READ_ALL], now_s=1000, watermark_s=110, times_s=[110])) == [NONE]
+    assert stored(bench) == {}
+
+
+def test_a_ttl_that_is_taken_away(make: Make) -> None:
+    bench = make(Living(TTL("10s")))
+    epoch(bench, WRITE_ALL, now_s=100)
+    bench = then(make, Living(None), bench)
+    assert answers(epoch(bench, [READ_ALL], now_s=1000)) == [ALL]
+    assert bench.task.next_timers_us == (None, None)

@@ -1,0 +1,32 @@
+"""What only `make soak` runs: more cases of a test, more examples of a property. One of a kind is run every time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+PROFILE = "soak"
+_MANY = 30
+
+
+def register() -> None:
+    """Make the profile known that `--hypothesis-profile` chooses, and set the one that holds without it."""
+    # A machine may be busy with something else: how long an example takes says nothing.
+    patient: dict[str, Any] = {"deadline": None, "suppress_health_check": (HealthCheck.too_slow,)}
+    settings.register_profile(PROFILE, max_examples=100 * _MANY, **patient)
+    settings.register_profile("tests", settings(), **patient)
+    settings.load_profile("tests")
+
+
+def soaking(values: Iterable[Any]) -> list[Any]:
+    """Return parameters of a test that belong to the soak tests, beside those that are always run."""
+    return [pytest.param(value, marks=pytest.mark.soak) for value in values]
+
+
+def examples(count: int, **given: Any) -> settings:
+    """Return the settings of a property that is tried with so many examples, and with many more in the soak tests."""
+    factor = _MANY if settings.get_current_profile_name() == PROFILE else 1
+    return settings(max_examples=count * factor, deadline=None, **given)

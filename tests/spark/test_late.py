@@ -1,0 +1,103 @@
+"""Late events of built-in aggregates on a real Spark: what keepers drop, and nothing else, comes out of the side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import strandline as sl
+from strandline.api.windows import windows_of
+from strandline.spark.late import LateNode
+from strandline.spark.times import FIRED, TIME
+from tests.spark.harness import Case, settle
+from tests.spark.test_windows import SCHEMA, seconds, write
+
+pytestmark = pytest.mark.spark
+
+WINDOWS = [
+    (sl.Tumbling("10s"), "0s"),
+    (sl.Tumbling("10s", offset="3s"), "4s"),
+    (sl.Sliding("10s", every="4s"), "0s"),
+    (sl.Sliding("4s", every="10s", offset="1s"), "2s"),
+]
+
+
+@pytest.mark.parametrize(("kind", "lateness"), WINDOWS)
+def test_late_is_what_is_too_late_for_every_window(spark: Any, kind: Any, lateness: str) -> None:
+    rows = spark.range(-30, 60).selectExpr(f"id * 1000000L as {TIME}", f"id % 2 = 0 as {FIRED}")
+    nothing = spark.sql(f"select cast(null as bigint) {TIME}, cast(null as boolean) {FIRED}")
+    node = LateNode(rows, None, kind, int(lateness[:-1]) * 1_000_000)
+    for watermark, before in ((None, None), (17, None), (17, 2), (20, 14)):
+        wanted = set()
+        for second in range(-30, 60):
+            ends = [window.end_us // 1_000_000 for window in windows_of(kind, second * 1_000_000)]
+            reached = before if second % 2 == 0 else watermark
+            if ends and reached is not None and all(end + int(lateness[:-1]) <= reached for end in ends):
+                wanted.add(second)
+        us = [None if at is None else at * 1_000_000 for at in (watermark, before)]
+        found = [row[TIME] for row in node.pick(rows.union(nothing), *us).collect()]
+        assert {time // 1_000_000 for time in found if time is not None} == wanted
+        assert found.count(None) == 1
+
+
+def totals_of(spark: Any, case: Case) -> tuple[sl.Stream, sl.Stream]:
+    """Return sums by user and window, and over all users what these give."""
+    (case.root / "in").mkdir(exist_ok=True)
+    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(case.root / "in"))
+    events = sl.stream(source).watermark("ts", delay="5s")
+    windows = events.key_by("user").window(sl.Tumbling("10s"), late="late")
+    totals = windows.agg(total=sl.agg.sum("v"), uid="totals")
+    everyone = totals.with_column("all", F.lit("all")).key_by("all").window(sl.Tumbling("10s"), late="late")
+    return totals, everyone.agg(grand=sl.agg.sum("total"), uid="overall")
+
+
+def job(case: Case, outputs: dict[str, sl.Stream], sinks: dict[str, Any]) -> sl.Job:
+    return sl.Job(
+        "late",
+        sinks=[stream.to(sinks[name]) for name, stream in outputs.items()],
+        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
+        checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
+        restart=sl.Restart.never(),
+    )
+
+
+@pytest.mark.parametrize("reduce", [True, False])
+def test_late_events_come_out_of_the_side(spark: Any, case: Case, reduce: bool) -> None:
+    """Across a restart, after which the watermark is the same; further down the line nothing is late."""
+    totals, overall = totals_of(spark, case)
+    totals._node.reduction.on = reduce  # type: ignore[attr-defined]
+    outputs = {"totals": totals, "late": totals.side("late"), "overall": overall, "none": overall.side("late")}
+    sinks = {name: sl.sinks.memory(name=name) for name in outputs}
+    assert totals.side("late").columns == ["ts", "user", "v"]
+    write(case.root / "in", 0, [(1, "a", 1), (4, "b", 2), (12, "b", 4), (16, "a", 8)])
+    with job(case, outputs, sinks).start(spark) as run:
+        settle(run)
+        # The watermark is at 11 s: two are late, a third is in time.
+        write(case.root / "in", 1, [(3, "b", 100), (9, "c", 200), (13, "a", 16)])
+        settle(run)
+        assert run.status().late_rows == 2
+    write(case.root / "in", 2, [(2, "a", 300), (19, "a", 32), (40, "a", 64)])
+    with job(case, outputs, sinks).start(spark) as run:
+        settle(run)
+        write(case.root / "in", 3, [(41, "a", 128)])
+        settle(run)
+    late = [(row.user, row.v, seconds(row, "ts")) for row in sinks["late"].rows]
+    assert sorted(late) == [("a", 300, 2), ("b", 100, 3), ("c", 200, 9)]
+    given = sorted((row.user, seconds(row, "window_start"), row.total) for row in sinks["totals"].rows)
+    assert given == [("a", 0, 1), ("a", 10, 56), ("b", 0, 2), ("b", 10, 4)]
+    assert sorted((seconds(row, "window_start"), row.grand) for row in sinks["overall"].rows) == [(0, 3), (10, 60)]
+    assert sinks["none"].rows == []
+
+
+def test_late_events_alone_are_refused(spark: Any, case: Case) -> None:
+    totals, _ = totals_of(spark, case)
+    with pytest.raises(sl.errors.ConfigurationError, match="late events of the operator 'totals' go to a sink, its"):
+        job(case, {"late": totals.side("late")}, {"late": sl.sinks.memory()}).start(spark)
+    with pytest.raises(sl.errors.ConfigurationError, match="no side output 'other' here, known: late"):
+        totals.side("other")
+    with pytest.raises(sl.errors.ConfigurationError, match="have no early= and time="):
+        sl.stream(spark.readStream.schema(SCHEMA).json(str(case.root / "in"))).watermark("ts").key_by("user").window(
+            sl.Tumbling("1s"), early="1s"
+        ).count(uid="n")
