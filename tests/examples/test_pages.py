@@ -85,7 +85,7 @@ def test_joins(source: Any) -> None:
         "limit double, version bigint",
         rows,
     )
-    page = run_page("joins.md", 5, df=made.df)
+    page = run_page("joins.md", 5, df=made.df, order_df=made.df, payment_df=made.df)
     assert page["paid"].columns == ["order_id", "amount", "method"]
     assert page["both"].columns[-4:] == ["paid_at", "paid_method", "window_start", "window_end"]
     assert page["suspicious"].columns == ["customer", "amount"]
@@ -106,7 +106,9 @@ def test_aggregates(source: Any) -> None:
         "msg string, count bigint, ts timestamp",
         [{"ts": at(second), "msg": message, "count": count} for second, message, count in events],
     )
-    page = run_page("aggregates.md", 1, df=made.df)
+    visits = made.df.selectExpr("msg as page", "msg as user", "count as latency_ms", "ts")
+    page = run_page("aggregates.md", 2, df=made.df, visit_df=visits)
+    assert page["pages"].columns == ["page", "window_start", "window_end", "visitors", "latency"]
     assert page["counts"].columns == ["msg", "n", "total"]
     assert page["sums"].columns == ["msg", "window_start", "window_end", "count"]
     assert made.results(page["totals"]) == Counter([("up", 0, 10, 3, 9), ("down", 0, 10, 1, 2), ("up", 10, 20, 1, 4)])

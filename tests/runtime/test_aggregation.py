@@ -48,6 +48,10 @@ FIELDS = [
     FieldSpec("hs", "binary", "hll_9"),
     FieldSpec("qv", "array<double>", "kll_64"),
     FieldSpec("qs", "binary", "kll_64"),
+    FieldSpec("txt_at", "string", "min_by"),
+    FieldSpec("at", "struct<a: double, b: string>", "min_by"),
+    FieldSpec("num_at", "bigint", "max_by"),
+    FieldSpec("num", "decimal(20,2)", "max_by"),
 ]
 RESULTS = [
     ResultSpec("count", "bigint", "count", ("n",)),
@@ -68,6 +72,8 @@ RESULTS = [
     ResultSpec("about", "bigint", "approx_count_distinct", ("hv", "hs")),
     ResultSpec("median", "bigint", "approx_percentile", ("qv", "qs"), (0.5,)),
     ResultSpec("ends", "array<double>", "approx_percentile", ("qv", "qs"), (0.0, 1.0)),
+    ResultSpec("min_by", "string", "min_by", ("txt_at", "at")),
+    ResultSpec("max_by", "bigint", "max_by", ("num_at", "num")),
 ]
 EVERYTHING = Accumulators(FIELDS, RESULTS)
 COUNTS = Accumulators([FIELDS[0], FIELDS[3]], [RESULTS[0], RESULTS[2]])
@@ -83,6 +89,8 @@ def partial(v: int | None) -> dict[str, Any]:
         "m0": int(has), "m1": float(v) if has else None, "m2": 0.0, "one": v, "end": v, "all": [v] if has else [],
         "some": [v] if has else [], "d": Decimal(v) / 4 if has else None, "txt": str(v) if has else None,
         "hv": [v] if has else [], "hs": None, "qv": [float(v)] if has else [], "qs": None,
+        "txt_at": str(v) if has else None, "at": {"a": float(v % 3), "b": str(v)} if has else None,
+        "num_at": v, "num": Decimal(-v) / 4 if has else None,
     }  # fmt: skip
 
 
@@ -98,6 +106,7 @@ def expected(values: Sequence[int | None]) -> tuple[Any, ...]:
         (total / len(got)).quantize(Decimal("0.000001"), rounding="ROUND_HALF_UP") if got else None,
         max(map(str, got), default=None), len(set(got)), sorted(got)[(len(got) - 1) // 2] if got else None,
         [float(min(got)), float(max(got))] if got else None,
+        str(min(got, key=lambda v: (v % 3, str(v)))) if got else None, min(got, default=None),
     )  # fmt: skip
 
 

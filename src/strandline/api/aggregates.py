@@ -14,7 +14,8 @@ from strandline.core.errors import ConfigurationError
 
 __all__ = [
     "Aggregate", "approx_count_distinct", "approx_percentile", "avg", "collect_list", "collect_set", "count",
-    "count_distinct", "first", "last", "max", "min", "stddev", "stddev_pop", "sum", "var_pop", "variance",
+    "count_distinct", "first", "last", "max", "max_by", "min", "min_by", "stddev", "stddev_pop",
+    "sum", "var_pop", "variance",
 ]  # fmt: skip
 
 _LEAST_RSD, _MOST_RSD = 0.001, 0.3
@@ -31,15 +32,21 @@ class Aggregate:
     error: float = 0.0
     """Of a sketch: how far it may be off."""
     percentage: float | tuple[float, ...] | None = None
+    by: str | None = None
+    """Of max_by and min_by: what is compared."""
 
     def __post_init__(self) -> None:
         if self.column is None and self.kind == "count":
             return
-        if not isinstance(self.column, str) or not self.column.strip():
-            raise ConfigurationError(
-                f"{self.kind}() was given {self.column!r}, expected a column's name or an SQL expression",
-                hint=f'write sl.agg.{self.kind}("amount")',
-            )
+        pair = self.kind in ("max_by", "min_by")
+        for given in (self.column, self.by) if pair else (self.column,):
+            if not isinstance(given, str) or not given.strip():
+                raise ConfigurationError(
+                    f"{self.kind}() was given {given!r}, expected a column's name or an SQL expression",
+                    hint=f'write sl.agg.{self.kind}("item", "price")'
+                    if pair
+                    else f'write sl.agg.{self.kind}("amount")',
+                )
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -69,6 +76,22 @@ def min(column: str) -> Aggregate:
 def max(column: str) -> Aggregate:
     """The greatest value; null if there is none. NaN is above all numbers, as in Spark."""
     return Aggregate("max", column)
+
+
+def max_by(column: str, by: str) -> Aggregate:
+    """The value of the event with the greatest `by`; null if no event has a value in `by`.
+
+    Of several events with the same `by`, the value is one of theirs; to say which, compare more:
+
+    >>> max_by("struct(bidder, price)", "struct(price, -unix_micros(ts))").by
+    'struct(price, -unix_micros(ts))'
+    """
+    return Aggregate("max_by", column, by=by)
+
+
+def min_by(column: str, by: str) -> Aggregate:
+    """The value of the event with the least `by`; null if no event has a value in `by`."""
+    return Aggregate("min_by", column, by=by)
 
 
 def stddev(column: str) -> Aggregate:

@@ -29,7 +29,7 @@ class FieldSpec:
     ddl: str
     merge: str
     """How two become one: sum, min, max, first, last, first_valid, last_valid, joined, united, and of columns that
-    belong together: moments, and sketches by kind and size, as hll_9."""
+    belong together: moments, max_by, min_by, and sketches by kind and size, as hll_9."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class Accumulators:
             if field.merge.startswith(sketches.KINDS):
                 if len(found) == at:
                     found += sketches.merged(field.merge, column, columns[at + 1], groups)
+                continue
+            if field.merge in ("max_by", "min_by"):
+                if len(found) == at:
+                    found += grouping.best(column, columns[at + 1], groups, field.merge[:3])
                 continue
             found.append(_merge(field.merge, column, groups))
         return found

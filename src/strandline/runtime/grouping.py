@@ -81,6 +81,20 @@ def _comparable(column: pa.Array) -> pa.Array:
     return column
 
 
+def _ranks(column: pa.Array) -> Numbers:
+    """Return numbers in the order of a column without nulls, which is Spark's."""
+    kind = column.type
+    variable = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_nested(kind)
+    if not variable and not pa.types.is_decimal(kind):
+        return FixedColumn(from_arrow_type(kind)).arrow_order(column)
+    coded = _comparable(column).dictionary_encode()
+    order = pc.sort_indices(coded.dictionary.cast(pa.binary()) if pa.types.is_string(kind) else coded.dictionary)
+    ranks = np.empty(len(order), np.int64)
+    ranks[order.to_numpy()] = np.arange(len(order))
+    found: Numbers = ranks[coded.indices.to_numpy()]
+    return found
+
+
 # -- columns of groups
 
 
@@ -106,15 +120,25 @@ def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
         found = _reduced(bits, groups, which)
         values = ordered.restore(found.fill_null(0).to_numpy())
         return pa.array(values, kind, mask=found.is_null().to_numpy(zero_copy_only=False))
-    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind):
-        # By rank: not every release of Arrow compares these in a group.
-        coded = column.dictionary_encode()
-        order = pc.sort_indices(coded.dictionary.cast(pa.binary()) if pa.types.is_string(kind) else coded.dictionary)
-        rank = np.empty(len(order), np.int64)
-        rank[order.to_numpy()] = np.arange(len(order))
-        ranks = pa.array(rank).take(coded.indices)
-        return coded.dictionary.take(order.take(_reduced(ranks, groups, which)))
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+        # Not every release of Arrow compares these in a group.
+        return best(column, column, groups, which)[0]
     return _reduced(column, groups, which)
+
+
+def best(column: pa.Array, by: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
+    """Return the value in each group's row with the least or greatest `by`, and that; of several, the first row's."""
+    rows = np.flatnonzero(by.is_valid().to_numpy(zero_copy_only=False))
+    ranks = _ranks(by.take(pa.array(rows)))
+    there = groups.only(rows)
+    top = _reduced(pa.array(ranks), there, which).fill_null(0).to_numpy()
+    rows = rows[ranks == top[there.of_row]]
+    first = groups.only(rows).first
+    absent = first < 0
+    at = np.zeros(groups.count, np.int64)
+    at[~absent] = rows[first[~absent]]
+    found = pa.array(at, mask=absent)
+    return column.take(found), by.take(found)
 
 
 def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) -> pa.Array:

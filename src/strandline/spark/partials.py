@@ -27,6 +27,7 @@ from strandline.spark.ddl import ddl_of, first_line, quoted
 from strandline.spark.times import visible
 
 _PARTIAL = "__strandline_partial"
+_BY = ("max_by", "min_by")
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,12 @@ def declare(
     for result, aggregate in given.items():
         column = _sql(probe, aggregate.column)
         kind = _type_of(probe, _whole(aggregate, column), result, uid)
-        partials = _partials(aggregate, column, kind)
-        _check_type(aggregate, kind, uid)
+        by = _sql(probe, aggregate.by)
+        partials = _partials(aggregate, column, by, kind)
+        compared = _type_of(probe, f"max({by})", result, uid) if aggregate.by else kind
+        _check_type(aggregate, compared, uid)
         # The columns of moments and of sketches belong together; others can be shared one by one.
-        together = partials[0].merge.startswith(("moments", *sketches.KINDS))
+        together = partials[0].merge.startswith(("moments", *_BY, *sketches.KINDS))
         parts = [tuple(partials)] if together else [(partial,) for partial in partials]
         fields: list[str] = []
         for part in parts:
@@ -66,9 +69,9 @@ def declare(
 
 def _check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
     """Refuse columns that keepers cannot compare, or that have no percentiles."""
-    if aggregate.kind in ("min", "max"):
-        fits = not isinstance(kind, StructType | ArrayType | MapType)
-        expected = "a number, a text, a boolean, a date or a time"
+    of = aggregate.by or aggregate.column
+    if aggregate.kind in ("min", "max", *_BY):
+        fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
     elif aggregate.kind == "approx_percentile":
         kind = _element(kind)
         fits, expected = isinstance(kind, NumericType | DateType | TimestampType), "a number, a date or a timestamp"
@@ -76,12 +79,17 @@ def _check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
         return
     if not fits:
         raise ConfigurationError(
-            f"operator '{uid}': {aggregate.kind} of '{aggregate.column}' is over {kind.simpleString()}, "
-            f"expected {expected}"
+            f"operator '{uid}': {aggregate.kind} of '{of}' is over {kind.simpleString()}, expected {expected}"
         )
 
 
-def _partials(aggregate: Aggregate, c: str, type: DataType) -> list[Partial]:
+def _is_ordered(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_ordered(field.dataType) for field in kind.fields)
+    return not isinstance(kind, ArrayType | MapType)
+
+
+def _partials(aggregate: Aggregate, c: str, by: str, type: DataType) -> list[Partial]:
     kind = aggregate.kind
     counted = Partial(f"count({c})", "1L" if c == "1" else f"if({c} is null, 0L, 1L)", "sum")
     elements = f"filter(array({c}), x -> x is not null)"
@@ -97,6 +105,12 @@ def _partials(aggregate: Aggregate, c: str, type: DataType) -> list[Partial]:
             Partial(counted.of_many, counted.of_one, "moments"),
             Partial(f"avg({number})", number, "moments"),
             Partial(squares, "0D", "moments"),
+        ]
+    if kind in _BY:
+        # Where there is nothing to compare, the value does not count.
+        return [
+            Partial(f"{kind}({c}, {by})", f"if({by} is null, null, {c})", kind),
+            Partial(f"{kind[:3]}({by})", by, kind),
         ]
     if kind in ("first", "last"):
         nulls = str(aggregate.ignore_nulls).lower()
@@ -146,6 +160,8 @@ def _whole(aggregate: Aggregate, c: str) -> str:
     names = {"stddev": "stddev_samp", "variance": "var_samp"}
     if aggregate.kind == "count_distinct":
         return f"count(distinct {c})"
+    if aggregate.kind in _BY:
+        return f"{aggregate.kind}({c}, 1)"
     if aggregate.kind == "approx_percentile":
         return f"approx_percentile({c}, {'array(0.5D)' if isinstance(aggregate.percentage, tuple) else '0.5D'})"
     return f"{names.get(aggregate.kind, aggregate.kind)}({c})"
