@@ -101,6 +101,7 @@ def measure_in_turn(
     module: str, subjects: Sequence[str], rounds: int, options: Sequence[str] = ()
 ) -> dict[str, list[Result]]:
     """Run each subject once a round, each in its own process, and return every subject's results."""
+    end_on_sigterm()
     results: dict[str, list[Result]] = {subject: [] for subject in subjects}
     for number in range(1, rounds + 1):
         for subject in subjects:

@@ -188,26 +188,16 @@ def hot_items(df: DataFrame) -> sl.Stream:
 # -- 7: the highest bid of each ten seconds; the first of several that are as high.
 
 
-def higher(a: Any, b: Any) -> Any:
-    """Return the higher of two bids."""
-    return b if b.price > a.price or (b.price == a.price and b.ts < a.ts) else a
-
-
 def highest_bid(df: DataFrame) -> sl.Stream:
-    """Query 7: first of each part of the bidders, so that all partitions share the work, then of all."""
+    """Query 7."""
     (bids,) = streams(df, bid="auction bidder price extra")
-    parts = (
-        bids.select_expr("bidder % 64 as part", "*")
-        .key_by("part")
-        .window(sl.Tumbling("10s"))
-        .reduce(higher, uid="parts")
-    )
+    highest = sl.agg.max_by("struct(auction, bidder, price, ts, extra)", "struct(price, -unix_micros(ts))")
     return (
-        parts.select_expr("window_end as period_end", "auction", "bidder", "price", "ts", "extra")
-        .key_by("period_end")
+        bids.select_expr("*", "'all' as market")
+        .key_by("market")
         .window(sl.Tumbling("10s"))
-        .reduce(higher, uid="highest")
-        .select("period_end", "auction", "bidder", "price", "ts", "extra")
+        .agg(bid=highest, uid="highest")
+        .select_expr("window_end as period_end", "bid.*")
     )
 
 
