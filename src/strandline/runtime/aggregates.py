@@ -67,21 +67,9 @@ class Accumulators:
     def merge(self, columns: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
         """Merge the accumulators of each group into one, older ones first."""
         found: list[pa.Array] = []
-        for at, (field, column) in enumerate(zip(self.fields, columns, strict=True)):
-            if field.merge == "moments":
-                # Three columns in a row: the first of them merges all.
-                if len(found) == at:
-                    found += grouping.moments(column, columns[at + 1], columns[at + 2], groups)
-                continue
-            if field.merge.startswith(sketches.KINDS):
-                if len(found) == at:
-                    found += sketches.merged(field.merge, column, columns[at + 1], groups)
-                continue
-            if field.merge in ("max_by", "min_by"):
-                if len(found) == at:
-                    found += grouping.best(column, columns[at + 1], groups, field.merge[:3])
-                continue
-            found.append(_merge(field.merge, column, groups))
+        while len(found) < len(self.fields):
+            # One column, or those that belong together.
+            found += _merged(self.fields[len(found)].merge, columns[len(found) :], groups)
         return found
 
     def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
@@ -92,6 +80,17 @@ class Accumulators:
             _result(spec, [by_name[name] for name in spec.fields], how[spec.fields[0]], kind)
             for spec, kind in zip(self.results, self._result_types, strict=True)
         ]
+
+
+def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
+    """Merge the first of some columns, and as many after it as belong to it."""
+    if how == "moments":
+        return grouping.moments(columns[0], columns[1], columns[2], groups)
+    if how in ("max_by", "min_by"):
+        return grouping.best(columns[0], columns[1], groups, how[:3])
+    if how.startswith(sketches.KINDS):
+        return sketches.merged(how, columns[0], columns[1], groups)
+    return [_merge(how, columns[0], groups)]
 
 
 def _merge(how: str, column: pa.Array, groups: Groups) -> pa.Array:
