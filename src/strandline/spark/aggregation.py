@@ -23,7 +23,7 @@ from strandline.spark.ddl import ddl_of, quoted
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import StepNode, make_operator
 from strandline.spark.partials import Partial, declare
-from strandline.spark.times import ORIGIN, TIME, hidden_of
+from strandline.spark.times import ORIGIN, TIME, end_of, hidden_of
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
@@ -167,8 +167,7 @@ def build(
         process = RunningAggregation(keys, accumulators)
     else:
         process = windowed = WindowedAggregation(key_ddl, accumulators, kind, lateness_us)
-        size, offset = windowed.pane_us, kind.offset_us
-        pane = f"{TIME} - pmod({TIME} - {offset}L, {size}L) + {size}L"
+        pane = end_of(kind.offset_us, windowed.pane_us, windowed.pane_us)
     reduction = Reduction()
     step = Partials(keys, pane, columns, ddls, reduction)
     partials = StepNode(step(probe), keyed._node, step)

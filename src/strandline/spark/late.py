@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from strandline.spark.nodes import Node
-from strandline.spark.times import FIRED, ORIGIN, TIME
+from strandline.spark.times import FIRED, ORIGIN, TIME, end_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class LateNode(Node):
         if FIRED in df.columns:
             reached = f"if(coalesce({FIRED}, false), {_literal(fired_us)}, {reached})"
         kind = self.kind
-        end = f"({TIME} - pmod({TIME} - {kind.offset_us}L, {kind.every_us}L) + {kind.size_us}L)"
+        end = end_of(kind.offset_us, kind.every_us, kind.size_us)
         # With gaps between windows, a row may be in none: that is not late.
         late = df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {self.lateness_us}L <= {reached})")
         return late.drop(ORIGIN)

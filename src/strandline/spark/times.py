@@ -12,7 +12,7 @@ ORIGIN = "__strandline_origin"
 """Of rows straight from a watermark with `per`: whose time they move."""
 HIDDEN = (TIME, FIRED, ORIGIN)
 
-__all__ = ["FIRED", "HIDDEN", "ORIGIN", "TIME", "hidden_of", "visible", "without_hidden"]
+__all__ = ["FIRED", "HIDDEN", "ORIGIN", "TIME", "end_of", "hidden_of", "visible", "without_hidden"]
 
 
 def visible(names: Sequence[str]) -> list[str]:
@@ -23,6 +23,11 @@ def visible(names: Sequence[str]) -> list[str]:
 def hidden_of(df: DataFrame) -> list[str]:
     """Return the hidden columns of a DataFrame, in the order in which keepers expect them."""
     return [name for name in HIDDEN if name in df.columns]
+
+
+def end_of(offset_us: int, every_us: int, size_us: int) -> str:
+    """Return the SQL of the end of the last window, or pane, that a row's time is in: one begins every `every_us`."""
+    return f"({TIME} - pmod({TIME} - {offset_us}L, {every_us}L) + {size_us}L)"
 
 
 def without_hidden(df: DataFrame) -> DataFrame:
