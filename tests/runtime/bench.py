@@ -267,13 +267,17 @@ class Bench:
         except BaseException:
             self.task.abort()
             raise
+        self.end(abort=abort)
+        return found
+
+    def end(self, *, abort: bool) -> None:
+        """Keep what the epoch wrote, or forget it."""
         if abort:
             self.task.abort()
-        else:
-            self.task.commit()
-            self.task.tidy()
-            self.epoch += 1
-        return found
+            return
+        self.task.commit()
+        self.task.tidy()
+        self.epoch += 1
 
     def freeze(self) -> Frozen:
         return self.task.store.freeze()

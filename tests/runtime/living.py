@@ -41,13 +41,9 @@ def epoch(
             batch = batch.add_column(1, "time", stamps)
         batches += task.process(batch)
     batches += task.finish()
-    if abort:
-        task.abort()
-    else:
+    if not abort:
         task.check()
-        task.commit()
-        task.tidy()
-        bench.epoch += 1
+    bench.end(abort=abort)
     return [row for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
 
 

@@ -176,13 +176,9 @@ class Aggregating(Bench):
                 found += task.process(rows_of(rows, self.accumulators, self.pane_us))
                 task.evict()
         found += task.finish()
-        if abort:
-            task.abort()
-        else:
+        if not abort:
             task.check()
-            task.commit()
-            task.tidy()
-            self.epoch += 1
+        self.end(abort=abort)
         return [plain(row) for batch in found for row in to_rows(batch)]
 
 

@@ -60,12 +60,7 @@ def run(bench: Bench, rows: Sequence[Arrival], watermark: int | None, *, abort: 
             found += [row for given in task.process(batch(some)) for row in given.to_pylist()]
             task.evict()
     found += [row for given in task.finish() for row in given.to_pylist()]
-    if abort:
-        task.abort()
-    else:
-        task.commit()
-        task.tidy()
-        bench.epoch += 1
+    bench.end(abort=abort)
     return [tuple(value for name, value in row.items() if not name.endswith("fired")) for row in found]
 
 

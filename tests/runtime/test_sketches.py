@@ -107,9 +107,7 @@ class Sketching(Aggregating):
             self.task.evict()
         found += self.task.finish()
         self.task.check()
-        self.task.commit()
-        self.task.tidy()
-        self.epoch += 1
+        self.end(abort=False)
         return [row for batch in found for row in to_rows(batch)]
 
     def made(self, rows: Sequence[Row], how: str) -> list[dict[str, Any]]:

@@ -127,12 +127,7 @@ class Stage:
         except BaseException:
             task.abort()
             raise
-        if abort:
-            task.abort()
-        else:
-            task.commit()
-            task.tidy()
-            self.bench.epoch += 1
+        self.bench.end(abort=abort)
         assert all(batch.schema == task.output_schema for batch in found)
         return [row for batch in found for row in batch.to_pylist()]
 
