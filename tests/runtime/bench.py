@@ -20,7 +20,7 @@ from strandline.core.ids import Epoch, Partition
 from strandline.format.columns import arrow_schema, from_python
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_schema
-from strandline.runtime.program import Process, Program, pickle_process, state_infos
+from strandline.runtime.program import Process, Program, pickle_process, state_infos, state_names
 from strandline.runtime.store import Frozen
 from strandline.runtime.task import Task
 
@@ -278,6 +278,12 @@ class Bench:
         self.task.commit()
         self.task.tidy()
         self.epoch += 1
+
+    def left(self) -> list[bytes]:
+        """Return what state and timers the backend would keep: for tests that look for what was forgotten."""
+        self.write(self.freeze())
+        assert not self.backend.keeps_all
+        return [entry for name in state_names(self.process) for entry, _ in self.backend.scan(name)]
 
     def freeze(self) -> Frozen:
         return self.task.store.freeze()

@@ -19,8 +19,8 @@ from strandline.runtime import grouping
 from strandline.runtime.grouping import Groups, group_by
 from strandline.runtime.outputs import FIRED, TIME
 from strandline.runtime.panes import PaneTable
+from tests.runtime.aggregating import COUNTS, Aggregating, rows_of
 from tests.runtime.bench import KINDS, Bench
-from tests.runtime.test_aggregation import COUNTS, Aggregating, rows_of
 
 
 def table_of(bench: Aggregating) -> PaneTable:
@@ -208,7 +208,7 @@ def test_windows_take_in_fired_rows_before_the_watermark_moves_on(tmp_path: Path
     bench = counts("memory", tmp_path, phased=True)
 
     def epoch(number: int, watermark: int, rows: list[tuple[str, int, int, bool]]) -> list[tuple[Any, ...]]:
-        plain = rows_of([row[:3] for row in rows], COUNTS, 10_000_000)
+        plain = rows_of([row[:3] for row in rows], COUNTS, bench.process)
         batch = plain.add_column(2, FIRED, pa.array([row[3] for row in rows]))
         bench.task.begin(Epoch(number), watermark * 1_000_000)
         found = [*bench.task.fire(), *bench.task.process(batch), *bench.task.finish()]
@@ -224,7 +224,7 @@ def test_windows_take_in_fired_rows_before_the_watermark_moves_on(tmp_path: Path
 
 def test_running_aggregates_of_fired_rows_are_fired(tmp_path: Path) -> None:
     bench = Aggregating("memory", tmp_path, accumulators=COUNTS, timed=True, phased=True, gives_time=True)
-    columns = list(rows_of([("a", 0, 1), ("a", 0, 2), ("a", 0, 4)], COUNTS, None).columns)
+    columns = list(rows_of([("a", 0, 1), ("a", 0, 2), ("a", 0, 4)], COUNTS).columns)
     columns[1:1] = [pa.array([5, 8, 7]), pa.array([True, False, False])]
     names = ["key_group", TIME, FIRED, "k", "rows", "n", "total"]
     bench.task.begin(Epoch(1), 0)

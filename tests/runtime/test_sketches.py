@@ -26,8 +26,8 @@ from strandline.runtime import sketches
 from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.grouping import Groups
 from strandline.runtime.outputs import TIME
+from tests.runtime.aggregating import SECOND, Aggregating, Row, to_rows
 from tests.runtime.bench import KINDS, MAX_PARALLELISM
-from tests.runtime.test_aggregation import SECOND, Aggregating, Row, to_rows
 
 RSD, ACCURACY = 0.05, 100
 LG_K, K = sketches.size_of("hll", RSD), sketches.size_of("kll", 1 / ACCURACY)

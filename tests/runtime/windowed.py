@@ -15,7 +15,6 @@ from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKin
 from strandline.core.ids import Epoch
 from strandline.runtime.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
 from strandline.runtime.outputs import FIRED, SIDE, TIME
-from strandline.runtime.program import state_names
 from strandline.runtime.windowing import Rules
 from strandline.spark.windows import operator_of
 from tests.runtime.bench import MIB, Bench, batch_of
@@ -142,12 +141,6 @@ class WindowBench(Bench):
             start, end = seconds_of(row.get("window_start")), seconds_of(row.get("window_end"))
             rows.append((row["k"], start, end, row["result"], time))
         return rows
-
-    def left(self) -> list[bytes]:
-        """Return what state and timers the backend would keep: for tests that look for what was forgotten."""
-        self.write(self.freeze())
-        assert not self.backend.keeps_all
-        return [entry for name in state_names(self.process) for entry, _ in self.backend.scan(name)]
 
 
 @dataclass(eq=False)

@@ -67,9 +67,10 @@ class Rows:
 
 
 class ColumnarProcess(KeyedBatchProcess):
-    """An operator on Arrow columns. In each epoch: on_watermark, on_rows for each batch, on_end; or forget.
+    """An operator on Arrow columns.
 
-    Where rows come that timers gave further up, on_rows gets them before on_watermark.
+    In each epoch: on_watermark if it has moved, on_clock, on_rows for each batch, on_end; then commit or forget. Where
+    rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
     """
 
     table_infos: Sequence[StateInfo] = ()
@@ -88,6 +89,10 @@ class ColumnarProcess(KeyedBatchProcess):
         """Give what is due now that the watermark has reached scope.watermark_us."""
         yield from ()
 
+    def on_clock(self, scope: Scope) -> Iterator[Given]:
+        """Give what is due now that the clock has reached scope.now_us."""
+        yield from ()
+
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Take rows in."""
         raise NotImplementedError
@@ -103,11 +108,20 @@ class ColumnarProcess(KeyedBatchProcess):
         """Give what is to be given once an epoch when all rows are in."""
         yield from ()
 
+    def commit(self) -> None:
+        """Keep the epoch."""
+        self.late_rows = self.source_rows = 0
+
     def forget(self) -> None:
-        """Forget the epoch. Called at its end, too."""
+        """Forget the epoch."""
         self.late_rows = self.source_rows = 0
 
     @property
     def next_due_us(self) -> int | None:
-        """A time before which nothing is due; None when nothing is pending."""
+        """A time of the watermark before which nothing is due; None when nothing is pending."""
+        return None
+
+    @property
+    def next_due_clock_us(self) -> int | None:
+        """A time of the clock before which nothing is due; None when nothing is pending."""
         return None

@@ -58,6 +58,24 @@ def group_by(columns: Sequence[pa.Array]) -> Groups:
     return Groups(of_row, count)
 
 
+def overlapping(of_key: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
+    """Put spans of time together that overlap, of each key: spans that only touch do not.
+
+    Return the rows in the order of keys and starts, and where in it each cluster begins.
+    """
+    order = np.lexsort((start, of_key))
+    key, begin, count = of_key[order].astype(np.int64), start[order], len(order)
+    by_end = np.argsort(end[order], kind="stable")
+    rank = np.empty(count, np.int64)
+    rank[by_end] = np.arange(count)
+    # The greatest end so far, of each key: a key's numbers are greater than all of the keys before it.
+    reach = np.maximum.accumulate(key * count + rank) - key * count
+    furthest = end[order][by_end][reach]
+    is_first = np.ones(count, bool)
+    is_first[1:] = (key[1:] != key[:-1]) | (begin[1:] >= furthest[:-1])
+    return order, np.flatnonzero(is_first)
+
+
 def value_codes(values: pa.Array) -> tuple[Numbers, int]:
     """Number the distinct values of a column without nulls, of whatever type."""
     if pa.types.is_nested(values.type):

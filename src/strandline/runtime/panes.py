@@ -114,7 +114,7 @@ class PaneTable:
             self._new.add(end_us)
         pane.now.append(batch)
         self._touched.add(end_us)
-        _settle(pane.now, self._merge)
+        settle(pane.now, self._merge)
 
     def drop(self, end_us: int) -> None:
         """Forget a pane."""
@@ -156,7 +156,7 @@ class PaneTable:
             if pane is not None:
                 pane.dirty += pane.now
                 pane.now = []
-                _settle(pane.dirty, self._merge)
+                settle(pane.dirty, self._merge)
         for end, pane in self._gone.items():
             pane.now = []
             if not self._backend.keeps_all and (pane.entries != [] or pane.clean or self._is_in_flight(end)):
@@ -250,7 +250,7 @@ class PaneTable:
         rows = sum(batch.num_rows for batch in added)
         if pane.whole:
             pane.clean += added
-            _settle(pane.clean, self._merge)
+            settle(pane.clean, self._merge)
             # Keys that change again and again are stored again and again: now and then, all is written afresh.
             if pane.stored_rows + rows > _REWRITE_FACTOR * pane.merged_rows:
                 pane.clean = [self._merge(pane.clean)]
@@ -356,7 +356,7 @@ class PaneTable:
         return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self._full)
 
 
-def _settle(batches: list[pa.RecordBatch], merge: Merge) -> None:
+def settle(batches: list[pa.RecordBatch], merge: Merge) -> None:
     """Merge batches in place once those after the first have grown as large as it."""
     more = sum(batch.num_rows for batch in batches[1:])
     if len(batches) > 1 and more > batches[0].num_rows + _SLACK_ROWS:

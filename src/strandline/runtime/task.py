@@ -135,7 +135,6 @@ class Task:
         if self._columnar is not None:
             yield from self._give(self._columnar.on_end(self.scope))
             self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
-            self._columnar.forget()
 
     def check(self) -> None:
         """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
@@ -144,6 +143,8 @@ class Task:
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""
         self._reached_us = self.scope.watermark_us
+        if self._columnar is not None:
+            self._columnar.commit()
         self.store.commit()
 
     def tidy(self) -> None:
@@ -174,7 +175,7 @@ class Task:
     def next_timers_us(self) -> tuple[int | None, int | None]:
         """Times before which no event-time and no processing-time timer is due."""
         if self._columnar is not None:
-            return self._columnar.next_due_us, None
+            return self._columnar.next_due_us, self._columnar.next_due_clock_us
         return self.store.next_timers_us
 
     # -- timers
@@ -187,8 +188,10 @@ class Task:
             scope.watermark_us = watermark_us
         if self.store.expiry is not None:
             self.store.expiry.clean(self.evict)
-        if moved and self._columnar is not None:
-            yield from self._give_fired(self._columnar.on_watermark(scope))
+        if self._columnar is not None:
+            if moved:
+                yield from self._give_fired(self._columnar.on_watermark(scope))
+            yield from self._give_fired(self._columnar.on_clock(scope))
         if self._calls is None or self.store.timers is None:
             return
         (event, processing), prepare = self.store.timers, self.store.prepare

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, StateTypeError
-from strandline.format.columns import conform, to_arrow_type
+from strandline.format.columns import build, conform, to_arrow_type
 from strandline.format.keys import KeyCodec
 from strandline.format.types import parse_type
 from strandline.format.values import ValueCodec
@@ -25,6 +25,17 @@ class BatchKeys:
         self._groups = groups
         self._codec = codec
         self._encoded: list[bytes] | None = None
+
+    @classmethod
+    def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
+        """Return the keys of encoded ones."""
+        groups = np.frombuffer(b"".join([key[:2] for key in encoded]), ">u2").astype(np.int32)
+        keys = codec.decode_many(encoded)
+        parts = [keys] if len(codec.types) == 1 else zip(*keys, strict=True)
+        columns = [build(list(part), kind) for part, kind in zip(parts, codec.types, strict=True)]
+        found = cls(columns, pa.array(groups), codec)
+        found._encoded = encoded
+        return found
 
     def __len__(self) -> int:
         return len(self._groups)

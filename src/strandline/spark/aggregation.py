@@ -7,21 +7,26 @@ makes them fewer, else each row on its own. Both have the same columns, so it ca
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from strandline.api.aggregates import Aggregate
-from strandline.api.windows import WINDOW_END, WINDOW_START, Session, Sliding, Tumbling
+from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import parse_schema
 from strandline.runtime.aggregates import Accumulators, FieldSpec
-from strandline.runtime.aggregation import RunningAggregation, WindowedAggregation
+from strandline.runtime.aggregation import CountedAggregation, RunningAggregation
+from strandline.runtime.aggsessions import SessionAggregation
+from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
+from strandline.runtime.windowing import Rules
 from strandline.spark.ddl import ddl_of, quoted
 from strandline.spark.late import LateNode
-from strandline.spark.nodes import StepNode, make_operator
+from strandline.spark.nodes import Node, StepNode, make_operator
 from strandline.spark.partials import Partial, declare
 from strandline.spark.times import ORIGIN, TIME, end_of, hidden_of
 
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream
 
 PANE, ROWS = "__strandline_pane", "__strandline_rows"
+FIRST, LAST = "__strandline_first", "__strandline_last"
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
 _WORTHWHILE = 0.6
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
@@ -40,14 +46,14 @@ class Reduction:
     Where it does not, it is tried again after a while, and ever more rarely.
     """
 
-    def __init__(self) -> None:
-        self.on = True
+    def __init__(self, *, possible: bool = True) -> None:
+        self.on = self._possible = possible
         self._pause = _FIRST_PAUSE
         self._epochs_off = 0
 
     def observe(self, source_rows: int, sent_rows: int) -> None:
         """Take in how many rows an epoch had, and how many of them were sent."""
-        if not source_rows:
+        if not source_rows or not self._possible:
             return
         if not self.on:
             self._epochs_off += 1
@@ -61,43 +67,62 @@ class Reduction:
         self.on, self._epochs_off = False, 0
 
 
+@dataclass(frozen=True)
+class Cut:
+    """How rows are told apart by time before they are aggregated."""
+
+    by: str | None = None
+    """Rows of one key with the same value are aggregated into one."""
+    is_sent: bool = False
+    """Whether keepers get that value, in the column PANE."""
+    columns: Mapping[str, Partial] = MappingProxyType({})
+    """What they get of the rows' times."""
+    order_by: tuple[str, ...] = ()
+    """In which order rows count, where each is one: these columns are sent too."""
+    is_whole: bool = False
+    """Whether rows are not to be aggregated at all."""
+
+
 class Partials:
     """The step that makes rows of partial accumulators."""
 
     def __init__(
         self,
         keys: tuple[str, ...],
-        pane: str | None,
+        cut: Cut,
         columns: Mapping[str, Partial],
         ddls: Mapping[str, str],
         reduction: Reduction,
     ) -> None:
         self._keys = [quoted(key) for key in keys]
-        self._pane = pane
-        self._columns = dict(columns)
-        self._ddls = dict(ddls)
+        self._more = [quoted(column) for column in cut.order_by if column not in keys]
+        self._cut = cut
+        self._columns = {**cut.columns, **columns}
+        self._ddls = {**dict.fromkeys(cut.columns, "bigint"), **ddls}
         self._reduction = reduction
 
     def __call__(self, df: DataFrame) -> DataFrame:
         hidden = hidden_of(df)
-        if self._pane is not None:
+        cut = self._cut
+        if cut.by is not None:
             df = df.where(f"{TIME} is not null")
-        pane = [] if self._pane is None else [f"{self._pane} as {PANE}"]
         if not self._reduction.on:
+            pane = [f"{cut.by} as {PANE}"] if cut.is_sent else []
             ones = [f"cast({p.of_one} as {self._ddls[name]}) as {name}" for name, p in self._columns.items()]
-            return df.selectExpr(*self._keys, *pane, f"1L as {ROWS}", *ones, *hidden)
-        by = [*self._keys, *pane, *(name for name in hidden if name != TIME)]
+            return df.selectExpr(*self._keys, *pane, f"1L as {ROWS}", *ones, *self._more, *hidden)
+        by = [] if cut.by is None else [f"{cut.by} as {PANE}"]
         many = [f"max({TIME}) as {TIME}"] if hidden else []
         many += [f"count(1) as {ROWS}", *(f"{p.of_many} as {name}" for name, p in self._columns.items())]
-        grouped = df.groupBy(*map(F.expr, by)).agg(*map(F.expr, many))
-        return grouped.select(*self._keys, *([PANE] if pane else []), ROWS, *self._columns, *hidden)
+        groups = [*self._keys, *by, *(name for name in hidden if name != TIME)]
+        grouped = df.groupBy(*map(F.expr, groups)).agg(*map(F.expr, many))
+        return grouped.select(*self._keys, *([PANE] if cut.is_sent else []), ROWS, *self._columns, *hidden)
 
 
 class Aggregates:
     """The methods that keyed and windowed streams have for built-in aggregation."""
 
-    def _cut(self) -> tuple[KeyedStream, Any, int, str | None]:
-        """Return the keyed stream, the kind of window if there is one, the allowed lateness, the late rows' name."""
+    def _cut(self) -> tuple[KeyedStream, WindowKind | None, Rules]:
+        """Return the keyed stream, and the kind of window if there is one, with its rules."""
         raise NotImplementedError
 
     def agg(
@@ -117,9 +142,9 @@ class Aggregates:
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
         given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
-        keyed, kind, lateness_us, late = self._cut()
+        keyed, kind, rules = self._cut()
         given = {**(results or {}), **more}
-        return build(keyed, kind, lateness_us, late, given, uid, name or "agg", max_parallelism)
+        return build(keyed, kind, rules, given, uid, name or "agg", max_parallelism)
 
     def count(self, *, uid: str) -> Stream:
         """Count events into the column `count`."""
@@ -144,9 +169,8 @@ class Aggregates:
 
 def build(
     keyed: KeyedStream,
-    kind: Any,
-    lateness_us: int,
-    late: str | None,
+    kind: WindowKind | None,
+    rules: Rules,
     given: Mapping[str, Aggregate],
     uid: str,
     name: str,
@@ -156,23 +180,21 @@ def build(
     from strandline.spark.stream import Stream
 
     probe, keys = keyed._node.probe, keyed._keys
-    _check(probe, keys, kind, given, uid)
+    ends = kind is not None and not isinstance(kind, Global)
+    _check(keys, ends, given, uid)
+    _check_window(kind, rules, uid)
     key_ddl = ", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys)
     columns, ddls, results = declare(probe, given, uid)
     fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
-    accumulators = Accumulators(fields, results)
-    process: ColumnarProcess
-    pane = None
-    if kind is None:
-        process = RunningAggregation(keys, accumulators)
-    else:
-        process = windowed = WindowedAggregation(key_ddl, accumulators, kind, lateness_us)
-        pane = end_of(kind.offset_us, windowed.pane_us, windowed.pane_us)
-    reduction = Reduction()
-    step = Partials(keys, pane, columns, ddls, reduction)
+    process, cut = _operator(keyed, kind, rules, key_ddl, Accumulators(fields, results))
+    reduction = Reduction(possible=not cut.is_whole)
+    step = Partials(keys, cut, columns, ddls, reduction)
     partials = StepNode(step(probe), keyed._node, step)
-    edges = "" if kind is None else f", {WINDOW_START} timestamp, {WINDOW_END} timestamp"
+    edges = f", {WINDOW_START} timestamp, {WINDOW_END} timestamp" if ends else ""
     output = parse_schema(key_ddl + edges + "".join(f", {quoted(r.name)} {r.ddl}" for r in results)).ddl
+    late: dict[str, Node] = {}
+    if rules.late is not None:
+        late[rules.late] = LateNode(probe.drop(ORIGIN), keyed._node, kind, rules.lateness_us, uid)
     node = make_operator(
         partials,
         process,
@@ -180,11 +202,33 @@ def build(
         name=name,
         keys=keys,
         output=output,
+        order_by=cut.order_by,
         max_parallelism=max_parallelism,
         reduction=reduction,
-        sides_before={} if late is None else {late: LateNode(probe.drop(ORIGIN), keyed._node, kind, lateness_us, uid)},
+        sides_before=late,
     )
     return Stream(node, node)
+
+
+def _operator(
+    keyed: KeyedStream, kind: WindowKind | None, rules: Rules, key_ddl: str, accumulators: Accumulators
+) -> tuple[ColumnarProcess, Cut]:
+    """Return the keepers' part of an aggregation, and what Spark does before it."""
+    if kind is None:
+        return RunningAggregation(keyed._keys, accumulators), Cut()
+    if isinstance(kind, Global):
+        assert kind.count is not None
+        cut = Cut(order_by=keyed._order_by, is_whole=True)
+        return CountedAggregation(keyed._keys, accumulators, kind.count), cut
+    if isinstance(kind, Session):
+        # Events of one such stretch are less than the gap apart.
+        by = end_of(0, kind.gap_us, kind.gap_us)
+        times = {FIRST: Partial(f"min({TIME})", TIME, "min"), LAST: Partial(f"max({TIME})", TIME, "max")}
+        cut = Cut() if rules.processing else Cut(by, columns=times)
+        return SessionAggregation(key_ddl, accumulators, kind, rules), cut
+    windowed = WindowedAggregation(key_ddl, accumulators, kind, rules)
+    pane = end_of(kind.offset_us, windowed.pane_us, windowed.pane_us)
+    return windowed, Cut() if rules.processing else Cut(pane, is_sent=True)
 
 
 def limit_shuffle(session: Any, parallelism: int) -> None:
@@ -194,7 +238,7 @@ def limit_shuffle(session: Any, parallelism: int) -> None:
         session.conf.set(name, str(parallelism))
 
 
-def _check(probe: DataFrame, keys: tuple[str, ...], kind: Any, given: Mapping[str, Any], uid: str) -> None:
+def _check(keys: tuple[str, ...], ends: bool, given: Mapping[str, Any], uid: str) -> None:
     if not isinstance(uid, str) or not uid.strip():
         raise ConfigurationError(
             "agg() has no uid", hint="give it a name that never changes, for example uid='totals': state is found by it"
@@ -207,18 +251,26 @@ def _check(probe: DataFrame, keys: tuple[str, ...], kind: Any, given: Mapping[st
                 f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
                 hint=f'write {result}=sl.agg.sum("amount")',
             )
-    taken = [*keys, *((WINDOW_START, WINDOW_END) if kind is not None else ())]
+    taken = [*keys, *((WINDOW_START, WINDOW_END) if ends else ())]
     for result in given:
         if result.lower() in [column.lower() for column in taken]:
             raise ConfigurationError(
                 f"operator '{uid}': the result '{result}' has the name of another column of the output",
                 hint=f"the output has {', '.join(taken)} already: give the result another name",
             )
-    if kind is None:
-        return
-    if not isinstance(kind, Tumbling | Sliding):
-        what = "sessions" if isinstance(kind, Session) else f"{kind!r}"
+
+
+def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
+    """Refuse what no built-in aggregation can do: calls of Python, or events that Spark has aggregated already."""
+    if isinstance(kind, Global) and (kind.when is not None or rules.early_us):
+        what = "when= runs Python for each event" if kind.when is not None else "Global windows have no early results"
         raise ConfigurationError(
-            f"operator '{uid}': agg() is for tumbling and sliding windows, not for {what}",
-            hint="use aggregate() or process() of the window",
+            f"operator '{uid}': {what}, and agg() runs none",
+            hint="use fold() or aggregate() of the window, or Global(count=…) alone",
+        )
+    if isinstance(kind, Session) and rules.late is not None:
+        raise ConfigurationError(
+            f"operator '{uid}': agg() of sessions has no late events to give: which they are shows when they have "
+            "been aggregated",
+            hint="leave late= out, they are counted in any case; or use fold(), aggregate() or process()",
         )

@@ -16,6 +16,7 @@ from strandline.format.types import parse_schema
 from strandline.runtime.joins import How, check_inputs
 from strandline.runtime.outputs import SIDE
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
+from strandline.runtime.windowing import Rules
 from strandline.spark.aggregation import Aggregates
 from strandline.spark.checks import check_source, check_source_name
 from strandline.spark.ddl import first_line, input_schema, quoted
@@ -193,8 +194,8 @@ class KeyedStream(Aggregates):
         """Return the DDL of its columns; errors about them begin with `where`."""
         return input_schema(self._node.probe, where)
 
-    def _cut(self) -> tuple[KeyedStream, None, int, None]:
-        return self, None, 0, None
+    def _cut(self) -> tuple[KeyedStream, None, Rules]:
+        return self, None, Rules()
 
     def process(
         self,

@@ -33,18 +33,8 @@ class WindowedStream(Aggregates):
     kind: WindowKind
     rules: Rules = field(default_factory=Rules)
 
-    @property
-    def lateness_us(self) -> int:
-        """How long after a window's end its late events still count."""
-        return self.rules.lateness_us
-
-    def _cut(self) -> tuple[KeyedStream, WindowKind, int, str | None]:
-        if self.rules.early_us or self.rules.processing:
-            raise ConfigurationError(
-                "built-in aggregates of windows have no early= and time='processing'",
-                hint="leave these out, or use fold() or aggregate()",
-            )
-        return self.keyed, self.kind, self.lateness_us, self.rules.late
+    def _cut(self) -> tuple[KeyedStream, WindowKind, Rules]:
+        return self.keyed, self.kind, self.rules
 
     def fold(
         self,
