@@ -233,7 +233,7 @@ def close_to(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
     """Compare rows in any order; floats nearly."""
     if len(found) != len(wanted):
         return False
-    order: Callable[[Any], Any] = lambda row: repr(row[:3])  # noqa: E731
+    order: Callable[[Any], Any] = lambda row: (repr(row[:3]), repr(row))  # noqa: E731
     for a, b in zip(sorted(found, key=order), sorted(wanted, key=order), strict=True):
         for x, y in zip(a, b, strict=True):
             same = math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-9) if isinstance(x, float) and y is not None else x == y
