@@ -6,7 +6,6 @@ before; here a result that is given stands, unless the query's own text says tha
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -223,11 +222,7 @@ def new_users(df: DataFrame) -> sl.Stream:
 def user_sessions(df: DataFrame) -> sl.Stream:
     """Query 11."""
     (bids,) = streams(df, bid="bidder")
-    return (
-        bids.key_by("bidder")
-        .window(sl.Session("10s"))
-        .fold("bids bigint", 0, lambda bids, bid: bids + 1, merge=operator.add, uid="sessions")
-    )
+    return bids.key_by("bidder").window(sl.Session("10s")).agg(bids=sl.agg.count(), uid="sessions")
 
 
 # -- 18: everybody's last bid for each auction. The last result of the two counts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
-from strandline.api.windows import Session
 from strandline.spark.aggregation import Reduction
-from tests.soak import soaking
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -72,10 +71,10 @@ def source(spark: Any, directory: Path) -> sl.Stream:
     return sl.stream(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(directory)))
 
 
-def start(spark: Any, case: Case, stream: sl.Stream, sink: Any) -> sl.Run:
+def start(spark: Any, case: Case, *outputs: tuple[sl.Stream, Any]) -> sl.Run:
     return sl.Job(
         "agg",
-        sinks=[stream.to(sink)],
+        sinks=[stream.to(sink) for stream, sink in outputs],
         checkpoints=sl.Checkpoints(case.root / "ck"),
         settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
         restart=sl.Restart.never(),
@@ -99,7 +98,7 @@ def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce:
     stream = source(spark, case.root / "in").where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
     stream._node.reduction.on = reduce  # type: ignore[attr-defined]
     for part in range(2):
-        with start(spark, case, stream, sink) as run:
+        with start(spark, case, (stream, sink)) as run:
             for number in range(2):
                 write_rows(case.root / "in", 2 * part + number, 300, 10)
             settle(run)
@@ -111,36 +110,74 @@ def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce:
     assert stream.schema.simpleString() == grouped.schema.simpleString()
 
 
-@pytest.mark.parametrize("window", [sl.Sliding("20s", every="5s", offset="2s"), *soaking([sl.Tumbling("10s")])])
-def test_windows_are_those_of_a_batch(spark: Any, case: Case, window: Any) -> None:
-    sink = sl.sinks.memory()
-    stream = source(spark, case.root / "in").watermark("ts", "10s").key_by("k").window(window).agg(GIVEN, uid="totals")
-    number = 0
-    for _ in range(2):
-        with start(spark, case, stream, sink) as run:
-            for _ in range(3):
+WINDOWS = [sl.Sliding("20s", every="5s", offset="2s"), sl.Tumbling("10s"), sl.Session("1500 ms")]
+
+
+def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
+    """Sliding, tumbling and session windows; and windows by count and by the clock, with a restart in between."""
+    events = source(spark, case.root / "in").watermark("ts", "10s")
+    timed = [events.key_by("k").window(window).agg(GIVEN, uid=f"w{i}") for i, window in enumerate(WINDOWS)]
+    some = {"n": sl.agg.count(), "total": sl.agg.sum("v")}
+    counted = events.key_by("k", order_by=("ts", "v")).window(sl.Global(count=5)).agg(some, uid="counted")
+    clock = events.key_by("k").window(sl.Tumbling("1s"), time="processing").agg(some, uid="clock")
+    bursts = events.key_by("k").window(sl.Session("1s"), time="processing", early="500 ms").agg(some, uid="bursts")
+    outputs = [(stream, sl.sinks.memory()) for stream in (*timed, counted, clock, bursts)]
+    sinks = [sink for _, sink in outputs]
+    wanted: list[Any] = []
+    for part in range(2):
+        with start(spark, case, *outputs) as run:
+            for number in range(3 * part, 3 * part + 3):
                 write_rows(case.root / "in", number, 300, 10 + 15 * number)
-                number += 1
             settle(run)
-            if number == 6:
-                # The last one: its time completes the windows of all others, without any event after it.
-                (case.root / "in" / "999.json").write_text('{"ts": "2026-01-01T00:10:00Z", "k": "last"}')
-                run.process_all_available(60)
-                wait_for_windows(spark, run, sink, case, window)
-    assert plain(sink.rows) == plain(by_window(spark, case, window).collect())
+            if part == 1:
+                wanted = [by_window(spark, case, window) for window in WINDOWS]
+                finish(run, case, sinks, [rows.count() for rows in wanted])
+    for sink, rows in zip(sinks, wanted, strict=False):
+        assert plain(sink.rows) == plain(rows.collect())
+    assert plain(sinks[3].rows) == plain(by_fives(case))
+    assert sum(row.n for row in sinks[4].rows) == 1801
+    # A burst's last result is the whole of it, whatever came before it.
+    newest = {(row.k, row.window_start): row.n for row in sinks[5].rows}
+    assert sum(newest.values()) == 1801
+
+
+def finish(run: sl.Run, case: Case, sinks: list[Any], counts: list[int]) -> None:
+    """Add an event whose time completes the windows of all others, without any event after it; wait for all results."""
+    (case.root / "in" / "999.json").write_text('{"ts": "2026-01-01T00:10:00Z", "k": "last"}')
+    run.process_all_available(60)
+    eventually(lambda: run.checkpoint(60) and all_there(sinks, counts), "all windows", 60)
+
+
+def all_there(sinks: list[Any], counts: list[int]) -> bool:
+    *windows, _, clock, bursts = (sink.rows for sink in sinks)
+    whole = all(len(rows) >= count for rows, count in zip(windows, counts, strict=True))
+    return whole and sum(row.n for row in clock) >= 1801 and any(row.k == "last" for row in bursts)
 
 
 def by_window(spark: Any, case: Case, window: Any) -> Any:
     batch = spark.read.schema(SCHEMA).json(str(case.root / "in")).where("k <> 'last'")
-    slide = f"{window.every_us // 1_000_000} seconds"
-    cut = F.window("ts", f"{window.size_us // 1_000_000} seconds", slide, f"{window.offset_us // 1_000_000} seconds")
+    if isinstance(window, sl.Session):
+        cut = F.session_window("ts", f"{window.gap_us} microseconds")
+    else:
+        sizes = (f"{us // 1_000_000} seconds" for us in (window.size_us, window.every_us, window.offset_us))
+        cut = F.window("ts", *sizes)
     grouped = batch.groupBy("k", cut.alias("w")).agg(*own())
     return grouped.select("k", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *AGGREGATES)
 
 
-def wait_for_windows(spark: Any, run: sl.Run, sink: Any, case: Case, window: Any) -> None:
-    wanted = by_window(spark, case, window).count()
-    eventually(lambda: run.checkpoint(60) and len(sink.rows) >= wanted, "all windows", 30)
+def by_fives(case: Case) -> list[tuple[Any, ...]]:
+    """Return sums of each key's rows by five of them; an input file is an epoch, and within it they are in order."""
+    seen: dict[str, list[int | None]] = defaultdict(list)
+    for path in sorted((case.root / "in").glob("*.json")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in sorted(rows, key=lambda row: (row["ts"], row.get("v") is not None, row.get("v") or 0)):
+            seen[row["k"]].append(row.get("v"))
+    found = []
+    for k, values in seen.items():
+        for at in range(0, len(values) - 4, 5):
+            given = [v for v in values[at : at + 5] if v is not None]
+            found.append((k, 5, sum(given) if given else None))
+    return found
 
 
 def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> None:
@@ -167,8 +204,12 @@ def test_what_cannot_be_aggregated_is_said_before_the_start(spark: Any, case: Ca
     keyed, timed = stream.key_by("k"), stream.watermark("ts").key_by("k")
     with pytest.raises(sl.errors.ConfigurationError, match="the stream has no watermark"):
         keyed.window(sl.Tumbling("1s")).count(uid="n")
-    with pytest.raises(sl.errors.ConfigurationError, match="not for sessions"):
-        timed.window(Session("1s")).count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="agg\\(\\) of sessions has no late events to give"):
+        timed.window(sl.Session("1s"), late="late").count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="when= runs Python for each event"):
+        keyed.window(sl.Global(when=lambda event, n: n == 3)).count(uid="n")
+    with pytest.raises(sl.errors.ConfigurationError, match="Global windows have no early results"):
+        keyed.window(sl.Global(count=3), early="1s").count(uid="n")
     with pytest.raises(sl.errors.ConfigurationError, match="'k' has the name of another column"):
         keyed.agg(k=sl.agg.count(), uid="n")
     with pytest.raises(sl.errors.ConfigurationError, match="'window_end' has the name of another column"):
@@ -181,3 +222,4 @@ def test_what_cannot_be_aggregated_is_said_before_the_start(spark: Any, case: Ca
         keyed.agg(n=sl.agg.count(), uid="")
     assert keyed.sum("v", uid="n").columns == ["k", "v"]
     assert timed.window(sl.Tumbling("1s")).count(uid="n").columns == ["k", "window_start", "window_end", "count"]
+    assert keyed.window(sl.Global(count=3)).count(uid="n").columns == ["k", "count"]

@@ -7,8 +7,7 @@ makes them fewer, else each row on its own. Both have the same columns, so it ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
@@ -75,7 +74,7 @@ class Cut:
     """Rows of one key with the same value are aggregated into one."""
     is_sent: bool = False
     """Whether keepers get that value, in the column PANE."""
-    columns: Mapping[str, Partial] = MappingProxyType({})
+    columns: Mapping[str, Partial] = field(default_factory=dict)
     """What they get of the rows' times."""
     order_by: tuple[str, ...] = ()
     """In which order rows count, where each is one: these columns are sent too."""
