@@ -20,7 +20,7 @@ from strandline.core.errors import (
     StateTypeError,
     UserCodeError,
 )
-from strandline.testing import Harness, harness
+from strandline.testing import Harness, chain, harness
 from tests.runtime.bench import KINDS
 
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -417,7 +417,7 @@ class Life(KeyedProcess):
 
 
 def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(chain.tempfile, "tempdir", str(tmp_path))
     log = tmp_path / "log"
     with Harness(Life(log), schema="k string", key="k", output=OUT) as h:
         h.push(("a",))
