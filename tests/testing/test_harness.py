@@ -253,6 +253,17 @@ def test_a_chain_passes_what_timers_gave_on_before_the_watermark_moves(paralleli
         assert said(h.tick()) == ["a: add 3 in 3, told at 0:00:01"]
 
 
+def test_after_a_crash_too_what_timers_gave_comes_before_the_watermark_moves() -> None:
+    with chained() as h:
+        h.push(event("a", "timer", 3))
+        h.push(event("a", ts=4))
+        h.snapshot()
+        for _ in range(2):
+            h.tick()
+            assert h.side("seen")[2:] == [("event timer 0:00:03 at 0:00:04, watermark 0:00:00, late False",)]
+            h.crash()
+
+
 def test_a_chain_applies_an_epoch_everywhere_or_nowhere() -> None:
     class Picky(KeyedProcess):
         seen = Value("bigint", default=0)

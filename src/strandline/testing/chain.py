@@ -68,13 +68,12 @@ class Chain:
 
     def run(self, epoch: Epoch, times: Times, events: Rows | None) -> Output:
         """Run one epoch, and return what it gave; if it raises, no operator has applied it."""
-        watermark_us = times.watermark_us
         found: Output = {}
         given: RawRows | None = None
         try:
             for at, operator in enumerate(self._operators):
                 rows = events if given is None else given.rows(operator.reads)
-                given = operator.run(epoch, watermark_us, times.now_us, rows)
+                given = operator.run(epoch, times, rows)
                 for side in range(1 + len(operator.program.sides)):
                     found[at, side] = given.records(side)
         except BaseException:
@@ -83,12 +82,12 @@ class Chain:
             raise
         for operator in self._operators:
             operator.commit()
-        times.ended(watermark_us, self.first.newest_us)
+        times.ended(self.first.newest_us)
         return found
 
     def is_due(self, times: Times) -> bool:
         """Whether some timer may be due."""
-        return any(operator.is_due(times.watermark_us, times.now_us) for operator in self._operators)
+        return any(operator.is_due(times) for operator in self._operators)
 
     # -- which one
 

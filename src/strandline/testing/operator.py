@@ -28,6 +28,7 @@ from strandline.runtime.task import Task
 from strandline.runtime.timers import is_due
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 from strandline.testing.rows import RawRows, Rows
+from strandline.testing.times import Times
 
 _CACHE_BYTES = 16 << 20
 _GROUP = "key_group"
@@ -99,12 +100,12 @@ class Operator:
 
     # -- epochs
 
-    def run(self, epoch: Epoch, watermark_us: int | None, now_us: int, rows: Rows | None) -> RawRows:
+    def run(self, epoch: Epoch, times: Times, rows: Rows | None) -> RawRows:
         """Process an epoch up to where it could be committed; None: it has no rows."""
         batches: list[pa.RecordBatch] = []
         parts = self._divide(rows) if rows is not None else [None] * len(self._partitions)
         for each, part in zip(self._partitions, parts, strict=True):
-            each.task.begin(epoch, watermark_us, now_us)
+            each.task.begin(epoch, times.watermark_us, times.now_us, times.fired_us)
             batches += _with_rows(each.task.fire())
             if part is not None:
                 batches += _with_rows(each.task.process(part))
@@ -134,9 +135,9 @@ class Operator:
         """How many events of the last epoch were late."""
         return sum(each.task.late_rows for each in self._partitions)
 
-    def is_due(self, watermark_us: int | None, now_us: int) -> bool:
+    def is_due(self, times: Times) -> bool:
         """Whether some timer may be due."""
-        return any(is_due(*each.task.next_timers_us, watermark_us, now_us) for each in self._partitions)
+        return any(is_due(*each.task.next_timers_us, times.watermark_us, times.now_us) for each in self._partitions)
 
     # -- looking
 

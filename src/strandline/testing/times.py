@@ -35,9 +35,9 @@ class Times:
         """The watermark of the last epoch, which a task that was restored cannot know."""
         return self._watermarks.fired_us
 
-    def ended(self, watermark_us: int | None, newest_us: Mapping[str, int]) -> None:
-        """Take in what an epoch began with, and its newest times, by origin: that of a pair begins with its number."""
-        self._watermarks.fired_us = watermark_us
+    def ended(self, newest_us: Mapping[str, int]) -> None:
+        """Take in the newest times of an epoch, by origin."""
+        self._watermarks.fired_us = self.watermark_us
         for origin, at_us in newest_us.items():
             self._watermarks.observe(int(origin.partition("/")[0] or 0), {"": at_us}, self.now_us)
 
