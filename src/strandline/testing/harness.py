@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -11,13 +11,13 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
-from strandline.core.settings import BACKENDS, BackendName, parse_duration_ms
+from strandline.core.settings import BACKENDS, BackendName
 from strandline.format.scalars import us_to_timestamp
-from strandline.format.types import parse_schema
-from strandline.runtime.watermarks import WatermarkSpec
 from strandline.testing.chain import Chain, Output
-from strandline.testing.program import Wanted, check_event_time, make_program, side_of
-from strandline.testing.rows import Events, Rows
+from strandline.testing.pairs import check_one_stream, streams_of
+from strandline.testing.program import Input, Wanted, make_program, side_of
+from strandline.testing.rows import Rows
+from strandline.testing.streams import Told
 from strandline.testing.times import Times
 
 
@@ -42,6 +42,11 @@ class Harness:
     with `watermark` too, it follows the events at this delay, as `Stream.watermark` lets it: when an epoch has ended.
     The clock moves only when told to; it starts at 2024-01-01 UTC.
 
+    A function of two streams, a KeyedCoProcess or KeyedBroadcastProcess, has the schema of the other one as `right`,
+    and `push_right`. Of connected streams, `right_key`, `right_event_time` and `right_watermark` are as on the left
+    unless given, and the slower side's watermark counts. Rules have no key, no event time unless `right_event_time`
+    says which, and apply in the order of the columns `order_by`, then as in a job.
+
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
     ...     seen = Value("bigint", default=0)
@@ -53,6 +58,20 @@ class Harness:
     ...     h.crash()
     >>> rows
     [Record(user='ann', seen=1), Record(user='bob', seen=1), Record(user='ann', seen=2)]
+
+    >>> from strandline import KeyedCoProcess
+    >>> class Greet(KeyedCoProcess):
+    ...     name = Value("string")
+    ...     def on_left(self, visit, ctx):
+    ...         yield ctx.key, f"Hello {self.name.value}, this is {visit.page}"
+    ...     def on_right(self, user, ctx):
+    ...         self.name.value = user.name
+    >>> streams = dict(schema="id int, page string", right="id int, name string", key="id")
+    >>> with Harness(Greet(), **streams, output="id int, text string") as h:
+    ...     before = h.push_right({"id": 7, "name": "Ann"})
+    ...     rows = h.push({"id": 7, "page": "home"})
+    >>> before, rows
+    ([], [Record(id=7, text='Hello Ann, this is home')])
     """
 
     def __init__(
@@ -64,6 +83,11 @@ class Harness:
         output: str,
         event_time: str | None = None,
         watermark: str | None = None,
+        right: str | None = None,
+        right_key: str | Sequence[str] | None = None,
+        right_event_time: str | None = None,
+        right_watermark: str | None = None,
+        order_by: str | Sequence[str] | None = None,
         sides: Mapping[str, str] | None = None,
         uid: str = "operator",
         backend: BackendName = "filesystem",
@@ -73,17 +97,15 @@ class Harness:
         if backend not in BACKENDS:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         self._backend, self._parallelism = backend, parallelism
-        parsed = parse_schema(schema)
-        check_event_time(parsed, event_time, watermark)
-        self._timed, self._follows = event_time is not None, watermark is not None
-        delay_us = parse_duration_ms(watermark or "0s", "Harness: watermark") * 1000
-        self._events = Events(parsed, event_time)
-        self._times = Times([] if event_time is None else [WatermarkSpec(event_time, delay_us)])
+        lefts = Told(schema, key, event_time, watermark)
+        rights = Told(right or "", right_key, right_event_time, right_watermark)
+        self._streams = streams_of(process, uid, lefts, rights, order_by)
+        self._times = Times(self._streams.specs)
         self._epoch = Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
         self._chain = Chain()
-        self._add(Wanted(process, key, output, uid, sides, max_parallelism), parsed.ddl)
+        self._add(Wanted(process, key, output, uid, sides, max_parallelism), self._streams.input)
 
     def then(
         self,
@@ -100,6 +122,7 @@ class Harness:
 
         From then on the harness gives the new operator's rows.
         """
+        check_one_stream(process, uid)
         if self._epoch:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
         programs = self._chain.programs
@@ -107,8 +130,9 @@ class Harness:
             raise ConfigurationError(f"Harness: two operators have the uid '{uid}'", hint="give each one of its own")
         before = programs[-1]
         reads = 0 if side is None else side_of(before, side)
-        schema = before.output_schema if side is None else before.sides[side]
-        self._add(Wanted(process, key, output, uid, sides, max_parallelism), schema, reads)
+        timed = self._streams.input.timed
+        read = Input(before.output_schema if side is None else before.sides[side], timed=timed, phased=timed)
+        self._add(Wanted(process, key, output, uid, sides, max_parallelism), read, reads)
         return self
 
     def __enter__(self) -> Self:
@@ -129,7 +153,18 @@ class Harness:
         A column that a dict does not name is null. Timers that the epoch's events made due fire in the next one, as
         in a job: `tick` runs it.
         """
-        return self._run(self._events.rows(events) if events else None)
+        return self._run(self._streams.rows(events, (), right_first=False))
+
+    def push_right(self, *events: Any) -> list[Any]:
+        """Process one epoch of events of the right stream, which a function of two has, and return the rows it gave."""
+        return self._run(self._streams.rows((), events, right_first=False))
+
+    def push_both(self, left: Iterable[Any], right: Iterable[Any], *, right_first: bool = False) -> list[Any]:
+        """Process one epoch of events of both streams, and return the rows it gave.
+
+        The left ones come first, or the right ones: in a job it may be either. Rules come first always.
+        """
+        return self._run(self._streams.rows(list(left), list(right), right_first=right_first))
 
     def tick(self) -> list[Any]:
         """Run epochs without events until no timer is due, as a job does while its source is silent."""
@@ -165,6 +200,11 @@ class Harness:
         A list is a list, a map a dict; of an aggregating state, it is the result.
         """
         return self._chain.find(uid).state(key)
+
+    def broadcast_state(self) -> dict[str, dict[Any, Any]]:
+        """Return the Broadcast states by name; raise UserCodeError if they are not the same in all partitions."""
+        self._chain.check_open()
+        return self._chain.first.broadcast_state()
 
     def timers(self, key: Any, uid: str | None = None, *, processing: bool = False) -> list[dt.datetime]:
         """Return when a key's timers of one kind are set for, the first one first."""
@@ -219,20 +259,16 @@ class Harness:
 
     # -- inside
 
-    def _add(self, wanted: Wanted, schema: str, reads: int = 0) -> None:
-        first = not self._chain.programs
+    def _add(self, wanted: Wanted, read: Input, reads: int = 0) -> None:
         try:
-            program = make_program(
-                wanted, schema, self._backend, self._parallelism,
-                timed=self._timed, phased=self._timed and not first, measured=first and self._follows,
-            )  # fmt: skip
+            program = make_program(wanted, read, self._backend, self._parallelism)
             self._chain.add(program, reads)
         except BaseException:
             self.close()
             raise
 
     def _run(self, events: Rows | None) -> list[Any]:
-        """Run one epoch through the chain; it is applied by all operators or by none."""
+        """Run one epoch through the chain."""
         self._chain.check_open()
         epoch = Epoch(self._epoch + 1)
         found = self._chain.run(epoch, self._times, events)

@@ -36,7 +36,7 @@ class Times:
         return self._watermarks.fired_us
 
     def ended(self, newest_us: Mapping[str, int]) -> None:
-        """Take in the newest times of an epoch, by origin."""
+        """Take in the newest times of an epoch; of two streams' rows, the origin begins with the stream's number."""
         self._watermarks.fired_us = self.watermark_us
         for origin, at_us in newest_us.items():
             self._watermarks.observe(int(origin.partition("/")[0] or 0), {"": at_us}, self.now_us)
