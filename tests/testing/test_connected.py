@@ -9,7 +9,7 @@ import pytest
 
 from strandline import KeyedCoProcess, KeyedProcess, List, Value
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
-from strandline.testing import Harness
+from strandline.testing import Harness, Right
 from tests.runtime.bench import KINDS
 
 SECOND = dt.timedelta(seconds=1)
@@ -82,13 +82,15 @@ def test_both_sides_share_state_and_it_comes_back_after_a_crash(kind: Any, paral
 
 def test_one_epoch_of_both() -> None:
     with match() as h:
-        assert h.push_both([order(1)], [payment(1)]) == [(1, "5 is paid by card")]
-        assert h.push_both([order(2)], [payment(2)], right_first=True) == [(2, "5 was paid by card")]
-        assert h.push_both([], (payment(number) for number in [1])) == [(1, "5 is paid by card")]
-        assert h.push_both([order(4)], []) == []
-        assert h.epoch == 4
-        assert h.push_both([], []) == h.push_right() == []
-        assert h.epoch == 6
+        assert h.push(order(1), Right(payment(1))) == [(1, "5 is paid by card")]
+        assert h.push(Right(payment(2)), order(2)) == [(2, "5 was paid by card")]
+        mixed = Right(payment(3, "cash")), order(4), order(3), Right(payment(4)), order(3, 6), Right(payment(3))
+        assert h.push(*mixed) == [
+            (3, "5 was paid by cash"), (4, "5 is paid by card"), (3, "6 was paid by cash"), (3, "6 is paid by card")
+        ]  # fmt: skip
+        assert h.epoch == 3
+        assert h.push() == h.push_right() == []
+        assert h.epoch == 5
 
 
 def test_an_epoch_of_both_that_fails_is_not_applied() -> None:
@@ -97,7 +99,7 @@ def test_an_epoch_of_both_that_fails_is_not_applied() -> None:
         with pytest.raises(
             UserCodeError, match=r"on_left of Match raised for key 2, in the event Record\(id=2.*no amount"
         ):
-            h.push_both([order(2, None)], [payment(1)], right_first=True)
+            h.push(Right(payment(1)), order(2, None))
         assert (h.state(1), h.output, h.epoch) == ({"amount": 5, "methods": []}, [], 1)
         with pytest.raises(NullKeyError, match="'id' is null"):
             h.push_right({"method": "card"})
@@ -127,7 +129,7 @@ def test_the_slower_sides_watermark_counts_and_one_without_events_holds_it_back(
         assert h.watermark is None
         h.push_right(payment(2, time=4))
         assert h.watermark == at(-1)
-        h.push_both([], [payment(3, time=17), payment(4, time=5)])
+        h.push_right(payment(3, time=17), payment(4, time=5))
         assert h.watermark == at(12)
         h.snapshot()
         assert h.push_right(payment(5, time=60)) == [(1, "5 is unpaid")]
@@ -135,7 +137,7 @@ def test_the_slower_sides_watermark_counts_and_one_without_events_holds_it_back(
         h.crash()
         assert h.watermark == at(12)
         assert h.tick() == [(1, "5 is unpaid")]
-        h.push_both([order(6, time=None)], [payment(7, time=99)])
+        h.push(order(6, time=None), Right(payment(7, time=99)))
         assert h.watermark == at(28), "an event without a time moves nothing"
 
 
@@ -186,7 +188,7 @@ class Shout(KeyedProcess):
 def test_a_chain_goes_on_after_it() -> None:
     chain = match(event_time="at", watermark="0s", parallelism=2).then(Shout(), key="id", output=OUT, uid="shout")
     with chain as h:
-        assert h.push_both([order(1), order(2, time=40)], [payment(2)]) == [(2, "5 is paid by card, 1 at None")]
+        assert h.push(order(1), order(2, time=40), Right(payment(2))) == [(2, "5 is paid by card, 1 at None")]
         h.push_right(payment(2, time=40))
         h.snapshot()
         for _ in range(2):
@@ -238,7 +240,7 @@ def test_functions_that_do_not_fit_their_streams() -> None:
     with pytest.raises(ConfigurationError, match="Half does not define on_right"):
         Harness(half(), **streams)
     with Harness(Shout(), schema="id int, said string", key="id", output=OUT) as h:
-        for use in (h.push_right, lambda event: h.push_both([], [event])):
+        for use in (h.push_right, lambda event: h.push((1, "a"), Right(event))):
             with pytest.raises(ConfigurationError, match="there is no right stream"):
                 use((1,))
         with pytest.raises(ConfigurationError, match="has no Broadcast states"):
@@ -255,6 +257,6 @@ def test_events_that_do_not_fit_their_stream() -> None:
         with pytest.raises(ConfigurationError, match=r"the event .* has unknown method"):
             h.push({"method": "card"})
         assert h.epoch == 0
-    for use in (h.push_right, h.broadcast_state, lambda: h.push_both([], [])):
+    for use in (h.push_right, h.broadcast_state):
         with pytest.raises(ConfigurationError, match="closed already"):
             use()

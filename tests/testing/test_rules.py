@@ -9,7 +9,7 @@ import pytest
 
 from strandline import Broadcast, KeyedBroadcastProcess, Value
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.testing import Harness
+from strandline.testing import Harness, Right
 from tests.runtime.bench import KINDS
 from tests.testing.test_connected import OUT, Shout, at
 
@@ -53,7 +53,7 @@ def test_rules_reach_every_partition_and_come_back_after_a_crash(kind: Any, para
         numbers = range(20)
         payments = [(number, "cash", 50.0, None) for number in numbers]
         assert h.broadcast_state() == {"limits": {}, "texts": {}}
-        told = h.push_both(payments, [rule("cash", 40, 2), rule("cash", math.nan, 1)])
+        told = h.push(*payments, Right(rule("cash", 40, 2)), Right(rule("cash", math.nan, 1)))
         assert sorted(told) == [(number, "cash by 12") for number in numbers], "rules come first, in their order"
         kept = {"limits": {"cash": 40.0}, "texts": {"cash": "12"}}
         h.snapshot()
@@ -74,7 +74,7 @@ def test_rules_without_an_order_apply_by_time_then_by_what_they_say() -> None:
 
 def test_rules_hold_the_watermark_back_if_they_have_event_time() -> None:
     with check(event_time="at", watermark="2s", parallelism=2) as h:
-        h.push_both([(1, "a", 1.0, at(10))], [rule("a", 1, 1, 50)])
+        h.push((1, "a", 1.0, at(10)), Right(rule("a", 1, 1, 50)))
         assert h.watermark == at(8)
     with check(event_time="at", watermark="2s", right_event_time="at", right_watermark="1s", parallelism=2) as h:
         h.push((1, "a", 1.0, at(10)))

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from strandline.testing.harness import Harness, Snapshot
+from strandline.testing.rows import Right
 
-__all__ = ["Harness", "Snapshot"]
+__all__ = ["Harness", "Right", "Snapshot"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from strandline.format.scalars import us_to_timestamp
 from strandline.testing.chain import Chain, Output
 from strandline.testing.pairs import check_one_stream, streams_of
 from strandline.testing.program import Input, Wanted, make_program, side_of
-from strandline.testing.rows import Rows
+from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import Told
 from strandline.testing.times import Times
 
@@ -43,9 +43,10 @@ class Harness:
     The clock moves only when told to; it starts at 2024-01-01 UTC.
 
     A function of two streams, a KeyedCoProcess or KeyedBroadcastProcess, has the schema of the other one as `right`,
-    and `push_right`. Of connected streams, `right_key`, `right_event_time` and `right_watermark` are as on the left
-    unless given, and the slower side's watermark counts. Rules have no key, no event time unless `right_event_time`
-    says which, and apply in the order of the columns `order_by`, then as in a job.
+    whose events are given by `push_right`, or by `push` in `Right`. Of connected streams, `right_key`,
+    `right_event_time` and `right_watermark` are as on the left unless given, and the slower side's watermark counts.
+    Rules have no key, no event time unless `right_event_time` says which, and apply in the order of the columns
+    `order_by`, then as in a job.
 
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
@@ -150,21 +151,15 @@ class Harness:
     def push(self, *events: Any) -> list[Any]:
         """Process one epoch of events, dicts or tuples, and return the rows it gave.
 
-        A column that a dict does not name is null. Timers that the epoch's events made due fire in the next one, as
-        in a job: `tick` runs it.
+        A column that a dict does not name is null. Events of the right one of two streams are put into `Right`; in a
+        job, those of both come in any order. Timers that the epoch's events made due fire in the next one, as in a
+        job: `tick` runs it.
         """
-        return self._run(self._streams.rows(events, (), right_first=False))
+        return self._run(self._streams.rows(events))
 
     def push_right(self, *events: Any) -> list[Any]:
-        """Process one epoch of events of the right stream, which a function of two has, and return the rows it gave."""
-        return self._run(self._streams.rows((), events, right_first=False))
-
-    def push_both(self, left: Iterable[Any], right: Iterable[Any], *, right_first: bool = False) -> list[Any]:
-        """Process one epoch of events of both streams, and return the rows it gave.
-
-        The left ones come first, or the right ones: in a job it may be either. Rules come first always.
-        """
-        return self._run(self._streams.rows(list(left), list(right), right_first=right_first))
+        """Process one epoch of events of the right one of two streams, and return the rows it gave."""
+        return self.push(*map(Right, events))
 
     def tick(self) -> list[Any]:
         """Run epochs without events until no timer is due, as a job does while its source is silent."""

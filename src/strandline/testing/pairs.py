@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from strandline.format.types import Field, StructType
 from strandline.runtime.joins import LEFT, RIGHT, check_inputs
 from strandline.runtime.program import check_process
 from strandline.testing.program import Input, checked_keys
-from strandline.testing.rows import Rows
+from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import OneStream, Stream, Told
 
 
@@ -46,29 +47,37 @@ class TwoStreams:
         )
         self.specs = lefts.specs + rights.specs
 
-    def rows(self, left: Sequence[Any], right: Sequence[Any], *, right_first: bool) -> Rows | None:
-        """Return an epoch's events as pairs, None if there are none."""
-        given = [self._packed(at, self._streams[at].events.rows(some)) for at, some in enumerate((left, right)) if some]
-        if not given:
+    def rows(self, events: Sequence[Any]) -> Rows | None:
+        """Return an epoch's events as pairs, in their order; None if there are none."""
+        if not events:
             return None
-        if right_first:
-            given.reverse()
-        columns = [pa.concat_arrays(parts) for parts in zip(*(rows.columns for rows in given), strict=True)]
-        times = pa.concat_arrays([rows.times for rows in given]) if self.input.timed else None
-        origins = pa.concat_arrays([rows.origins for rows in given]) if self.input.origins else None
+        is_right = [isinstance(event, Right) for event in events]
+        lefts = [event for event in events if not isinstance(event, Right)]
+        rights = [event.event for event in events if isinstance(event, Right)]
+        given = [self._packed(half, self._streams[half].events.rows(some)) for half, some in enumerate((lefts, rights))]
+        # The left ones come first so far: where each event is among them.
+        at = (count(), count(len(lefts)))
+        order = pa.array([next(at[right]) for right in is_right], pa.int64())
+
+        def whole(parts: Sequence[pa.Array]) -> pa.Array:
+            return pa.concat_arrays(parts).take(order)
+
+        columns = [whole(parts) for parts in zip(*(rows.columns for rows in given), strict=True)]
+        times = whole([rows.times for rows in given]) if self.input.timed else None
+        origins = whole([rows.origins for rows in given]) if self.input.origins else None
         return Rows(columns, times, origins=origins, for_all=columns[1].is_valid() if self._is_broadcast else None)
 
     def _packed(self, half: int, rows: Rows) -> Rows:
         """Return one stream's rows as pairs: times and origins too, whether they are wanted or not."""
-        count = len(rows.columns[0])
-        halves = [pa.nulls(count, kind) for kind in self._kinds]
+        n = len(rows.columns[0])
+        halves = [pa.nulls(n, kind) for kind in self._kinds]
         halves[half] = pa.StructArray.from_arrays(rows.columns, fields=list(self._kinds[half]))
         if half < len(self._keys):
             keys = [rows.columns[at] for at in self._keys[half]]
         else:
-            keys = [pa.nulls(count, self._kinds[0].field(at).type) for at in self._keys[0]]
-        times = pa.nulls(count, pa.int64()) if rows.times is None else rows.times
-        return Rows([*halves, *keys], times, origins=pa.array([f"{half}/"] * count, pa.string()))
+            keys = [pa.nulls(n, self._kinds[0].field(at).type) for at in self._keys[0]]
+        times = pa.nulls(n, pa.int64()) if rows.times is None else rows.times
+        return Rows([*halves, *keys], times, origins=pa.array([f"{half}/"] * n, pa.string()))
 
 
 def streams_of(

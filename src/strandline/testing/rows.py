@@ -20,6 +20,13 @@ from strandline.runtime.program import Program
 
 
 @dataclass(frozen=True, slots=True)
+class Right:
+    """An event of the right one of two streams, to be pushed among those of the left one."""
+
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Columns of rows, and the hidden ones that a stream with event time has."""
 

@@ -11,7 +11,7 @@ from strandline.core.settings import parse_duration_ms
 from strandline.format.types import StructType, TimestampType, parse_schema
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.testing.program import Input
-from strandline.testing.rows import Events, Rows
+from strandline.testing.rows import Events, Right, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,14 @@ class OneStream:
         self.specs = stream.specs
         self._events = stream.events
 
-    def rows(self, left: Sequence[Any], right: Sequence[Any], *, right_first: bool) -> Rows | None:
+    def rows(self, events: Sequence[Any]) -> Rows | None:
         """Return an epoch's events as rows, None if there are none."""
-        if right:
+        if any(isinstance(event, Right) for event in events):
             raise ConfigurationError(
                 "Harness: there is no right stream, as the function is one of one stream",
-                hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or use push()",
+                hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or use push() alone",
             )
-        return self._events.rows(left) if left else None
+        return self._events.rows(events) if events else None
 
 
 def _check_event_time(schema: StructType, told: Told, which: str) -> None:
