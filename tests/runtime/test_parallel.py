@@ -18,8 +18,8 @@ from strandline.api.states import Value
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, How, IntervalJoin, Layout
+from strandline.runtime.windowfunctions import operator_of
 from strandline.runtime.windowing import Rules
-from strandline.spark.windows import operator_of
 from strandline.testing import Harness, Right
 from tests.runtime.test_joins import Arrival, History, interval_results
 from tests.runtime.windowed import BEGIN, SECOND, Model, folded, joined, seconds_of
