@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import doctest
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from strandline.core.errors import (
     StateTypeError,
     UserCodeError,
 )
-from strandline.testing import Harness, chain, harness
+from strandline.testing import Harness, chain, window
 from tests.runtime.bench import KINDS
 
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -440,12 +439,10 @@ def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_the_example() -> None:
-    tests = doctest.DocTestFinder().find(harness.Harness, "Harness", globs={"Harness": Harness})
-    examples = [test for test in tests if test.examples]
-    assert [test.name for test in examples] == ["Harness"]
-    assert inspect.getdoc(Harness)
-    runner = doctest.DocTestRunner()
-    for test in examples:
-        runner.run(test)
+def test_the_examples() -> None:
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
+    for thing in (Harness, window):
+        examples = [test for test in finder.find(thing, thing.__name__, globs={"Harness": Harness}) if test.examples]
+        assert [test.name for test in examples] == [thing.__name__]
+        runner.run(examples[0])
     assert runner.summarize(verbose=False).failed == 0

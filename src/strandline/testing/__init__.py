@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from strandline.testing.harness import Harness, Snapshot
 from strandline.testing.rows import Right
+from strandline.testing.windows import window
 
-__all__ = ["Harness", "Right", "Snapshot"]
+__all__ = ["Harness", "Right", "Snapshot", "window"]

@@ -19,6 +19,7 @@ from strandline.testing.program import Input, Wanted, make_program, side_of
 from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import Told
 from strandline.testing.times import Times
+from strandline.testing.windows import Windowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Harness:
     `right_event_time` and `right_watermark` are as on the left unless given, and the slower side's watermark counts.
     Rules have no key, no event time unless `right_event_time` says which, and apply in the order of the columns
     `order_by`, then as in a job.
+
+    A function of windows is made by `window`, and its columns come by themselves: there is no `output`.
 
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
@@ -77,11 +80,11 @@ class Harness:
 
     def __init__(
         self,
-        process: KeyedProcess | KeyedBatchProcess,
+        process: KeyedProcess | KeyedBatchProcess | Windowed,
         *,
         schema: str,
         key: str | Sequence[str],
-        output: str,
+        output: str | None = None,
         event_time: str | None = None,
         watermark: str | None = None,
         right: str | None = None,
@@ -110,10 +113,10 @@ class Harness:
 
     def then(
         self,
-        process: KeyedProcess | KeyedBatchProcess,
+        process: KeyedProcess | KeyedBatchProcess | Windowed,
         *,
         key: str | Sequence[str],
-        output: str,
+        output: str | None = None,
         uid: str,
         sides: Mapping[str, str] | None = None,
         side: str | None = None,
@@ -192,7 +195,7 @@ class Harness:
     def state(self, key: Any, uid: str | None = None) -> dict[str, Any]:
         """Return the states of a key by name, defaults for what it does not have; in a chain, say whose by its uid.
 
-        A list is a list, a map a dict; of an aggregating state, it is the result.
+        A list is a list, a map a dict, of broadcast rules too; of an aggregating state, it is the result.
         """
         return self._chain.find(uid).state(key)
 

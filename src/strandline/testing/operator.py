@@ -29,6 +29,7 @@ from strandline.runtime.program import Process, Program, state_names
 from strandline.runtime.task import Task
 from strandline.runtime.timers import is_due
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
+from strandline.runtime.windowing import WindowOperator
 from strandline.testing.rows import RawRows, Rows
 from strandline.testing.times import Times
 
@@ -148,6 +149,11 @@ class Operator:
 
     def state(self, key: Any) -> dict[str, Any]:
         """Return the states of a key, by name."""
+        if isinstance(self._partitions[0].process, WindowOperator):
+            raise ConfigurationError(
+                f"operator '{self.program.uid}': what windows keep is not for tests to rely on",
+                hint="look at what they give, at side() and at timers(); early= gives results so far",
+            )
         key, group, each = self._find(key)
         each.task.store.turn_to(group, key)
         try:

@@ -11,6 +11,7 @@ from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.core.settings import BackendName
 from strandline.format.types import StructType, parse_schema
 from strandline.runtime.program import Program, check_process, check_sides, pickle_process, state_infos
+from strandline.testing.windows import Windowed
 
 _PARTITION_MEMORY_BYTES = 64 << 20
 _LIMIT_BYTES = 10 << 20
@@ -22,7 +23,7 @@ class Wanted:
 
     process: Any
     key: str | Sequence[str]
-    output: str
+    output: str | None
     uid: str
     sides: Mapping[str, str] | None = None
     max_parallelism: int | None = None
@@ -42,9 +43,11 @@ class Input:
 
 def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism: int) -> Program:
     """Return the program of an operator that reads this."""
-    uid, process = wanted.uid, wanted.process
+    uid, schema = wanted.uid, parse_schema(reads.schema)
+    keys = checked_keys(wanted.key, schema, f"operator '{uid}': its key")
+    process, output, sides = _function(wanted, schema, keys, timed=reads.timed)
     check_process(process, uid)
-    check_sides(process, uid, wanted.sides or {})
+    check_sides(process, uid, sides)
     state_infos(process)
     most = wanted.max_parallelism or default_max_parallelism(parallelism)
     check_parallelism(uid, parallelism, most)
@@ -54,10 +57,10 @@ def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism
         uid=uid,
         name=type(process).__name__,
         process=pickle_process(process, uid),
-        key_columns=checked_keys(wanted.key, parse_schema(reads.schema), f"operator '{uid}': its key"),
+        key_columns=keys,
         input_schema=reads.schema,
-        output_schema=parse_schema(wanted.output).ddl,
-        sides={name: parse_schema(ddl).ddl for name, ddl in (wanted.sides or {}).items()},
+        output_schema=parse_schema(output).ddl,
+        sides={name: parse_schema(ddl).ddl for name, ddl in sides.items()},
         parallelism=parallelism,
         max_parallelism=most,
         backend=backend,
@@ -73,6 +76,26 @@ def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism
         origins=reads.origins,
         broadcast_order=list(reads.broadcast_order),
     )
+
+
+def _function(
+    wanted: Wanted, schema: StructType, keys: Sequence[str], *, timed: bool
+) -> tuple[Any, str, Mapping[str, str]]:
+    """Return the process function, its output and its side outputs: of windows, they are known."""
+    uid, process = wanted.uid, wanted.process
+    if isinstance(process, Windowed):
+        if wanted.output is not None or wanted.sides is not None:
+            raise ConfigurationError(
+                f"operator '{uid}': output or sides was given, and a window's function has its own",
+                hint="leave them out: window(…, late=name) gives a side output of the input's columns",
+            )
+        plan = process.plan(schema, keys, uid, timed=timed)
+        return plan.operator, plan.output, plan.sides
+    if wanted.output is None:
+        raise ConfigurationError(
+            f"operator '{uid}': it is not said which columns its rows have", hint='give output="user string, n bigint"'
+        )
+    return process, wanted.output, wanted.sides or {}
 
 
 def side_of(program: Program, name: str) -> int:
