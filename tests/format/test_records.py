@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -26,6 +27,16 @@ def test_names_and_positions() -> None:
 def test_one_class_for_the_same_names() -> None:
     assert record_type(["a", "b"]) is record_type(("a", "b"))
     assert record_type(["a", "b"]) is not record_type(["b", "a"])
+
+
+def test_garbage_collection_while_a_class_is_made() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for number in range(50):
+            assert record_type([f"collected_{number}", "b"])._make([1, 2]).b == 2
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_copies_and_pickles() -> None:

@@ -16,16 +16,18 @@ from hypothesis import strategies as st
 from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Value
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
-from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout
+from strandline.format.types import parse_schema
+from strandline.runtime.joins import HOWS, How, IntervalJoin, Layout
+from strandline.runtime.windowfunctions import operator_of
 from strandline.runtime.windowing import Rules
-from strandline.spark.windows import operator_of
-from strandline.testing import Harness
-from tests.runtime.test_joins import LEFTS, RIGHTS, Arrival, History, interval_results
+from strandline.testing import Harness, Right
+from tests.runtime.test_joins import Arrival, History, interval_results
 from tests.runtime.windowed import BEGIN, SECOND, Model, folded, joined, seconds_of
 from tests.soak import examples
 
 KEYS = "abcdef"
-PAIRS = f"{LEFT} struct<k: string, id: bigint>, {RIGHT} struct<k: string, id: bigint>, k string, at timestamp"
+ROWS = "k string, id bigint, at timestamp"
+STREAMS = {"schema": ROWS, "right": ROWS, "key": "k", "event_time": "at"}
 SALES = "k string, v bigint, at timestamp"
 FOREVER_S = 1000
 
@@ -39,7 +41,7 @@ class Reference(Protocol):
 
     def copy(self) -> Self: ...
 
-    def event(self, row: Any) -> dict[str, Any]:
+    def event(self, row: Any) -> Any:
         """Return a row as the operator gets it."""
         ...
 
@@ -63,8 +65,8 @@ class Joined:
     def copy(self) -> Joined:
         return copy.copy(self)
 
-    def event(self, row: Arrival) -> dict[str, Any]:
-        return pair(row)
+    def event(self, row: Arrival) -> Any:
+        return half(row)
 
 
 @dataclass
@@ -126,13 +128,13 @@ class Matched:
     def copy(self) -> Matched:
         return Matched(dict(self.lefts))
 
-    def event(self, row: Arrival) -> dict[str, Any]:
-        return pair(row)
+    def event(self, row: Arrival) -> Any:
+        return half(row)
 
 
-def pair(row: Arrival) -> dict[str, Any]:
-    half = (row.k, row.id)
-    return {LEFT: half if row.left else None, RIGHT: None if row.left else half, "k": row.k, "at": at(row.at)}
+def half(row: Arrival) -> Any:
+    event = (row.k, row.id, at(row.at))
+    return event if row.left else Right(event)
 
 
 def at(seconds: int) -> dt.datetime:
@@ -140,7 +142,9 @@ def at(seconds: int) -> dt.datetime:
 
 
 def plain(rows: Iterable[Any]) -> Counter[Any]:
-    return Counter(tuple(seconds_of(v) if isinstance(v, dt.datetime) else v for v in row) for row in rows)
+    """Return rows without the times of joined ones."""
+    kept = [[v for name, v in row._asdict().items() if not name.endswith("_at")] for row in rows]
+    return Counter(tuple(seconds_of(v) if isinstance(v, dt.datetime) else v for v in row) for row in kept)
 
 
 epochs_of_events = st.lists(
@@ -188,11 +192,10 @@ def follow(h: Harness, epochs: Any, reference: Reference) -> Reference:
 @given(epochs=epochs_of_events, bounds=st.tuples(st.integers(-6, 6), st.integers(-6, 6)), **parallel)
 def test_an_interval_join(how: How, epochs: Any, bounds: Any, parallelism: int, backend: Any) -> None:
     lower, upper = sorted(bounds)
-    process = IntervalJoin(Layout(LEFTS, RIGHTS, ("k",)), lower * SECOND, upper * SECOND, how)
-    output = "k string, id bigint, r_id bigint"
-    with Harness(
-        process, schema=PAIRS, key="k", output=output, event_time="at", parallelism=parallelism, backend=backend
-    ) as h:
+    schema = parse_schema(ROWS)
+    process = IntervalJoin(Layout(schema, schema, ("k",)), lower * SECOND, upper * SECOND, how)
+    output = "k string, id bigint, left_at timestamp, r_id bigint, right_at timestamp"
+    with Harness(process, **STREAMS, output=output, parallelism=parallelism, backend=backend) as h:
         follow(h, epochs, Joined(lower, upper, how))
 
 
@@ -219,8 +222,6 @@ def test_windows(kind: WindowKind, epochs: Any, lateness: int, keeping: bool, pa
 @examples(40)
 @given(epochs=epochs_of_events, **parallel)
 def test_a_function_of_two_streams(epochs: Any, parallelism: int, backend: Any) -> None:
-    with Harness(
-        Match(), schema=PAIRS, key="k", output="k string, id bigint, last bigint", event_time="at",
-        parallelism=parallelism, backend=backend,
-    ) as h:  # fmt: skip
+    output = "k string, id bigint, last bigint"
+    with Harness(Match(), **STREAMS, output=output, parallelism=parallelism, backend=backend) as h:
         follow(h, epochs, Matched())

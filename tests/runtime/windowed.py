@@ -15,8 +15,8 @@ from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKin
 from strandline.core.ids import Epoch
 from strandline.runtime.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
 from strandline.runtime.outputs import FIRED, SIDE, TIME
+from strandline.runtime.windowfunctions import operator_of
 from strandline.runtime.windowing import Rules
-from strandline.spark.windows import operator_of
 from tests.runtime.bench import MIB, Bench, batch_of
 
 SECOND = 1_000_000

@@ -6,4 +6,4 @@ from tests.pages import run_page
 
 
 def test_the_page_about_testing() -> None:
-    run_page("testing.md", 4)
+    run_page("testing.md", 8)

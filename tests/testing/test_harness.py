@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import doctest
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from strandline.core.errors import (
     StateTypeError,
     UserCodeError,
 )
-from strandline.testing import Harness, harness
+from strandline.testing import Harness, chain, window
 from tests.runtime.bench import KINDS
 
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -253,6 +252,17 @@ def test_a_chain_passes_what_timers_gave_on_before_the_watermark_moves(paralleli
         assert said(h.tick()) == ["a: add 3 in 3, told at 0:00:01"]
 
 
+def test_after_a_crash_too_what_timers_gave_comes_before_the_watermark_moves() -> None:
+    with chained() as h:
+        h.push(event("a", "timer", 3))
+        h.push(event("a", ts=4))
+        h.snapshot()
+        for _ in range(2):
+            h.tick()
+            assert h.side("seen")[2:] == [("event timer 0:00:03 at 0:00:04, watermark 0:00:00, late False",)]
+            h.crash()
+
+
 def test_a_chain_applies_an_epoch_everywhere_or_nowhere() -> None:
     class Picky(KeyedProcess):
         seen = Value("bigint", default=0)
@@ -417,7 +427,7 @@ class Life(KeyedProcess):
 
 
 def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(chain.tempfile, "tempdir", str(tmp_path))
     log = tmp_path / "log"
     with Harness(Life(log), schema="k string", key="k", output=OUT) as h:
         h.push(("a",))
@@ -429,12 +439,10 @@ def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
-def test_the_example() -> None:
-    tests = doctest.DocTestFinder().find(harness.Harness, "Harness", globs={"Harness": Harness})
-    examples = [test for test in tests if test.examples]
-    assert [test.name for test in examples] == ["Harness"]
-    assert inspect.getdoc(Harness)
-    runner = doctest.DocTestRunner()
-    for test in examples:
-        runner.run(test)
+def test_the_examples() -> None:
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
+    for thing in (Harness, window):
+        examples = [test for test in finder.find(thing, thing.__name__, globs={"Harness": Harness}) if test.examples]
+        assert [test.name for test in examples] == [thing.__name__]
+        runner.run(examples[0])
     assert runner.summarize(verbose=False).failed == 0

@@ -78,8 +78,10 @@ def _record_type(names: tuple[str, ...]) -> type[Record]:
         "_fields": names,
         "_positions": {name: position for position, name in enumerate(names)},
     }
-    # namedtuple's getters are the fastest there are, and do not care about the class they came from.
-    getters = vars(namedtuple("Getters", [f"f{position}" for position in range(len(names))]))
+    # namedtuple's getters are the fastest there are, and do not care about the class they came from. It must live while
+    # they are taken: garbage collection empties the dict of a class that nobody holds.
+    donor = namedtuple("Getters", [f"f{position}" for position in range(len(names))])  # type: ignore[misc]
+    getters = vars(donor)
     for position, name in enumerate(names):
         if name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("_"):
             members[name] = getters[f"f{position}"]

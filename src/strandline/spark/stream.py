@@ -25,7 +25,7 @@ from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.times import TIME, hidden_of, visible, without_hidden
 from strandline.spark.watermark import make_spec, with_times
-from strandline.spark.windows import WindowedStream, windowed
+from strandline.spark.windows import WindowedStream, cut
 
 if TYPE_CHECKING:
     from strandline.spark.joins import BroadcastStream, ConnectedStreams
@@ -256,7 +256,7 @@ class KeyedStream(Aggregates):
         With `early`, the results so far of windows that changed come too, so often by the clock. With
         `time="processing"`, windows follow the clock alone.
         """
-        return windowed(self, kind, lateness, late, early, time)
+        return cut(self, kind, lateness, late, early, time)
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""

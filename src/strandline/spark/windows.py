@@ -1,18 +1,16 @@
-"""Keyed streams cut into windows: functions of a window's events, and the layout of what they give."""
+"""Keyed streams cut into windows: the place for functions of a window's events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
+from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
-from strandline.format.types import Field, StructType, parse_schema, parse_type, quoted
-from strandline.runtime.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked, check_value
-from strandline.runtime.sessions import SessionWindows
-from strandline.runtime.windowing import GlobalWindows, Rules, TimeWindows, WindowOperator
+from strandline.format.types import StructType, parse_schema
+from strandline.runtime import windowfunctions
+from strandline.runtime.windowing import Rules
 from strandline.spark.aggregation import Aggregates
 from strandline.spark.times import TIME
 
@@ -55,11 +53,7 @@ class WindowedStream(Aggregates):
         >>> hours = sales.window(Tumbling("1h"))
         >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        fields = parse_schema(output).fields
-        value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
-        check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
-        folding = Folding(value_type, _names(fields), create=Constant(initial), add=function, merge=merge)
-        return self._run("fold", folding, fields, uid, name, max_parallelism)
+        return self._run(windowfunctions.fold(output, initial, function, merge, uid), uid, name, max_parallelism)
 
     def reduce(
         self,
@@ -73,16 +67,8 @@ class WindowedStream(Aggregates):
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        schema = self._input(uid)
-        places = [at for at, field in enumerate(schema.fields) if field.name not in self.keyed.keys]
-        fields = [schema.fields[at] for at in places]
-        if not fields:
-            raise ConfigurationError(f"reduce '{uid}': the stream has no columns beside the key's to reduce")
-        folding = Folding(
-            schema.ddl, _names(fields), create=Constant(None), add=FirstOr(function), merge=function,
-            result=Picked(places),
-        )  # fmt: skip
-        return self._run("reduce", folding, fields, uid, name, max_parallelism)
+        reduced = windowfunctions.reduce(self._input(uid), self.keyed.keys, function, uid)
+        return self._run(reduced, uid, name, max_parallelism)
 
     def aggregate(
         self,
@@ -108,10 +94,8 @@ class WindowedStream(Aggregates):
         ...     merge=lambda a, b: (a.n + b.n, a.total + b.total), result=lambda acc: acc.total / acc.n,
         ...     output="mean double", uid="mean")
         """
-        fields = parse_schema(output).fields
-        value_type = parse_type(type).ddl
-        folding = Folding(value_type, _names(fields), create=create, add=add, merge=merge, result=result)
-        return self._run("aggregate", folding, fields, uid, name, max_parallelism)
+        aggregated = windowfunctions.aggregate(type, create, add, result, merge, output)
+        return self._run(aggregated, uid, name, max_parallelism)
 
     def process(
         self,
@@ -133,42 +117,17 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        fields = parse_schema(output).fields
-        keeping = Keeping(self._input(uid).ddl, _names(fields), function)
-        return self._run("process", keeping, fields, uid, name, max_parallelism)
+        return self._run(windowfunctions.process(self._input(uid), function, output), uid, name, max_parallelism)
 
-    def output_schema(self, fields: Iterable[Field], uid: str) -> str:
-        """Return the DDL of results: the key's columns, the window's, then these."""
-        by_name = {field.name: field for field in self._input(uid).fields}
-        parts = [f"{quoted(key)} {by_name[key].type.ddl}" for key in self.keyed.keys]
-        if not isinstance(self.kind, Global):
-            parts += [f"{WINDOW_START} timestamp", f"{WINDOW_END} timestamp"]
-        taken = [*self.keyed.keys, *([] if isinstance(self.kind, Global) else [WINDOW_START, WINDOW_END])]
-        for column in fields:
-            if column.name in taken:
-                raise ConfigurationError(
-                    f"operator '{uid}': the result's column '{column.name}' has a name of the key's or the window's",
-                    hint="rename it, or select other columns before the window",
-                )
-            parts.append(f"{quoted(column.name)} {column.type.ddl}")
-        return ", ".join(parts)
-
-    def _run(
-        self, what: str, contents: Contents, fields: Iterable[Field], uid: str, name: str | None, most: int | None
-    ) -> Stream:
+    def _run(self, function: windowfunctions.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
         """Add the operator to the pipeline."""
-        if isinstance(self.kind, Session) and isinstance(contents, Folding) and not contents.can_merge:
-            raise ConfigurationError(
-                f"{what} '{uid}': session windows can become one, and there is no `merge`",
-                hint="give it merge=function of two values, which returns the value of both windows' events",
-            )
-        late = self.rules.late
+        plan = windowfunctions.plan_windows(self.kind, self.rules, function, self._input(uid), self.keyed.keys, uid)
         return self.keyed.process(
-            operator_of(self.kind, contents, self.rules),
-            output=self.output_schema(fields, uid),
+            plan.operator,
+            output=plan.output,
             uid=uid,
-            sides=None if late is None else {late: self._input(uid).ddl},
-            name=name or f"{type(self.kind).__name__}.{what}",
+            sides=plan.sides,
+            name=name or f"{type(self.kind).__name__}.{function.what}",
             max_parallelism=most,
         )
 
@@ -176,49 +135,14 @@ class WindowedStream(Aggregates):
         return parse_schema(self.keyed.input_schema(f"operator '{uid}'"))
 
 
-def operator_of(kind: WindowKind, contents: Contents, rules: Rules) -> WindowOperator:
-    """Return the process function of a kind of window."""
-    if isinstance(kind, Session):
-        return SessionWindows(kind, contents, rules)
-    if isinstance(kind, Global):
-        return GlobalWindows(kind, contents, rules)
-    return TimeWindows(kind, contents, rules)
-
-
-def windowed(
-    keyed: KeyedStream,
-    kind: WindowKind,
-    lateness: str,
-    late: str | None,
-    early: str | None,
-    time: Literal["event", "processing"],
+def cut(
+    keyed: KeyedStream, kind: WindowKind, lateness: str, late: str | None, early: str | None, time: windowfunctions.Time
 ) -> WindowedStream:
-    """Check what window() was given."""
-    if not isinstance(kind, Tumbling | Sliding | Session | Global):
-        raise ConfigurationError(
-            f"window() was given {kind!r}, expected a kind of window",
-            hint='write window(sl.Tumbling("10s")), or take Sliding, Session or Global',
-        )
-    if time not in ("event", "processing"):
-        raise ConfigurationError(f"window: time is {time!r}, expected 'event' or 'processing'")
-    lateness_us = parse_duration_ms(lateness, "window: lateness") * 1000
-    early_us = 0 if early is None else parse_duration_ms(early, "window: early") * 1000
-    if early is not None and not early_us:
-        raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
-    in_event_time = time == "event" and not isinstance(kind, Global)
-    if not in_event_time and (lateness_us or late is not None):
-        raise ConfigurationError(
-            f"window: {type(kind).__name__} windows that do not follow event time have no late events",
-            hint="leave lateness= and late= out",
-        )
-    if in_event_time and TIME not in keyed.hidden:
+    """Return a keyed stream cut into windows."""
+    rules = windowfunctions.rules_of(kind, lateness, late, early, time)
+    if windowfunctions.follows_event_time(kind, rules) and TIME not in keyed.hidden:
         raise ConfigurationError(
             f"window: {type(kind).__name__} windows need the events' times, and the stream has no watermark",
             hint='call watermark("column") before key_by, or window(…, time="processing")',
         )
-    rules = Rules(lateness_us, early_us, late, processing=time == "processing", several_keys=len(keyed.keys) > 1)
     return WindowedStream(keyed, kind, rules)
-
-
-def _names(fields: Iterable[Field]) -> list[str]:
-    return [field.name for field in fields]

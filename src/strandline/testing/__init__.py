@@ -3,5 +3,7 @@
 from __future__ import annotations
 
 from strandline.testing.harness import Harness, Snapshot
+from strandline.testing.rows import Right
+from strandline.testing.windows import window
 
-__all__ = ["Harness", "Snapshot"]
+__all__ = ["Harness", "Right", "Snapshot", "window"]

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
-from strandline.core.settings import BACKENDS, BackendName, parse_duration_ms
-from strandline.format.scalars import timestamp_to_us, us_to_timestamp
-from strandline.format.types import parse_schema
-from strandline.runtime.watermarks import REACHED, Watermarks, WatermarkSpec
-from strandline.testing.operator import Operator
-from strandline.testing.program import Wanted, check_event_time, make_program, side_of
-from strandline.testing.rows import Events, RawRows, Rows
-
-_START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
-
-Output = dict[tuple[int, int], list[Any]]
-"""Rows by operator and output: 0 is the main one, then come the side outputs."""
+from strandline.core.settings import BACKENDS, BackendName
+from strandline.format.scalars import us_to_timestamp
+from strandline.testing.chain import Chain, Output
+from strandline.testing.pairs import check_one_stream, streams_of
+from strandline.testing.program import Input, Wanted, make_program, side_of
+from strandline.testing.rows import Right, Rows
+from strandline.testing.streams import Told
+from strandline.testing.times import Times
+from strandline.testing.windows import Windowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +43,14 @@ class Harness:
     with `watermark` too, it follows the events at this delay, as `Stream.watermark` lets it: when an epoch has ended.
     The clock moves only when told to; it starts at 2024-01-01 UTC.
 
+    A function of two streams, a KeyedCoProcess or KeyedBroadcastProcess, has the schema of the other one as `right`,
+    whose events are given by `push_right`, or by `push` in `Right`. Of connected streams, `right_key`,
+    `right_event_time` and `right_watermark` are as on the left unless given, and the slower side's watermark counts.
+    Rules have no key, no event time unless `right_event_time` says which, and apply in the order of the columns
+    `order_by`, then as in a job.
+
+    A function of windows is made by `window`, and its columns come by themselves: there is no `output`.
+
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
     ...     seen = Value("bigint", default=0)
@@ -60,17 +62,36 @@ class Harness:
     ...     h.crash()
     >>> rows
     [Record(user='ann', seen=1), Record(user='bob', seen=1), Record(user='ann', seen=2)]
+
+    >>> from strandline import KeyedCoProcess
+    >>> class Greet(KeyedCoProcess):
+    ...     name = Value("string")
+    ...     def on_left(self, visit, ctx):
+    ...         yield ctx.key, f"Hello {self.name.value}, this is {visit.page}"
+    ...     def on_right(self, user, ctx):
+    ...         self.name.value = user.name
+    >>> streams = dict(schema="id int, page string", right="id int, name string", key="id")
+    >>> with Harness(Greet(), **streams, output="id int, text string") as h:
+    ...     before = h.push_right({"id": 7, "name": "Ann"})
+    ...     rows = h.push({"id": 7, "page": "home"})
+    >>> before, rows
+    ([], [Record(id=7, text='Hello Ann, this is home')])
     """
 
     def __init__(
         self,
-        process: KeyedProcess | KeyedBatchProcess,
+        process: KeyedProcess | KeyedBatchProcess | Windowed,
         *,
         schema: str,
         key: str | Sequence[str],
-        output: str,
+        output: str | None = None,
         event_time: str | None = None,
         watermark: str | None = None,
+        right: str | None = None,
+        right_key: str | Sequence[str] | None = None,
+        right_event_time: str | None = None,
+        right_watermark: str | None = None,
+        order_by: str | Sequence[str] | None = None,
         sides: Mapping[str, str] | None = None,
         uid: str = "operator",
         backend: BackendName = "filesystem",
@@ -80,29 +101,22 @@ class Harness:
         if backend not in BACKENDS:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         self._backend, self._parallelism = backend, parallelism
-        parsed = parse_schema(schema)
-        check_event_time(parsed, event_time, watermark)
-        self._timed, self._follows = event_time is not None, watermark is not None
-        delay_us = parse_duration_ms(watermark or "0s", "Harness: watermark") * 1000
-        self._specs = [WatermarkSpec(event_time or "", delay_us)]
-        self._events = Events(parsed, event_time)
-        self._now_us = timestamp_to_us(_START)
-        self._said_us: int | None = None
+        lefts = Told(schema, key, event_time, watermark)
+        rights = Told(right or "", right_key, right_event_time, right_watermark)
+        self._streams = streams_of(process, uid, lefts, rights, order_by)
+        self._times = Times(self._streams.specs)
         self._epoch = Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
-        self._operators: list[Operator] = []
-        self._directory = Path(tempfile.mkdtemp(prefix="strandline-harness-"))
-        self._closed = False
-        self._watermarks = Watermarks(self._specs, {}, self._now_us)
-        self._add(Wanted(process, key, output, uid, sides, max_parallelism), parsed.ddl)
+        self._chain = Chain()
+        self._add(Wanted(process, key, output, uid, sides, max_parallelism), self._streams.input)
 
     def then(
         self,
-        process: KeyedProcess | KeyedBatchProcess,
+        process: KeyedProcess | KeyedBatchProcess | Windowed,
         *,
         key: str | Sequence[str],
-        output: str,
+        output: str | None = None,
         uid: str,
         sides: Mapping[str, str] | None = None,
         side: str | None = None,
@@ -112,14 +126,17 @@ class Harness:
 
         From then on the harness gives the new operator's rows.
         """
+        check_one_stream(process, uid)
         if self._epoch:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
-        if uid in [operator.program.uid for operator in self._operators]:
+        programs = self._chain.programs
+        if uid in [program.uid for program in programs]:
             raise ConfigurationError(f"Harness: two operators have the uid '{uid}'", hint="give each one of its own")
-        before = self._operators[-1].program
+        before = programs[-1]
         reads = 0 if side is None else side_of(before, side)
-        schema = before.output_schema if side is None else before.sides[side]
-        self._add(Wanted(process, key, output, uid, sides, max_parallelism), schema, reads)
+        timed = self._streams.input.timed
+        read = Input(before.output_schema if side is None else before.sides[side], timed=timed, phased=timed)
+        self._add(Wanted(process, key, output, uid, sides, max_parallelism), read, reads)
         return self
 
     def __enter__(self) -> Self:
@@ -130,59 +147,38 @@ class Harness:
 
     def close(self) -> None:
         """End in an orderly way: each function's `close` is called, and the temporary directory removed."""
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            for operator in self._operators:
-                operator.close()
-        finally:
-            for operator in self._operators:
-                operator.abandon()
-            shutil.rmtree(self._directory, ignore_errors=True)
+        self._chain.close()
 
     # -- epochs
 
     def push(self, *events: Any) -> list[Any]:
         """Process one epoch of events, dicts or tuples, and return the rows it gave.
 
-        A column that a dict does not name is null. Timers that the epoch's events made due fire in the next one, as
-        in a job: `tick` runs it.
+        A column that a dict does not name is null. Events of the right one of two streams are put into `Right`; in a
+        job, those of both come in any order. Timers that the epoch's events made due fire in the next one, as in a
+        job: `tick` runs it.
         """
-        return self._run(self._events.rows(events) if events else None)
+        return self._run(self._streams.rows(events))
+
+    def push_right(self, *events: Any) -> list[Any]:
+        """Process one epoch of events of the right one of two streams, and return the rows it gave."""
+        return self.push(*map(Right, events))
 
     def tick(self) -> list[Any]:
         """Run epochs without events until no timer is due, as a job does while its source is silent."""
         found = self._run(None)
-        while any(operator.is_due(self._watermark_us(), self._now_us) for operator in self._operators):
+        while self._chain.is_due(self._times):
             found += self._run(None)
         return found
 
     def advance_watermark(self, to: dt.datetime) -> list[Any]:
         """Let the watermark reach a time, run an epoch without events, and return the rows that timers gave."""
-        if not self._timed:
-            raise ConfigurationError(
-                "Harness: there is no event time, so there is no watermark",
-                hint='say which column has it: Harness(…, event_time="ts")',
-            )
-        to_us = _moment(to, "advance_watermark")
-        reached_us = self._watermark_us()
-        if reached_us is not None and to_us < reached_us:
-            raise ConfigurationError(f"Harness: the watermark is at {us_to_timestamp(reached_us)}: it never goes back")
-        self._said_us = to_us
+        self._times.let_watermark_reach(to)
         return self._run(None)
 
     def advance_clock(self, by: str | dt.timedelta | dt.datetime) -> list[Any]:
         """Move the clock by a duration, or to a time; run an epoch without events, and return its rows."""
-        if isinstance(by, dt.datetime):
-            to_us = _moment(by, "advance_clock")
-        elif isinstance(by, dt.timedelta):
-            to_us = self._now_us + by // dt.timedelta(microseconds=1)
-        else:
-            to_us = self._now_us + parse_duration_ms(by, "Harness: advance_clock") * 1000
-        if to_us < self._now_us:
-            raise ConfigurationError(f"Harness: the clock is at {self.now}: it never goes back")
-        self._now_us = to_us
+        self._times.move_clock(by)
         return self._run(None)
 
     # -- what came of it
@@ -190,37 +186,39 @@ class Harness:
     @property
     def output(self) -> list[Any]:
         """All rows of the (last) operator's main output so far."""
-        return list(self._output.get((len(self._operators) - 1, 0), []))
+        return list(self._output.get(self._chain.main_output, []))
 
     def side(self, name: str) -> list[Any]:
         """Return all rows of a side output so far; of several with the name, the last operator's."""
-        programs = [operator.program for operator in self._operators]
-        having = [at for at, program in enumerate(programs) if name in program.sides]
-        at = having[-1] if having else len(programs) - 1
-        return list(self._output.get((at, side_of(programs[at], name)), []))
+        return list(self._output.get(self._chain.find_side(name), []))
 
     def state(self, key: Any, uid: str | None = None) -> dict[str, Any]:
         """Return the states of a key by name, defaults for what it does not have; in a chain, say whose by its uid.
 
-        A list is a list, a map a dict; of an aggregating state, it is the result.
+        A list is a list, a map a dict, of broadcast rules too; of an aggregating state, it is the result.
         """
-        return self._operator(uid).state(key)
+        return self._chain.find(uid).state(key)
+
+    def broadcast_state(self) -> dict[str, dict[Any, Any]]:
+        """Return the Broadcast states by name; raise UserCodeError if they are not the same in all partitions."""
+        self._chain.check_open()
+        return self._chain.first.broadcast_state()
 
     def timers(self, key: Any, uid: str | None = None, *, processing: bool = False) -> list[dt.datetime]:
         """Return when a key's timers of one kind are set for, the first one first."""
-        found = self._operator(uid).timers(key)
+        found = self._chain.find(uid).timers(key)
         return [us_to_timestamp(at_us) for at_us, is_processing in found if is_processing is processing]
 
     @property
     def watermark(self) -> dt.datetime | None:
         """How far event time has come: the next epoch's watermark."""
-        at_us = self._watermark_us()
+        at_us = self._times.watermark_us
         return None if at_us is None else us_to_timestamp(at_us)
 
     @property
     def now(self) -> dt.datetime:
         """The clock."""
-        return us_to_timestamp(self._now_us)
+        return us_to_timestamp(self._times.now_us)
 
     @property
     def epoch(self) -> int:
@@ -230,19 +228,15 @@ class Harness:
     @property
     def late_rows(self) -> int:
         """How many events of the last epoch were late when they reached the first operator."""
-        return self._operators[0].late_rows
+        return self._chain.first.late_rows
 
     # -- failures
 
     def snapshot(self) -> Snapshot:
         """Take a checkpoint: what `crash` goes back to, and `restore`."""
-        self._check_open()
-        watermarks = self._watermarks.stored()
-        reached_us = self._watermark_us()
-        if reached_us is not None:
-            watermarks[REACHED] = reached_us
-        files = [operator.snapshot() for operator in self._operators]
-        self._last = Snapshot(self._epoch, files, watermarks, {at: list(rows) for at, rows in self._output.items()})
+        self._chain.check_open()
+        output = {at: list(rows) for at, rows in self._output.items()}
+        self._last = Snapshot(self._epoch, self._chain.snapshot(), self._times.stored(), output)
         return self._last
 
     def crash(self) -> None:
@@ -254,80 +248,29 @@ class Harness:
 
     def restore(self, snapshot: Snapshot | None) -> None:
         """Go back to a snapshot of this harness, None for the beginning: new backends are opened with its files."""
-        self._check_open()
-        for at, operator in enumerate(self._operators):
-            operator.open(snapshot.files[at] if snapshot else None)
+        self._chain.check_open()
+        self._chain.restore(snapshot.files if snapshot else None)
         self._last = snapshot
-        self._said_us = None
-        self._watermarks = Watermarks(self._specs, snapshot.watermarks if snapshot else {}, self._now_us)
+        self._times.restore(snapshot.watermarks if snapshot else {})
         self._epoch = Epoch(snapshot.epoch if snapshot else 0)
         self._output = {at: list(rows) for at, rows in snapshot.output.items()} if snapshot else {}
 
     # -- inside
 
-    def _add(self, wanted: Wanted, schema: str, reads: int = 0) -> None:
-        first = not self._operators
+    def _add(self, wanted: Wanted, read: Input, reads: int = 0) -> None:
         try:
-            program = make_program(
-                wanted, schema, self._backend, self._parallelism,
-                timed=self._timed, phased=self._timed and not first, measured=first and self._follows,
-            )  # fmt: skip
-            operator = Operator(program, self._directory / str(len(self._operators)), reads)
-            operator.open(None)
+            program = make_program(wanted, read, self._backend, self._parallelism)
+            self._chain.add(program, reads)
         except BaseException:
             self.close()
             raise
-        self._operators.append(operator)
 
     def _run(self, events: Rows | None) -> list[Any]:
-        """Run one epoch through the chain; it is applied by all operators or by none."""
-        self._check_open()
-        epoch, watermark_us = Epoch(self._epoch + 1), self._watermark_us()
-        found: Output = {}
-        given: RawRows | None = None
-        try:
-            for at, operator in enumerate(self._operators):
-                rows = events if given is None else given.rows(operator.reads)
-                given = operator.run(epoch, watermark_us, self._now_us, rows)
-                for side in range(1 + len(operator.program.sides)):
-                    found[at, side] = given.records(side)
-        except BaseException:
-            for operator in self._operators:
-                operator.abort()
-            raise
-        for operator in self._operators:
-            operator.commit()
+        """Run one epoch through the chain."""
+        self._chain.check_open()
+        epoch = Epoch(self._epoch + 1)
+        found = self._chain.run(epoch, self._times, events)
         self._epoch = epoch
-        self._watermarks.observe(0, self._operators[0].newest_us, self._now_us)
         for place, records in found.items():
             self._output.setdefault(place, []).extend(records)
-        return found[len(self._operators) - 1, 0]
-
-    def _watermark_us(self) -> int | None:
-        """Return what the next epoch's watermark is."""
-        followed_us = self._watermarks.advance(self._now_us)
-        known = [at_us for at_us in (self._said_us, followed_us) if at_us is not None]
-        return max(known, default=None)
-
-    def _operator(self, uid: str | None) -> Operator:
-        self._check_open()
-        by_uid = {operator.program.uid: operator for operator in self._operators}
-        if uid is None and len(by_uid) == 1:
-            return self._operators[0]
-        if uid not in by_uid:
-            known = ", ".join(by_uid)
-            raise ConfigurationError(f"Harness: the operator's uid is {uid!r}, expected one of {known}")
-        return by_uid[uid]
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ConfigurationError("Harness: it is closed already", hint="use it inside of its `with` block")
-
-
-def _moment(value: Any, what: str) -> int:
-    if not isinstance(value, dt.datetime) or value.utcoffset() is None:
-        raise ConfigurationError(
-            f"Harness: {what} was given {value!r}, expected a datetime with a time zone",
-            hint="make one with datetime(…, tzinfo=timezone.utc)",
-        )
-    return timestamp_to_us(value)
+        return found[self._chain.main_output]

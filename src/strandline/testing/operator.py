@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from strandline.api.joins import Broadcast
 from strandline.api.states import State, declared_states
 from strandline.backends.base import Backend, LocalFile
-from strandline.core.errors import StateTypeError
+from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch, KeyGroup, Partition
 from strandline.core.keygroups import partition_of
 from strandline.format.columns import build, to_python
 from strandline.format.keys import KeyCodec
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_schema, parse_type
+from strandline.format.values import ValueCodec
 from strandline.runtime.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.opening import open_backend
 from strandline.runtime.outputs import FIRED, TIME
@@ -27,10 +29,12 @@ from strandline.runtime.program import Process, Program, state_names
 from strandline.runtime.task import Task
 from strandline.runtime.timers import is_due
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
+from strandline.runtime.windowing import WindowOperator
 from strandline.testing.rows import RawRows, Rows
+from strandline.testing.times import Times
 
 _CACHE_BYTES = 16 << 20
-_GROUP = "key_group"
+_GROUP, _ORIGIN = "key_group", "origin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +103,12 @@ class Operator:
 
     # -- epochs
 
-    def run(self, epoch: Epoch, watermark_us: int | None, now_us: int, rows: Rows | None) -> RawRows:
+    def run(self, epoch: Epoch, times: Times, rows: Rows | None) -> RawRows:
         """Process an epoch up to where it could be committed; None: it has no rows."""
         batches: list[pa.RecordBatch] = []
         parts = self._divide(rows) if rows is not None else [None] * len(self._partitions)
         for each, part in zip(self._partitions, parts, strict=True):
-            each.task.begin(epoch, watermark_us, now_us)
+            each.task.begin(epoch, times.watermark_us, times.now_us, times.fired_us)
             batches += _with_rows(each.task.fire())
             if part is not None:
                 batches += _with_rows(each.task.process(part))
@@ -125,23 +129,31 @@ class Operator:
 
     @property
     def newest_us(self) -> dict[str, int]:
-        """The newest event time of the last epoch, if there was one."""
-        found = [at_us for each in self._partitions for at_us in each.task.newest_us.values()]
-        return {"": max(found)} if found else {}
+        """The newest event times of the last epoch, by whose watermark they move."""
+        found: dict[str, int] = {}
+        for each in self._partitions:
+            for origin, at_us in each.task.newest_us.items():
+                found[origin] = max(at_us, found.get(origin, at_us))
+        return found
 
     @property
     def late_rows(self) -> int:
         """How many events of the last epoch were late."""
         return sum(each.task.late_rows for each in self._partitions)
 
-    def is_due(self, watermark_us: int | None, now_us: int) -> bool:
+    def is_due(self, times: Times) -> bool:
         """Whether some timer may be due."""
-        return any(is_due(*each.task.next_timers_us, watermark_us, now_us) for each in self._partitions)
+        return any(is_due(*each.task.next_timers_us, times.watermark_us, times.now_us) for each in self._partitions)
 
     # -- looking
 
     def state(self, key: Any) -> dict[str, Any]:
         """Return the states of a key, by name."""
+        if isinstance(self._partitions[0].process, WindowOperator):
+            raise ConfigurationError(
+                f"operator '{self.program.uid}': what windows keep is not for tests to rely on",
+                hint="look at what they give, at side() and at timers(); early= gives results so far",
+            )
         key, group, each = self._find(key)
         each.task.store.turn_to(group, key)
         try:
@@ -150,6 +162,27 @@ class Operator:
         finally:
             # A long list that was read is put together: that is no epoch's write.
             each.task.abort()
+
+    def broadcast_state(self) -> dict[str, dict[Any, Any]]:
+        """Return the Broadcast states, which must be the same in all partitions."""
+        states = declared_states(self._partitions[0].process)
+        found = {name: state for name, state in states.items() if isinstance(state, Broadcast)}
+        if not found:
+            raise ConfigurationError(
+                f"operator '{self.program.uid}' has no Broadcast states",
+                hint="a KeyedBroadcastProcess has them; the others' are seen by state(key)",
+            )
+        copies = [{name: dict(vars(each.process)[name]) for name in found} for each in self._partitions]
+        for partition, copy in enumerate(copies):
+            for name, state in found.items():
+                if _encoded(state, copy[name]) != _encoded(state, copies[0][name]):
+                    raise UserCodeError(
+                        f"operator '{self.program.uid}': the Broadcast '{name}' is {copies[0][name]!r} in partition 0, "
+                        f"and {copy[name]!r} in partition {partition}",
+                        hint="on_broadcast must do the same everywhere: decide by the event and Broadcast states alone",
+                        operator=self.program.uid,
+                    )
+        return copies[0]
 
     def timers(self, key: Any) -> list[tuple[int, bool]]:
         """Return the times of a key's timers, and whether they are processing times."""
@@ -186,15 +219,16 @@ class Operator:
         columns = [to_python(rows.columns[at], kind) for at, kind in zip(self._key_at, self._key_types, strict=True)]
         groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*columns, strict=True)]
         arrays, names = [pa.array(groups, pa.int32())], [_GROUP]
-        for name, hidden in ((TIME, rows.times), (FIRED, rows.fired)):
+        for name, hidden in ((TIME, rows.times), (FIRED, rows.fired), (_ORIGIN, rows.origins)):
             if hidden is not None:
                 arrays.append(hidden)
                 names.append(name)
         whole = pa.RecordBatch.from_arrays([*arrays, *rows.columns], names=[*names, *self._schema.names])
-        where = [self._partition(group) for group in groups]
+        for_all = [False] * len(groups) if rows.for_all is None else rows.for_all.to_pylist()
         wanted: list[list[int]] = [[] for _ in self._partitions]
-        for row, partition in enumerate(where):
-            wanted[partition].append(row)
+        for row, group in enumerate(groups):
+            for some in wanted if for_all[row] else (wanted[self._partition(group)],):
+                some.append(row)
         return [whole.take(pa.array(some, pa.int64())) for some in wanted]
 
     def _partition(self, group: KeyGroup) -> Partition:
@@ -203,6 +237,12 @@ class Operator:
     def _place(self) -> Path:
         self._places += 1
         return self._directory / str(self._places)
+
+
+def _encoded(state: Broadcast, entries: Mapping[Any, Any]) -> dict[bytes, bytes]:
+    """Return entries as they are stored: there, what is the same is equal, be it NaN."""
+    subs, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
+    return {subs.encode_sub(sub): values.encode(value) for sub, value in entries.items()}
 
 
 def _with_rows(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -9,8 +9,9 @@ from typing import Any
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.core.settings import BackendName
-from strandline.format.types import StructType, TimestampType, parse_schema
+from strandline.format.types import StructType, parse_schema
 from strandline.runtime.program import Program, check_process, check_sides, pickle_process, state_infos
+from strandline.testing.windows import Windowed
 
 _PARTITION_MEMORY_BYTES = 64 << 20
 _LIMIT_BYTES = 10 << 20
@@ -22,19 +23,31 @@ class Wanted:
 
     process: Any
     key: str | Sequence[str]
-    output: str
+    output: str | None
     uid: str
     sides: Mapping[str, str] | None = None
     max_parallelism: int | None = None
 
 
-def make_program(
-    wanted: Wanted, schema: str, backend: BackendName, parallelism: int, *, timed: bool, phased: bool, measured: bool
-) -> Program:
-    """Return the program of an operator whose events have a schema."""
-    uid, process = wanted.uid, wanted.process
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What an operator is given: a schema, and which hidden columns its rows have. See Program."""
+
+    schema: str
+    timed: bool
+    phased: bool = False
+    measured: bool = False
+    origins: bool = False
+    broadcast_order: Sequence[str] = ()
+
+
+def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism: int) -> Program:
+    """Return the program of an operator that reads this."""
+    uid, schema = wanted.uid, parse_schema(reads.schema)
+    keys = checked_keys(wanted.key, schema, f"operator '{uid}': its key")
+    process, output, sides = _function(wanted, schema, keys, timed=reads.timed)
     check_process(process, uid)
-    check_sides(process, uid, wanted.sides or {})
+    check_sides(process, uid, sides)
     state_infos(process)
     most = wanted.max_parallelism or default_max_parallelism(parallelism)
     check_parallelism(uid, parallelism, most)
@@ -44,10 +57,10 @@ def make_program(
         uid=uid,
         name=type(process).__name__,
         process=pickle_process(process, uid),
-        key_columns=_checked_keys(wanted, parse_schema(schema)),
-        input_schema=schema,
-        output_schema=parse_schema(wanted.output).ddl,
-        sides={name: parse_schema(ddl).ddl for name, ddl in (wanted.sides or {}).items()},
+        key_columns=keys,
+        input_schema=reads.schema,
+        output_schema=parse_schema(output).ddl,
+        sides={name: parse_schema(ddl).ddl for name, ddl in sides.items()},
         parallelism=parallelism,
         max_parallelism=most,
         backend=backend,
@@ -56,26 +69,33 @@ def make_program(
         partition_memory_bytes=_PARTITION_MEMORY_BYTES,
         limit_bytes=_LIMIT_BYTES,
         lease_ms=0,
-        timed=timed,
-        gives_time=timed,
-        phased=phased,
-        measured=measured,
+        timed=reads.timed,
+        gives_time=reads.timed,
+        phased=reads.phased,
+        measured=reads.measured,
+        origins=reads.origins,
+        broadcast_order=list(reads.broadcast_order),
     )
 
 
-def check_event_time(schema: StructType, event_time: str | None, watermark: str | None) -> None:
-    """Refuse an event time that no column has."""
-    if event_time is None:
-        if watermark is not None:
+def _function(
+    wanted: Wanted, schema: StructType, keys: Sequence[str], *, timed: bool
+) -> tuple[Any, str, Mapping[str, str]]:
+    """Return the process function, its output and its side outputs: of windows, they are known."""
+    uid, process = wanted.uid, wanted.process
+    if isinstance(process, Windowed):
+        if wanted.output is not None or wanted.sides is not None:
             raise ConfigurationError(
-                "Harness: watermark was given without event_time", hint='say which column it follows: event_time="ts"'
+                f"operator '{uid}': output or sides was given, and a window's function has its own",
+                hint="leave them out: window(…, late=name) gives a side output of the input's columns",
             )
-        return
-    kinds = {field.name: field.type for field in schema.fields}
-    if event_time not in kinds:
-        raise ConfigurationError(f"Harness: event_time='{event_time}' is no column; there are {', '.join(kinds)}")
-    if not isinstance(kinds[event_time], TimestampType):
-        raise ConfigurationError(f"Harness: the column '{event_time}' is {kinds[event_time].ddl}, expected timestamp")
+        plan = process.plan(schema, keys, uid, timed=timed)
+        return plan.operator, plan.output, plan.sides
+    if wanted.output is None:
+        raise ConfigurationError(
+            f"operator '{uid}': it is not said which columns its rows have", hint='give output="user string, n bigint"'
+        )
+    return process, wanted.output, wanted.sides or {}
 
 
 def side_of(program: Program, name: str) -> int:
@@ -88,12 +108,12 @@ def side_of(program: Program, name: str) -> int:
     return 1 + list(program.sides).index(name)
 
 
-def _checked_keys(wanted: Wanted, schema: StructType) -> list[str]:
-    keys = [wanted.key] if isinstance(wanted.key, str) else list(wanted.key)
+def checked_keys(key: str | Sequence[str], schema: StructType, what: str) -> list[str]:
+    """Return the key's columns; errors begin with `what`."""
+    keys = [key] if isinstance(key, str) else list(key)
     missing = [name for name in keys if name not in schema.names]
     if missing or not keys:
         raise ConfigurationError(
-            f"operator '{wanted.uid}': its key is {', '.join(missing) or 'nothing'}, expected some of the columns "
-            f"{', '.join(schema.names)}"
+            f"{what} is {', '.join(missing) or 'nothing'}, expected some of the columns {', '.join(schema.names)}"
         )
     return keys

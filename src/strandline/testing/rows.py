@@ -20,19 +20,31 @@ from strandline.runtime.program import Program
 
 
 @dataclass(frozen=True, slots=True)
+class Right:
+    """An event of the right one of two streams, to be pushed among those of the left one."""
+
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """Columns of rows, and the hidden ones that a stream with event time has."""
 
     columns: Sequence[pa.Array]
     times: pa.Array | None = None
     fired: pa.Array | None = None
+    origins: pa.Array | None = None
+    """Which of two streams' watermarks they move."""
+    for_all: pa.Array | None = None
+    """Which rows go to every partition."""
 
 
 class Events:
     """Checks the events of a test against the stream's schema."""
 
-    def __init__(self, schema: StructType, event_time: str | None) -> None:
+    def __init__(self, schema: StructType, event_time: str | None, which: str = "") -> None:
         self._schema = schema
+        self._what = f"{which}event"
         self._coercions = [coercion(field.type) for field in schema.fields]
         self._time_at = None if event_time is None else schema.names.index(event_time)
 
@@ -53,7 +65,7 @@ class Events:
             try:
                 fitting.append(None if part is None else one(part))
             except MisfitError as misfit:
-                raise self._error(f"the event {event!r} does not fit: column '{field.name}': {misfit}") from None
+                raise self._error(f"the {self._what} {event!r} does not fit: column '{field.name}': {misfit}") from None
         return fitting
 
     def _parts(self, event: Any) -> Sequence[Any]:
@@ -63,17 +75,17 @@ class Events:
         if isinstance(event, Mapping):
             unknown = [str(name) for name in event if name not in names]
             if unknown:
-                raise self._error(f"the event {event!r} has unknown {', '.join(unknown)}")
+                raise self._error(f"the {self._what} {event!r} has unknown {', '.join(unknown)}")
             return [event.get(name) for name in names]
         if not isinstance(event, tuple | list):
-            raise self._error(f"an event is {event!r}, a {type(event).__name__}, expected a dict or a tuple")
+            raise self._error(f"the {self._what} is {event!r}, a {type(event).__name__}, expected a dict or a tuple")
         if len(event) != len(names):
-            raise self._error(f"the event {event!r} has {len(event)} values, expected {len(names)}")
+            raise self._error(f"the {self._what} {event!r} has {len(event)} values, expected {len(names)}")
         return event
 
     def _error(self, message: str) -> ConfigurationError:
         return ConfigurationError(
-            f"Harness: {message}", hint=f"make events that fit the harness's schema: {self._schema.ddl}"
+            f"Harness: {message}", hint=f"make {self._what}s that fit the harness's schema: {self._schema.ddl}"
         )
 
 

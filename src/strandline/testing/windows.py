@@ -1,0 +1,101 @@
+"""Windows in a harness: functions of a window's events, written as on a windowed stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.api.windows import WindowKind
+from strandline.core.errors import ConfigurationError
+from strandline.format.types import StructType
+from strandline.runtime import windowfunctions
+from strandline.runtime.windowfunctions import WindowFunction, WindowPlan
+from strandline.runtime.windowing import Rules
+
+
+def window(
+    kind: WindowKind,
+    *,
+    lateness: str = "0s",
+    late: str | None = None,
+    early: str | None = None,
+    time: windowfunctions.Time = "event",
+) -> Windows:
+    """Cut events into windows as `KeyedStream.window` does; its methods give what a Harness runs, or `then` adds.
+
+    >>> from strandline import Tumbling
+    >>> from strandline.testing import Harness, window
+    >>> totals = window(Tumbling("10s")).fold("total bigint", 0, lambda total, e: total + e.amount)
+    >>> sales = dict(schema="user string, amount bigint, ts timestamp", key="user", event_time="ts", watermark="0s")
+    >>> with Harness(totals, **sales) as h:
+    ...     start = h.now
+    ...     for second, amount in [(1, 5), (7, 6), (12, 7)]:
+    ...         before = h.push({"user": "ann", "amount": amount, "ts": start.replace(second=second)})
+    ...     rows = h.tick()
+    >>> [(row.user, row.window_end.second, row.total) for row in rows]
+    [('ann', 10, 11)]
+    """
+    return Windows(kind, windowfunctions.rules_of(kind, lateness, late, early, time))
+
+
+@dataclass(frozen=True, slots=True)
+class Windowed:
+    """A function of windows, before it is known which stream it is for."""
+
+    kind: WindowKind
+    rules: Rules
+    make: Callable[[StructType, Sequence[str], str], WindowFunction]
+    """Gets the stream's schema, its keys and the operator's uid."""
+
+    def plan(self, schema: StructType, keys: Sequence[str], uid: str, *, timed: bool) -> WindowPlan:
+        """Return the operator on a stream."""
+        if windowfunctions.follows_event_time(self.kind, self.rules) and not timed:
+            raise ConfigurationError(
+                f"Harness: {type(self.kind).__name__} windows need the events' times, and there is no event time",
+                hint='say which column has it: Harness(…, event_time="ts"), or take window(…, time="processing")',
+            )
+        return windowfunctions.plan_windows(self.kind, self.rules, self.make(schema, keys, uid), schema, keys, uid)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Windows: the place for a function of their events. What the methods take is as in a job, apart from the uid."""
+
+    kind: WindowKind
+    rules: Rules
+
+    def fold(
+        self,
+        output: str,
+        initial: Any,
+        function: Callable[[Any, Any], Any],
+        *,
+        merge: Callable[[Any, Any], Any] | None = None,
+    ) -> Windowed:
+        """Fold each window's events into one value: `function(value, event)` gives the next value."""
+        return self._with(lambda schema, keys, uid: windowfunctions.fold(output, initial, function, merge, uid))
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> Windowed:
+        """Reduce each window's events to one: `function(event, event)` gives a row of the same columns."""
+        return self._with(lambda schema, keys, uid: windowfunctions.reduce(schema, keys, function, uid))
+
+    def aggregate(
+        self,
+        type: str,
+        *,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any], Any] = lambda accumulator: accumulator,
+        merge: Callable[[Any, Any], Any] | None = None,
+        output: str,
+    ) -> Windowed:
+        """Aggregate each window's events: `create()`, `add(acc, event) -> acc`, `result(acc)`."""
+        return self._with(lambda schema, keys, uid: windowfunctions.aggregate(type, create, add, result, merge, output))
+
+    def process(self, function: Callable[[Any, Any, list[Any]], Iterable[Any] | None], output: str) -> Windowed:
+        """Keep each window's events and call `function(key, window, events)` with all of them."""
+        return self._with(lambda schema, keys, uid: windowfunctions.process(schema, function, output))
+
+    def _with(self, make: Callable[[StructType, Sequence[str], str], WindowFunction]) -> Windowed:
+        return Windowed(self.kind, self.rules, make)
