@@ -69,6 +69,16 @@ class Case:
             **given,
         )
 
+    def job_of(self, name: str, *outputs: Any, restart: sl.Restart | None = None) -> sl.Job:
+        """Return a job of other outputs, checkpointed when asked or when it stops; it is not restarted unless told to."""
+        return sl.Job(
+            name,
+            sinks=list(outputs),
+            settings=sl.Settings(parallelism=2, local_dir=self.local_dir, state_memory="128MB"),
+            checkpoints=sl.Checkpoints(self.root / "ck", retain=2),
+            restart=restart or sl.Restart.never(),
+        )
+
     def checkpoints(self, every: str | None = "200ms", retain: int = 2, **given: Any) -> sl.Checkpoints:
         """Return where and when to take checkpoints."""
         return sl.Checkpoints(self.root / "ck", every=every, retain=retain, **given)

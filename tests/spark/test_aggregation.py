@@ -72,13 +72,7 @@ def source(spark: Any, directory: Path) -> sl.Stream:
 
 
 def start(spark: Any, case: Case, *outputs: tuple[sl.Stream, Any]) -> sl.Run:
-    return sl.Job(
-        "agg",
-        sinks=[stream.to(sink) for stream, sink in outputs],
-        checkpoints=sl.Checkpoints(case.root / "ck"),
-        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
-        restart=sl.Restart.never(),
-    ).start(spark)
+    return case.job_of("agg", *(stream.to(sink) for stream, sink in outputs)).start(spark)
 
 
 def plain(rows: Any) -> list[tuple[Any, ...]]:

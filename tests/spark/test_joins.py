@@ -48,16 +48,6 @@ def source(spark: Any, case: Case) -> sl.Stream:
     return sl.stream(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(case.root / "in")))
 
 
-def job(case: Case, *outputs: Any) -> sl.Job:
-    return sl.Job(
-        "joins",
-        sinks=list(outputs),
-        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
-        checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
-        restart=sl.Restart.never(),
-    )
-
-
 def shown(sink: Any) -> Counter[tuple[Any, ...]]:
     """Return a sink's rows, times as seconds since the start."""
     return Counter(tuple(_seconds(value) for value in row) for row in sink.rows)
@@ -112,8 +102,8 @@ def test_two_branches_of_one_source(spark: Any, case: Case) -> None:
             "windows",
             how="left",
         )
-        return job(
-            case,
+        return case.job_of(
+            "joins",
             matched.to(sinks["matched"]),
             matched.side("changes").to(sinks["changes"]),
             joined.to(sinks["joined"]),
@@ -154,7 +144,7 @@ def test_a_self_join_and_branches_with_watermarks_of_their_own(spark: Any, case:
         by_id = orders.select("order_id", "at").key_by("order_id")
         selves = by_id.join(by_id, ("1s", "5s"), "selves", prefixes=("", "next_"))
         left = by_id.join(ships.select("order_id", "v").key_by("order_id"), ("0s", "3s"), "alone", how="left")
-        return job(case, selves.to(pairs), left.to(alone)).start(spark)
+        return case.job_of("joins", selves.to(pairs), left.to(alone)).start(spark)
 
     add(case, [("order", 1, 10, "a"), ("order", 1, 12, "b"), ("order", 2, 13, "c"), ("ship", 2, 14, "sent")])
     add(case, [("order", 1, 50, "d")])
@@ -199,7 +189,7 @@ def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None
         labelled = orders.broadcast(labels, order_by="at").process(
             Label(), output="id bigint, what string, seen bigint, label string", uid="label"
         )
-        return job(case, labelled.to(sink)).start(spark)
+        return case.job_of("joins", labelled.to(sink)).start(spark)
 
     many = range(20)
     # The rule counts for all orders of its epoch, and of two the later one.

@@ -54,13 +54,7 @@ def totals_of(spark: Any, case: Case) -> tuple[sl.Stream, sl.Stream]:
 
 
 def job(case: Case, outputs: dict[str, sl.Stream], sinks: dict[str, Any]) -> sl.Job:
-    return sl.Job(
-        "late",
-        sinks=[stream.to(sinks[name]) for name, stream in outputs.items()],
-        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
-        checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
-        restart=sl.Restart.never(),
-    )
+    return case.job_of("late", *(stream.to(sinks[name]) for name, stream in outputs.items()))
 
 
 @pytest.mark.parametrize("reduce", [True, False])

@@ -66,13 +66,7 @@ def shown(sink: Any) -> Counter[tuple[Any, ...]]:
 
 
 def job(case: Case, *outputs: Any) -> sl.Job:
-    return sl.Job(
-        "sources",
-        sinks=list(outputs),
-        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
-        checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
-        restart=sl.Restart(attempts=3, delay="50ms"),
-    )
+    return case.job_of("sources", *outputs, restart=sl.Restart(attempts=3, delay="50ms"))
 
 
 def test_two_sources_are_one_consistent_prefix(spark: Any, case: Case) -> None:

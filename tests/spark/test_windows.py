@@ -53,13 +53,7 @@ def job(spark: Any, case: Case, sinks: dict[str, Any]) -> sl.Job:
 
     sessions = events.key_by("user").window(sl.Session("7s")).process(values, output="vs string", uid="sessions")
     outputs = {"totals": totals, "late": totals.side("late"), "overall": overall, "sessions": sessions}
-    return sl.Job(
-        "windows",
-        sinks=[stream.to(sinks[name]) for name, stream in outputs.items()],
-        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
-        checkpoints=sl.Checkpoints(case.root / "ck", retain=2),
-        restart=sl.Restart.never(),
-    )
+    return case.job_of("windows", *(stream.to(sinks[name]) for name, stream in outputs.items()))
 
 
 def _lit(value: str) -> Any:
