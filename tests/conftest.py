@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from strandline.core import failpoints
-from tests import jvm, soak
+from tests import soak
 
 _ROOT = Path(__file__).parent.parent
 
@@ -34,12 +34,6 @@ def pytest_configure() -> None:
     # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if not session.config.option.collectonly:
-        tests = sum(item.get_closest_marker("spark") is not None for item in session.items)
-        jvm.share_classes(session.config.cache.mkdir("jvm"), tests)
 
 
 @pytest.fixture(scope="session")
