@@ -154,7 +154,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("kind", KINDS)
-@examples(25)
+@examples(12)
 @given(epochs=st.lists(st.tuples(rows, rows, st.integers(-3, 9), st.integers(0, 6), ways), min_size=1, max_size=12))
 def test_sessions_against_the_model(
     tmp_path_factory: pytest.TempPathFactory, kind: str, rules: str, epochs: Any
@@ -193,7 +193,7 @@ def test_sessions_against_the_model(
 
 @pytest.mark.parametrize("slack", [-100, 200_000], ids=["merged-at-once", "kept"])
 @pytest.mark.parametrize("lateness", [0, 6])
-@examples(20)
+@examples(10)
 @given(epochs=st.lists(st.tuples(rows, st.integers(0, 6)), min_size=1, max_size=8))
 def test_what_spark_aggregated_before_makes_no_difference(
     tmp_path_factory: pytest.TempPathFactory, lateness: int, slack: int, epochs: Any
@@ -283,7 +283,7 @@ def test_many_keys_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
     bench.close()
 
 
-@examples(200)
+@examples(100)
 @given(spans=st.lists(st.tuples(st.integers(0, 2), st.integers(-20, 20), st.integers(1, 9)), min_size=1, max_size=12))
 def test_overlapping_spans(spans: list[tuple[int, int, int]]) -> None:
     key, start, length = (np.array(column) for column in zip(*spans, strict=True))

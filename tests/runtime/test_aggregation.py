@@ -134,7 +134,7 @@ WINDOWS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("which", WINDOWS)
 @pytest.mark.parametrize("kind", KINDS)
-@examples(12)
+@examples(8)
 @given(epochs=st.lists(st.tuples(rows, rows, st.integers(-3, 12), st.integers(0, 4), ways), min_size=1, max_size=10))
 def test_windowed_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str, which: str, epochs: Any) -> None:
     window, rules = WINDOWS[which]

@@ -91,7 +91,3 @@ def test_late_events_alone_are_refused(spark: Any, case: Case) -> None:
         job(case, {"late": totals.side("late")}, {"late": sl.sinks.memory()}).start(spark)
     with pytest.raises(sl.errors.ConfigurationError, match="no side output 'other' here, known: late"):
         totals.side("other")
-    with pytest.raises(sl.errors.ConfigurationError, match="have no early= and time="):
-        sl.stream(spark.readStream.schema(SCHEMA).json(str(case.root / "in"))).watermark("ts").key_by("user").window(
-            sl.Tumbling("1s"), early="1s"
-        ).count(uid="n")

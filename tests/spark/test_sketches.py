@@ -104,7 +104,7 @@ def test_results_are_close_to_exact_ones(spark: Any, case: Case, window: Any, re
     stream._node.reduction.on = reduce  # type: ignore[attr-defined]
     number = 0
     for _ in range(2):
-        with start(spark, case, stream, sink) as run:
+        with start(spark, case, (stream, sink)) as run:
             for _ in range(2):
                 write_rows(directory, number, 3000)
                 number += 1

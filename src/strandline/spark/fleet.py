@@ -6,8 +6,8 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +25,8 @@ from strandline.runtime.program import Program
 from strandline.runtime.protocol import Ack, Instructions
 from strandline.spark.exchange import Exchange
 from strandline.spark.worker import ControlWorker, EpochWorker, Executor, KeeperRef
+
+_END_S = 5.0
 
 Slot = tuple[str, int]
 """An operator's uid and a partition."""
@@ -118,9 +120,13 @@ class Fleet:
             # The session may be gone already. Keepers of this machine can be ended without it; others end by
             # themselves, with their executor or their lease.
             pass
-        for ack in self.last.values():
-            if ack.host == socket.gethostname():
-                _end_process(ack.pid)
+        # Also one that a task has just started, which does not answer yet; and when this returns, none is left.
+        deadline = time.monotonic() + _END_S
+        while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
 
     def close(self) -> None:
         """Let go of what the driver holds for the keepers."""
@@ -172,10 +178,14 @@ def _refuse_other_keeper(ack: Ack, before: Ack | None) -> None:
     )
 
 
-def _end_process(pid: int) -> None:
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"strandline.runtime.keeper" in command:
-            os.kill(pid, signal.SIGKILL)
-    except OSError:
-        pass
+def _keepers_here(root: Path, generation: Generation) -> list[int]:
+    """Return the processes of this machine that are a run's keepers."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = place.read_text(errors="replace").split("\0")
+            if command[1:3] == ["-m", "strandline.runtime.keeper"]:
+                listens_at, generation_of = command[3], command[7]
+                if Path(listens_at).parent == root and generation_of == str(generation):
+                    found.append(int(place.parent.name))
+    return found

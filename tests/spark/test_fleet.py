@@ -1,0 +1,26 @@
+"""Keepers as their driver sees them on its machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from strandline.core.ids import Generation
+from strandline.runtime.watchdog import process_start
+from strandline.spark.fleet import _keepers_here
+
+
+def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:
+    """Also one that does not listen yet: stop() must not leave it behind."""
+    me = os.getpid()
+    keeper = [sys.executable, "-m", "strandline.runtime.keeper", str(local_dir / "a.sock"), str(local_dir / "a")]
+    with subprocess.Popen([*keeper, str(me), process_start(me), "7"], stderr=subprocess.DEVNULL) as process:
+        try:
+            assert _keepers_here(local_dir, Generation(7)) == [process.pid]
+            assert _keepers_here(local_dir, Generation(8)) == []
+            assert _keepers_here(local_dir.parent, Generation(7)) == []
+        finally:
+            process.kill()
+    assert _keepers_here(local_dir, Generation(7)) == []
