@@ -102,6 +102,8 @@ class RocksDBBackend:
         family = self._family(state)
         values: list[bytes | None] = []
         with self._translating:
+            if len(keys) == 1:
+                return [family.get(keys[0])]
             for at in range(0, len(keys), _RUN_ENTRIES):
                 values += _get_run(family, list(keys[at : at + _RUN_ENTRIES]))
         return values
