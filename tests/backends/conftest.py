@@ -11,17 +11,18 @@ import pytest
 
 from strandline.backends.base import Backend, LocalFile
 from strandline.backends.heap import HeapBackend
-from strandline.backends.options import MIB, MemoryBudget
+from strandline.backends.options import MIB, Grouping, MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 
 STATES = ("a", "b")
 BUDGET = MemoryBudget(block_cache_bytes=4 * MIB, write_buffer_bytes=4 * MIB)
+GROUPINGS = {"a": Grouping(2, exact=True), "b": Grouping(1, exact=False)}
 KINDS = ("memory", "filesystem", "rocksdb")
 
 
 def open_backend(kind: str, directory: Path, states: tuple[str, ...] = STATES) -> Backend:
     if kind == "rocksdb":
-        return RocksDBBackend(directory, states, memory=BUDGET)
+        return RocksDBBackend(directory, states, memory=BUDGET, groupings=GROUPINGS)
     inline = kind == "memory"
     return HeapBackend(directory, states, inline=inline, limit_bytes=64 * MIB if inline else None)
 

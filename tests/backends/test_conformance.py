@@ -68,6 +68,7 @@ def test_an_unknown_state_is_named(lab: Lab) -> None:
     for touch in (
         lambda: backend.get_many("missing", [b"k"]),
         lambda: list(backend.scan("missing")),
+        lambda: backend.read_group("missing", b"k"),
         lambda: backend.write({"missing": [(b"k", b"v")]}),
         lambda: backend.release("missing"),
     ):
@@ -83,8 +84,10 @@ def test_scan_gives_the_prefix_in_key_order(lab: Lab, prefix: bytes) -> None:
     backend.write({"a": [(key, b"v" + key) for key in reversed(keys)]})
     expected = sorted((key, b"v" + key) for key in keys if key.startswith(prefix))
     assert list(backend.scan("a", prefix)) == expected
+    assert backend.read_group("a", prefix) == expected
     restored = lab.restore(backend.persist({}, lab.place()))
     assert list(restored.scan("a", prefix)) == expected
+    assert restored.read_group("a", prefix) == expected
 
 
 def test_keys_that_are_prefixes_of_each_other_stay_apart(lab: Lab) -> None:

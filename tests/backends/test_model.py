@@ -75,10 +75,11 @@ class BackendMachine(RuleBasedStateMachine):
     def get_many(self, state: str, asked: list[bytes]) -> None:
         assert self.backend.get_many(state, asked) == [self.model[state].get(key) for key in asked]
 
-    @rule(state=st.sampled_from(STATES), prefix=st.binary(max_size=2))
+    @rule(state=st.sampled_from(STATES), prefix=st.binary(max_size=2) | keys)
     def scan(self, state: str, prefix: bytes) -> None:
         expected = sorted(entry for entry in self.model[state].items() if entry[0].startswith(prefix))
         assert list(self.backend.scan(state, prefix)) == expected
+        assert self.backend.read_group(state, prefix) == expected
 
     @invariant()
     def equals_the_model(self) -> None:

@@ -20,7 +20,7 @@ from strandline.core.ids import Epoch, Partition
 from strandline.format.columns import arrow_schema, from_python
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_schema
-from strandline.runtime.program import Process, Program, pickle_process, state_infos, state_names
+from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos, state_names
 from strandline.runtime.store import Frozen
 from strandline.runtime.task import Task
 
@@ -242,7 +242,9 @@ class Bench:
         process = self.program.load()
         states = [info.name for info in state_infos(process)]
         if self.kind == "rocksdb":
-            self.backend: Backend = RocksDBBackend(directory, states, memory=BUDGET)
+            self.backend: Backend = RocksDBBackend(
+                directory, states, memory=BUDGET, groupings=groupings(self.program, process)
+            )
         else:
             inline = self.kind == "memory"
             limit = self.program.limit_bytes if inline else None

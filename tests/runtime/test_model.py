@@ -17,12 +17,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from strandline.backends.base import LocalFile
 from strandline.runtime import livekeys
 from strandline.runtime.store import Frozen
-from tests.runtime.bench import OPS, Bench, Event, Model
+from tests.runtime.bench import ANSWERS, EVENTS, OPS, Bench, Event, Model
 from tests.soak import examples
 
+SCHEMAS = {"input_schema": EVENTS, "output_schema": ANSWERS}
+_NUMBERS: dict[Any, Any] = {"x": 1, "y": -1, "": 0, "é\0": 1 << 40, "z" * 40: -(1 << 63), "z" * 39: 2, "never seen": 7}
 _GROUPS_KEPT = livekeys._GROUPS_KEPT
 numbers = st.integers(-3, 3)
-events = st.tuples(st.sampled_from(["x", "y", "", "é\0", "z" * 40]), st.sampled_from(OPS), numbers, numbers)
+events = st.tuples(st.sampled_from(["x", "y", "", "é\0", "z" * 40, "z" * 39]), st.sampled_from(OPS), numbers, numbers)
 batches = st.lists(st.lists(events, min_size=1, max_size=12), min_size=1, max_size=3)
 
 
@@ -30,13 +32,16 @@ class PartitionMachine(RuleBasedStateMachine):
     """The rules; one subclass a backend."""
 
     kind = ""
+    key_type = "string"
+    """Entries of keys of one size are found in another way than those of keys of any size."""
 
     @initialize(cache_bytes=st.sampled_from([1, 2000, 1 << 20]))
     def start(self, cache_bytes: int) -> None:
         # Few keys are enough to have their key groups forgotten.
         livekeys._GROUPS_KEPT = 1
         self.root = Path(tempfile.mkdtemp(prefix="sl-model-"))
-        self.bench = Bench(self.kind, self.root, cache_bytes=cache_bytes)
+        schemas = {name: given.replace("k string", f"k {self.key_type}", 1) for name, given in SCHEMAS.items()}
+        self.bench = Bench(self.kind, self.root, cache_bytes=cache_bytes, **schemas)
         self.model = Model()
         self.frozen: deque[tuple[Frozen, Model, int]] = deque()
         self.snapshots: list[tuple[list[LocalFile], Model, int]] = []
@@ -50,6 +55,8 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def epoch(self, given: list[list[Event]], abort: bool) -> None:
         after = self.model.copy()
+        if self.key_type == "bigint":
+            given = [[(_NUMBERS.get(k, k), *rest) for k, *rest in batch] for batch in given]
         wanted = [(k, repr(after.answer(k, op, a, b))) for batch in given for k, op, a, b in batch]
         assert self.bench.run(*given, abort=abort) == wanted
         if not abort:
@@ -121,8 +128,8 @@ class PartitionMachine(RuleBasedStateMachine):
         self.bench.task.evict()
 
 
-def machine_of(kind: str) -> Any:
-    machine = type(f"{kind.title()}Machine", (PartitionMachine,), {"kind": kind}).TestCase
+def machine_of(kind: str, key_type: str = "string") -> Any:
+    machine = type(f"{kind.title()}Machine", (PartitionMachine,), {"kind": kind, "key_type": key_type}).TestCase
     machine.settings = examples(
         20,
         stateful_step_count=20,
@@ -134,3 +141,4 @@ def machine_of(kind: str) -> Any:
 TestMemory = machine_of("memory")
 TestFilesystem = machine_of("filesystem")
 TestRocksDB = machine_of("rocksdb")
+TestRocksDBOfNumbers = machine_of("rocksdb", "bigint")

@@ -32,8 +32,8 @@ class LocalFile:
 class Backend(Protocol):
     """The state of one operator partition, on this machine.
 
-    Keys are `2-byte key group ‖ encoded key ‖ …`, ordered as bytes. Not thread-safe, with one exception: `get_many`
-    and `scan` may run in one thread while `write` or `persist` runs in another.
+    Keys are `2-byte key group ‖ encoded key ‖ …`, ordered as bytes. Not thread-safe, with one exception: `get_many`,
+    `scan` and `read_group` may run in one thread while `write` or `persist` runs in another.
     """
 
     @property
@@ -58,6 +58,10 @@ class Backend(Protocol):
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Walk the entries whose key begins with `prefix`, in key order, those below `first` left out."""
+        ...
+
+    def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the entries whose key begins with `prefix`, in key order: few of them or none, and asked for often."""
         ...
 
     def release(self, state: str) -> None:

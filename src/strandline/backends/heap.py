@@ -53,6 +53,10 @@ class HeapBackend:
             if value is not None:
                 yield key, value
 
+    def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the entries whose key begins with `prefix`, in key order."""
+        return list(self.scan(state, prefix))
+
     def release(self, state: str) -> None:
         """Forget the entries of a state that the caller has taken over with `scan`."""
         self._kept_bytes -= _size(self._entries(state))

@@ -62,3 +62,17 @@ class Tuning:
 
 
 DEFAULT_TUNING = Tuning()
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How a state's keys say which of them belong together, where they are read group by group.
+
+    The filters of files then know of groups too: without them, to find that a group has no entry takes a look into
+    every file.
+    """
+
+    size_bytes: int
+    """Groups are told apart by this many bytes; one whose prefix is shorter is read without filters."""
+    exact: bool
+    """Whether the prefix of each group has this size."""

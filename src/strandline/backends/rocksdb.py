@@ -5,32 +5,18 @@ There is no write-ahead log: what survives a crash is the last snapshot.
 
 from __future__ import annotations
 
-import resource
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from rocksdict import (
-    BlockBasedOptions,
-    Cache,
-    Checkpoint,
-    DataBlockIndexType,
-    DBCompactionStyle,
-    DBCompressionType,
-    Options,
-    Rdict,
-    ReadOptions,
-    UniversalCompactOptions,
-    WriteBatch,
-    WriteBufferManager,
-    WriteOptions,
-)
+from rocksdict import Cache, Checkpoint, Rdict, RdictIter, ReadOptions, WriteBatch, WriteBufferManager
 
 from strandline.backends.base import Changes, Entry, LocalFile
-from strandline.backends.options import DEFAULT_TUNING, MIB, MIN_BLOCK_CACHE_BYTES, MemoryBudget, Tuning
+from strandline.backends.options import DEFAULT_TUNING, MIB, MIN_BLOCK_CACHE_BYTES, Grouping, MemoryBudget, Tuning
+from strandline.backends.rocksoptions import family_options, reading_from, reading_groups, write_options
 from strandline.backends.sstfiles import SstFiles
 from strandline.core.errors import CorruptionError, UnavailableError
 
@@ -68,30 +54,45 @@ class RocksDBBackend:
     limit_bytes: None = None
 
     def __init__(
-        self, directory: Path, states: Sequence[str], *, memory: MemoryBudget, tuning: Tuning = DEFAULT_TUNING
+        self,
+        directory: Path,
+        states: Sequence[str],
+        *,
+        memory: MemoryBudget,
+        tuning: Tuning = DEFAULT_TUNING,
+        groupings: Mapping[str, Grouping] | None = None,
     ) -> None:
         """Open an empty directory, or one that holds every file of one snapshot under its name.
 
         SST and blob files of the snapshot are only ever read and unlinked, so they may be hard links. States of the
-        snapshot that `states` does not name stay in it and are carried along.
+        snapshot that `states` does not name stay in it and are carried along. `groupings`, of states that are read by
+        group, may change from one opening to the next.
         """
         self._directory = directory
         self._memory = memory
         self._cache = Cache(memory.block_cache_bytes)
         self._buffers = WriteBufferManager(memory.write_buffer_bytes, False)
-        self._writing = _write_options()
+        self._groupings = dict(groupings or {})
+        self._walks: dict[str, tuple[RdictIter, int]] = {}
+        self._written = 0
+        self._writing = write_options()
+        self._reading_groups = reading_groups()
+        self._translating = _Translating(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self._files = SstFiles(directory)
-        with _translated(directory):
+        with self._translating:
             self._open(states, memory, tuning)
             self._fit_cache()
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning) -> None:
-        self._options = _options(self._cache, self._buffers, memory, tuning)
+        self._options = family_options(self._cache, self._buffers, memory, tuning)
         found = (self._directory / "CURRENT").exists()
         existing = Rdict.list_cf(str(self._directory), self._options) if found else []
         names = sorted({*existing, *states} - {_DEFAULT_FAMILY})
-        families = {name: _options(self._cache, self._buffers, memory, tuning) for name in names}
+        families = {
+            name: family_options(self._cache, self._buffers, memory, tuning, self._groupings.get(name))
+            for name in names
+        }
         self._db = Rdict(str(self._directory), self._options, column_families=families)
         self._families = {name: self._db.get_column_family(name) for name in names}
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
@@ -100,27 +101,53 @@ class RocksDBBackend:
         """Read many keys at once, in order; None where there is no value."""
         family = self._family(state)
         values: list[bytes | None] = []
-        with _translated(self._directory):
+        with self._translating:
+            if len(keys) == 1:
+                return [family.get(keys[0])]
             for at in range(0, len(keys), _RUN_ENTRIES):
                 values += _get_run(family, list(keys[at : at + _RUN_ENTRIES]))
         return values
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Walk the entries whose key begins with `prefix`, in key order, as they are when the walk begins."""
-        reading = ReadOptions()
-        reading.set_total_order_seek(True)
-        end = _end_of(prefix)
-        if end is not None:
-            reading.set_iterate_upper_bound(end)
-        with _translated(self._directory):
+        return self._walk(state, reading_from(prefix, None), max(prefix, first))
+
+    def _walk(self, state: str, reading: ReadOptions, first: bytes) -> Iterator[tuple[bytes, bytes]]:
+        # `reading` must not be let go of before the iterator, which looks at the bound in it and does not keep it.
+        with self._translating:
             walk = self._family(state).iter(reading)
-            walk.seek(max(prefix, first))
+            walk.seek(first)
         while walk.valid():
             yield walk.key(), walk.value()
             walk.next()
         # An iterator that meets a damaged block ends like one that is through: only its status tells.
-        with _translated(self._directory):
+        with self._translating:
             walk.status()
+
+    def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the entries whose key begins with `prefix`, in key order."""
+        grouping = self._groupings.get(state)
+        if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
+            return list(self._walk(state, reading_from(prefix, grouping), prefix))
+        found = []
+        with self._translating:
+            walk = self._group_walk(state)
+            walk.seek(prefix)
+            while walk.valid():
+                found.append((walk.key(), walk.value()))
+                walk.next()
+            walk.status()
+        return found
+
+    def _group_walk(self, state: str) -> RdictIter:
+        """Return an iterator over groups, as a rule the last one again: to make one is most of the work."""
+        # Read before one is made: what is written meanwhile makes it old.
+        written = self._written
+        walk, made = self._walks.get(state, (None, -1))
+        if walk is None or made != written:
+            walk = self._family(state).iter(self._reading_groups)
+            self._walks[state] = walk, written
+        return walk
 
     def release(self, state: str) -> None:
         """Do nothing: this backend keeps the state."""
@@ -146,12 +173,18 @@ class RocksDBBackend:
                 else:
                     put(key, value)
             try:
-                with _translated(self._directory):
-                    return self._db.write(batch, self._writing)
+                with self._translating:
+                    self._db.write(batch, self._writing)
+                return self._forget_walks()
             except UnavailableError as error:
                 if "Write stall" not in error.message:
                     raise
             time.sleep(_STALL_S)
+
+    def _forget_walks(self) -> None:
+        """Iterators see the state as it was when they were made, and hold on to memtables and files of then."""
+        self._written += 1
+        self._walks.clear()
 
     def persist(self, changes: Changes, into: Path) -> list[LocalFile]:
         """Apply the last entries, flush, and hard-link the files of this moment into `into`.
@@ -159,11 +192,12 @@ class RocksDBBackend:
         Merging in the background is not waited for: it would take seconds, and saves few uploads.
         """
         self.write(changes)
-        with _translated(self._directory):
+        with self._translating:
             for family in self._families.values():
                 family.flush(False)
             for family in self._families.values():
                 family.flush(True)
+            self._forget_walks()
             into.parent.mkdir(parents=True, exist_ok=True)
             Checkpoint(self._db).create_checkpoint(str(into))
             self._fit_cache()
@@ -189,7 +223,7 @@ class RocksDBBackend:
 
     def metrics(self) -> dict[str, int]:
         """Return memory in use, what is on disk, and what flushes and merges wrote since the backend was opened."""
-        with _translated(self._directory):
+        with self._translating:
             figures = {
                 "block_cache_bytes": self._cache.get_usage(),
                 "memtable_bytes": self._buffers.get_usage(),
@@ -204,6 +238,7 @@ class RocksDBBackend:
         if self._families:
             # Without this, closing would first flush what nobody will read, and wait for merges.
             self._db.cancel_all_background(True)
+        self._walks.clear()
         self._handles.clear()
         for family in [*self._families.values(), self._db]:
             with suppress(Exception):
@@ -247,105 +282,29 @@ def _entry_bytes(entry: Entry) -> int:
     return len(entry[0]) + len(entry[1] or b"")
 
 
-def _end_of(prefix: bytes) -> bytes | None:
-    """Return the first key behind all that begin with `prefix`, or None where there is no such key."""
-    cut = prefix.rstrip(b"\xff")
-    return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
-
-
 def _statistics(text: str) -> dict[str, int]:
     """Pick our figures out of RocksDB's statistics, lines like `rocksdb.flush.write.bytes COUNT : 17`."""
     counts = {words[0]: int(words[3]) for line in text.splitlines() if (words := line.split())[1:2] == ["COUNT"]}
     return {name: counts.get(ticker, 0) for name, ticker in _STATISTICS.items()}
 
 
-def _options(cache: Cache, buffers: WriteBufferManager, memory: MemoryBudget, tuning: Tuning) -> Options:
-    """Return the options of the database and of each of its column families."""
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.create_missing_column_families(True)
-    options.enable_statistics()
-    options.set_stats_dump_period_sec(0)
-    options.set_stats_persist_period_sec(0)
-    options.set_keep_log_file_num(2)
-    options.set_max_log_file_size(1 * MIB)
-    options.set_manifest_preallocation_size(64 << 10)
-    options.set_max_manifest_file_size(1 * MIB)
-    options.set_max_open_files(_open_files())
-    options.set_skip_stats_update_on_db_open(True)
-    options.set_write_buffer_manager(buffers)
-    options.set_write_buffer_size(memory.memtable_bytes)
-    options.set_max_write_buffer_number(4)
-    options.set_compression_type(getattr(DBCompressionType, tuning.compression)())
-    options.set_block_based_table_factory(_table(cache, tuning))
-    _set_merging(options, tuning)
-    if tuning.blob_min_bytes:
-        _set_blobs(options, tuning)
-    return options
+class _Translating:
+    """Turns RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
 
+    __slots__ = ("_directory",)
 
-def _write_options() -> WriteOptions:
-    writing = WriteOptions()
-    setattr(writing, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
-    writing.no_slowdown = True
-    return writing
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
 
+    def __enter__(self) -> None:
+        pass
 
-def _table(cache: Cache, tuning: Tuning) -> BlockBasedOptions:
-    table = BlockBasedOptions()
-    table.set_block_cache(cache)
-    table.set_block_size(tuning.block_bytes)
-    table.set_bloom_filter(tuning.bloom_bits, False)
-    table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
-    return table
-
-
-def _set_merging(options: Options, tuning: Tuning) -> None:
-    options.set_level_zero_file_num_compaction_trigger(tuning.merge_trigger)
-    options.set_level_zero_slowdown_writes_trigger(tuning.merge_trigger * 2 + 20)
-    options.set_level_zero_stop_writes_trigger(tuning.merge_trigger * 3 + 40)
-    options.set_target_file_size_base(tuning.target_file_bytes)
-    if tuning.style == "level":
-        options.set_compaction_style(DBCompactionStyle.level())
-        options.set_max_bytes_for_level_multiplier(float(tuning.level_multiplier))
-        return
-    universal = UniversalCompactOptions()
-    universal.size_ratio = tuning.size_ratio
-    universal.min_merge_width = tuning.min_merge_width
-    if tuning.max_merge_width:
-        universal.max_merge_width = tuning.max_merge_width
-    universal.max_size_amplification_percent = tuning.max_space_percent
-    options.set_compaction_style(DBCompactionStyle.universal())
-    options.set_universal_compaction_options(universal)
-
-
-def _set_blobs(options: Options, tuning: Tuning) -> None:
-    options.set_enable_blob_files(True)
-    options.set_min_blob_size(tuning.blob_min_bytes)
-    options.set_blob_file_size(tuning.target_file_bytes)
-    options.set_blob_compression_type(getattr(DBCompressionType, tuning.compression)())
-    options.set_enable_blob_gc(True)
-    options.set_blob_gc_age_cutoff(tuning.blob_gc_age)
-    options.set_blob_gc_force_threshold(tuning.blob_gc_force)
-
-
-def _open_files() -> int:
-    """Return how many files RocksDB may hold open: all of them (-1, the fastest) where the process may open enough."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return -1 if soft == resource.RLIM_INFINITY or soft >= 1 << 16 else max(soft // 4, 64)
-
-
-@contextmanager
-def _translated(directory: Path) -> Iterator[None]:
-    """Turn RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(f"state directory {directory}: {error}") from error
-    except Exception as error:
-        if type(error) is not Exception:
-            raise
-        message = f"state directory {directory}: {error}"
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not (isinstance(error, OSError) or type(error) is Exception):
+            return
+        message = f"state directory {self._directory}: {error}"
+        if isinstance(error, OSError):
+            raise UnavailableError(message) from error
         if str(error).startswith("Corruption") or "No such file" in str(error):
             raise CorruptionError(message, hint="the job restores from its last complete checkpoint") from error
         raise UnavailableError(message, hint="look for a full or failing disk") from error

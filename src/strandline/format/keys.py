@@ -48,6 +48,11 @@ class KeyCodec:
         normalisers = [_normaliser(kind) for kind in self.types]
         self._normalisers = [each or _same for each in normalisers] if any(normalisers) else None
 
+    @property
+    def size_bytes(self) -> int | None:
+        """How many bytes every encoded key has, its key group among them; None where one has more than another."""
+        return self._dtype.itemsize if self._fixed else None
+
     # -- encoding
 
     def encode(self, key_group: int, key: Any) -> bytes:

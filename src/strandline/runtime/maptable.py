@@ -213,7 +213,7 @@ class MapTable:
         prefix = self._encode_key(key)
         found = {
             self._decode_sub(entry, len(prefix)): self._values.decode(value)
-            for entry, value in self._backend.scan(self.name, prefix)
+            for entry, value in self._backend.read_group(self.name, prefix)
         }
         # Laid over from old to new, and read before the scan: what a background write moves meanwhile is in both.
         for layer in layers:

@@ -14,12 +14,16 @@ import msgspec
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
+from strandline.backends.options import Grouping
 from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
 from strandline.format.types import parse_schema, parse_type
 from strandline.format.values import ValueCodec
+
+# Of keys that hold text: those of ten letters or more are told apart, by the key group and their first twelve.
+_TOLD_APART_BYTES = 14
 
 Process = KeyedProcess | KeyedBatchProcess
 
@@ -52,6 +56,14 @@ def check_ttl(process: Process, uid: str, *, timed: bool) -> None:
 def state_names(process: Process) -> list[str]:
     """Return the names of the states that the backend keeps."""
     return [info.name for info in state_infos(process)]
+
+
+def groupings(program: Program, process: Process) -> dict[str, Grouping]:
+    """Return, of states that keep several entries a key, how their entries begin: with the key."""
+    fields = {field.name: field.type for field in parse_schema(program.input_schema).fields}
+    size_bytes = KeyCodec([fields[column] for column in program.key_columns]).size_bytes
+    grouping = Grouping(size_bytes or _TOLD_APART_BYTES, exact=size_bytes is not None)
+    return {name: grouping for name, state in declared_states(process).items() if isinstance(state, List | Map)}
 
 
 def own_tables(process: Process) -> list[StateInfo]:

@@ -1,0 +1,129 @@
+"""RocksDB's options, made of a memory budget and a tuning."""
+
+from __future__ import annotations
+
+import resource
+
+from rocksdict import (
+    BlockBasedOptions,
+    Cache,
+    DataBlockIndexType,
+    DBCompactionStyle,
+    DBCompressionType,
+    Options,
+    ReadOptions,
+    SliceTransform,
+    UniversalCompactOptions,
+    WriteBufferManager,
+    WriteOptions,
+)
+
+from strandline.backends.options import MIB, Grouping, MemoryBudget, Tuning
+
+# Of a memtable's size, what its filter of groups takes.
+_GROUP_FILTER = 0.02
+
+
+def family_options(
+    cache: Cache, buffers: WriteBufferManager, memory: MemoryBudget, tuning: Tuning, grouping: Grouping | None = None
+) -> Options:
+    """Return the options of the database and of each of its column families."""
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.enable_statistics()
+    options.set_stats_dump_period_sec(0)
+    options.set_stats_persist_period_sec(0)
+    options.set_keep_log_file_num(2)
+    options.set_max_log_file_size(1 * MIB)
+    options.set_manifest_preallocation_size(64 << 10)
+    options.set_max_manifest_file_size(1 * MIB)
+    options.set_max_open_files(_open_files())
+    options.set_skip_stats_update_on_db_open(True)
+    options.set_write_buffer_manager(buffers)
+    options.set_write_buffer_size(memory.memtable_bytes)
+    options.set_max_write_buffer_number(4)
+    options.set_compression_type(getattr(DBCompressionType, tuning.compression)())
+    options.set_block_based_table_factory(_table(cache, tuning))
+    _set_merging(options, tuning)
+    if tuning.blob_min_bytes:
+        _set_blobs(options, tuning)
+    if grouping is not None:
+        options.set_prefix_extractor(SliceTransform.create_max_len_prefix(grouping.size_bytes))
+        options.set_memtable_prefix_bloom_ratio(_GROUP_FILTER)
+    return options
+
+
+def write_options() -> WriteOptions:
+    """Return how to write: without a log, and without waiting with the GIL held."""
+    writing = WriteOptions()
+    setattr(writing, "disable_wal", True)  # noqa: B010  an attribute, though its type stub says method
+    writing.no_slowdown = True
+    return writing
+
+
+def reading_groups() -> ReadOptions:
+    """Return how an iterator goes to one group after another, where all prefixes have the same size."""
+    reading = ReadOptions()
+    reading.set_prefix_same_as_start(True)
+    return reading
+
+
+def reading_from(prefix: bytes, grouping: Grouping | None) -> ReadOptions:
+    """Return how an iterator goes through the keys that begin with `prefix`, by filters if it says a group's."""
+    reading = ReadOptions()
+    reading.set_total_order_seek(grouping is None or len(prefix) < grouping.size_bytes)
+    end = _end_of(prefix)
+    if end is not None:
+        reading.set_iterate_upper_bound(end)
+    return reading
+
+
+def _end_of(prefix: bytes) -> bytes | None:
+    """Return the first key behind all that begin with `prefix`, or None where there is no such key."""
+    cut = prefix.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else None
+
+
+def _table(cache: Cache, tuning: Tuning) -> BlockBasedOptions:
+    table = BlockBasedOptions()
+    table.set_block_cache(cache)
+    table.set_block_size(tuning.block_bytes)
+    table.set_bloom_filter(tuning.bloom_bits, False)
+    table.set_data_block_index_type(DataBlockIndexType.binary_and_hash())
+    return table
+
+
+def _set_merging(options: Options, tuning: Tuning) -> None:
+    options.set_level_zero_file_num_compaction_trigger(tuning.merge_trigger)
+    options.set_level_zero_slowdown_writes_trigger(tuning.merge_trigger * 2 + 20)
+    options.set_level_zero_stop_writes_trigger(tuning.merge_trigger * 3 + 40)
+    options.set_target_file_size_base(tuning.target_file_bytes)
+    if tuning.style == "level":
+        options.set_compaction_style(DBCompactionStyle.level())
+        options.set_max_bytes_for_level_multiplier(float(tuning.level_multiplier))
+        return
+    universal = UniversalCompactOptions()
+    universal.size_ratio = tuning.size_ratio
+    universal.min_merge_width = tuning.min_merge_width
+    if tuning.max_merge_width:
+        universal.max_merge_width = tuning.max_merge_width
+    universal.max_size_amplification_percent = tuning.max_space_percent
+    options.set_compaction_style(DBCompactionStyle.universal())
+    options.set_universal_compaction_options(universal)
+
+
+def _set_blobs(options: Options, tuning: Tuning) -> None:
+    options.set_enable_blob_files(True)
+    options.set_min_blob_size(tuning.blob_min_bytes)
+    options.set_blob_file_size(tuning.target_file_bytes)
+    options.set_blob_compression_type(getattr(DBCompressionType, tuning.compression)())
+    options.set_enable_blob_gc(True)
+    options.set_blob_gc_age_cutoff(tuning.blob_gc_age)
+    options.set_blob_gc_force_threshold(tuning.blob_gc_force)
+
+
+def _open_files() -> int:
+    """Return how many files RocksDB may hold open: all of them (-1, the fastest) where the process may open enough."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return -1 if soft == resource.RLIM_INFINITY or soft >= 1 << 16 else max(soft // 4, 64)
