@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from strandline.backends.base import Backend
 from strandline.backends.heap import HeapBackend
-from strandline.backends.options import Grouping, MemoryBudget
+from strandline.backends.options import MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in, fetch
@@ -18,7 +17,7 @@ from strandline.core import failpoints
 from strandline.core.ids import CheckpointId, Partition
 from strandline.format.manifest import FileRef
 from strandline.runtime.places import local_copies, local_copy
-from strandline.runtime.program import Program, groupings, state_names
+from strandline.runtime.program import Process, Program, groupings, state_names
 from strandline.runtime.snapshots import Snapshots
 from strandline.runtime.task import Task
 from strandline.storage.remote import open_store
@@ -62,7 +61,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         failpoints.hit("keeper.restore.after")
     process = program.load()
     with damage_in(CheckpointId(restore.checkpoint) if restore else None):
-        backend = open_backend(program, database, state_names(process), groupings(program, process))
+        backend = open_backend(program, process, database)
         try:
             task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
         except BaseException:
@@ -77,16 +76,15 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     return Opened(program, task, backend, snapshots)
 
 
-def open_backend(
-    program: Program, database: Path, states: list[str], grouped: Mapping[str, Grouping] | None = None
-) -> Backend:
+def open_backend(program: Program, process: Process, database: Path) -> Backend:
     """Open the backend that a program names, in a directory that is empty or holds a snapshot's files."""
+    states = state_names(process)
     if program.backend == "rocksdb":
         memory = program.partition_memory_bytes
         budget = MemoryBudget(
             block_cache_bytes=int(memory * _BLOCK_CACHE), write_buffer_bytes=int(memory * _WRITE_BUFFERS)
         )
-        return RocksDBBackend(database, states, memory=budget, groupings=grouped)
+        return RocksDBBackend(database, states, memory=budget, groupings=groupings(program, process))
     in_memory = program.backend == "memory"
     return HeapBackend(database, states, inline=in_memory, limit_bytes=program.limit_bytes if in_memory else None)
 

@@ -25,7 +25,7 @@ from strandline.format.values import ValueCodec
 from strandline.runtime.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.opening import open_backend
 from strandline.runtime.outputs import FIRED, TIME
-from strandline.runtime.program import Process, Program, state_names
+from strandline.runtime.program import Process, Program
 from strandline.runtime.task import Task
 from strandline.runtime.timers import is_due
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
@@ -70,7 +70,7 @@ class Operator:
             for file in snapshot[index] if snapshot else ():
                 (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
             process = self.program.load()
-            backend = open_backend(self.program, database, state_names(process))
+            backend = open_backend(self.program, process, database)
             try:
                 task = Task(self.program, process, Partition(index), backend, _CACHE_BYTES)
             except BaseException:
