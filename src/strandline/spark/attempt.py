@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.01
 _QUERY_LOOK_S = 0.2
 _IDLE_S = 0.15
+_PATIENCE_S = 1.0
 _FENCE_LOOK_S = 5.0
 
 
@@ -329,9 +330,9 @@ class Attempt:
     def _poll_if_idle(self) -> None:
         """While no epoch runs, hear how a checkpoint goes, begin one that is due, and keep the keepers' leases."""
         idle_s = time.monotonic() - self.driver.last_contact
-        if idle_s < _IDLE_S:
+        if idle_s < _IDLE_S or self.driver.is_running:
             return
-        if self.driver.tick():
+        if self.driver.timers_due and not self._is_batch_coming(idle_s) and self.driver.tick():
             return
         due = self.coordinator.is_due
         polled = (due or self.coordinator.pending is not None) and self.driver.poll(may_trigger=due)
@@ -339,6 +340,16 @@ class Attempt:
             assert self._fleet is not None
             self._fleet.ping()
             self.driver.last_contact = time.monotonic()
+
+    def _is_batch_coming(self, idle_s: float) -> bool:
+        """Whether Spark prepares an epoch with rows: timers fire in it, and an epoch of their own would only delay it.
+
+        While it looks for new data it goes by what it found the last time; that may take long, so not for ever.
+        """
+        if self._query is None or idle_s > _PATIENCE_S:
+            return False
+        status = self._query._jsq.status()
+        return bool(status.isTriggerActive() and status.isDataAvailable())
 
     def _check_fence(self) -> None:
         """Without checkpoints, nothing else would tell that a newer driver has taken over."""

@@ -125,6 +125,11 @@ class EpochDriver:
         return True
 
     @property
+    def is_running(self) -> bool:
+        """Whether an epoch, or a conversation with the keepers, is under way."""
+        return self._lock.locked()
+
+    @property
     def timers_due(self) -> bool:
         """Whether the watermark or the clock have passed some timer that has not fired."""
         now_us = self._now_us()
