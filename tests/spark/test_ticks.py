@@ -11,14 +11,14 @@ import pytest
 from strandline.spark.attempt import Attempt
 
 
-def attempt(*, active: bool, available: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
-    """Return an attempt whose epochs ended some time ago, and whose query says these things of itself."""
+def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
+    """Return an attempt whose epochs ended some time ago, and whose query is at work or rests."""
     ticks: list[float] = []
     made: Any = object.__new__(Attempt)
     made.driver = SimpleNamespace(
         last_contact=time.monotonic() - idle_s, timers_due=due, is_running=running, tick=lambda: not ticks.append(0)
     )
-    status = SimpleNamespace(isTriggerActive=lambda: active, isDataAvailable=lambda: available)
+    status = SimpleNamespace(isTriggerActive=lambda: active)
     made._query = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40))
@@ -29,13 +29,12 @@ def attempt(*, active: bool, available: bool, idle_s: float, due: bool = True, r
 @pytest.mark.parametrize(
     ("given", "ticks"),
     [
-        ({"active": False, "available": True, "idle_s": 0.3}, 1),
-        ({"active": True, "available": False, "idle_s": 0.3}, 1),
-        ({"active": True, "available": True, "idle_s": 0.3}, 0),
-        ({"active": True, "available": True, "idle_s": 3.0}, 1),
-        ({"active": False, "available": False, "idle_s": 0.01}, 0),
-        ({"active": False, "available": False, "idle_s": 0.3, "due": False}, 0),
-        ({"active": False, "available": False, "idle_s": 0.3, "running": True}, 0),
+        ({"active": False, "idle_s": 0.3}, 1),
+        ({"active": True, "idle_s": 0.3}, 0),
+        ({"active": True, "idle_s": 3.0}, 1),
+        ({"active": False, "idle_s": 0.01}, 0),
+        ({"active": False, "idle_s": 0.3, "due": False}, 0),
+        ({"active": False, "idle_s": 0.3, "running": True}, 0),
     ],
 )
 def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], ticks: int) -> None:

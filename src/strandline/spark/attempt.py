@@ -342,14 +342,11 @@ class Attempt:
             self.driver.last_contact = time.monotonic()
 
     def _is_batch_coming(self, idle_s: float) -> bool:
-        """Whether Spark prepares an epoch with rows: timers fire in it, and an epoch of their own would only delay it.
+        """Whether Spark looks for rows or prepares an epoch with some: an epoch of the timers' own would delay it.
 
-        While it looks for new data it goes by what it found the last time; that may take long, so not for ever.
+        Between two looks that found nothing it rests. To look may take long, so it is not waited for for ever.
         """
-        if self._query is None or idle_s > _PATIENCE_S:
-            return False
-        status = self._query._jsq.status()
-        return bool(status.isTriggerActive() and status.isDataAvailable())
+        return idle_s < _PATIENCE_S and self._query is not None and bool(self._query._jsq.status().isTriggerActive())
 
     def _check_fence(self) -> None:
         """Without checkpoints, nothing else would tell that a newer driver has taken over."""
