@@ -17,7 +17,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.runtime.places import Places
 from strandline.spark.attempt import Blueprint
-from strandline.spark.checks import check_session, locality_warning
+from strandline.spark.checks import check_session, session_warnings
 from strandline.spark.plan import Plan
 from strandline.spark.run import Run
 from strandline.spark.stream import Output
@@ -67,8 +67,7 @@ class Job:
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
         check_session(spark)
-        warning = locality_warning(spark)
-        if warning:
+        for warning in session_warnings(spark):
             log.warning("%s", warning)
         failpoints.arm_from_environment()
         run = self._run = Run(self._blueprint(spark), self.restart)

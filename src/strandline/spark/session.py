@@ -22,6 +22,9 @@ def spark_settings() -> dict[str, str]:
         # Tasks must follow the executor that caches their anchor, not the shuffle files.
         "spark.shuffle.reduceLocality.enabled": "false",
         "spark.sql.streaming.stopTimeout": "30s",
+        # Over TCP, a Python worker gets its first rows some 40 ms late, in each stage of each epoch: the kernel of one
+        # side holds small packets back, that of the other their acknowledgement.
+        "spark.python.unix.domain.socket.enabled": "true",
     }
 
 
