@@ -50,7 +50,10 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
                 status = eventually(lambda: at_rest(run, case), "all keepers are there")
                 os.kill(rng.choice(status.keepers).pid, signal.SIGKILL)
         # Between epochs: everything is processed, and nothing more comes until the keeper is dead. The last of the kills
-        # may have come after that, and its restart be under way.
+        # may have come after that, and its restart be under way. And an epoch after it: a keeper that dies when none has
+        # run since the restore is started anew from the same checkpoint, without a restart of the job.
+        case.add(1)
+        settle(run)
         status = eventually(lambda: at_rest(run, case), "all keepers are there")
         restarts = status.restarts
         assert restarts >= 1

@@ -217,6 +217,7 @@ def test_of_two_drivers_on_one_machine_the_older_stops(spark: Any, case: Case) -
             case.finish(newer)
 
 
+@pytest.mark.soak
 def test_of_two_drivers_on_two_machines_the_older_stops(spark: Any, case: Case) -> None:
     """Nothing but the storage tells them of each other."""
     case.add(2)

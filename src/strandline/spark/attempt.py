@@ -126,7 +126,7 @@ class Attempt:
         programs = [self._program(operator, manifest) for operator in operators]
         self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
         self._cleanup.callback(self._fleet.close)
-        self._fleet.open(epoch)
+        opened = self._fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
         # 6. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         self._rewind(manifest)
@@ -143,6 +143,8 @@ class Attempt:
             b.plan, source, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch, batch,
             Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
         )  # fmt: skip
+        # Which timers wait in restored state is known from the start: some may be due, and no rows come.
+        self.driver.progress.acks.update(opened)
         writer = source.writeStream.foreachBatch(self.driver).option("checkpointLocation", f"file://{self._spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)

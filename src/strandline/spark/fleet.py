@@ -88,13 +88,13 @@ class Fleet:
         self.last.update(found)
         return found
 
-    def open(self, epoch: Epoch) -> None:
+    def open(self, epoch: Epoch) -> dict[Slot, Ack]:
         """Start every keeper and have it restore its state; raise what goes wrong there."""
-        self._control(Instructions(generation=self._generation, epoch=epoch), p.POLL, start=True)
+        return self.poll(Instructions(generation=self._generation, epoch=epoch), start=True)
 
-    def poll(self, instructions: Instructions) -> dict[Slot, Ack]:
-        """Ask every keeper without an epoch; those that are not there do not answer."""
-        found = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL) if ack.uid}
+    def poll(self, instructions: Instructions, *, start: bool = False) -> dict[Slot, Ack]:
+        """Ask every keeper without an epoch; those that are not there do not answer, unless they are to be started."""
+        found = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL, start=start) if ack.uid}
         self.last.update(found)
         return found
 
