@@ -136,10 +136,10 @@ class Aggregates:
     ) -> Stream:
         """Compute built-in aggregates, at the speed of Spark and Arrow: no Python runs per row.
 
-        Gives the key columns, of windows that end at some time window_start and window_end, and each result by its name.
-        Without windows, each epoch gives the new results of the keys it changed. A window's results come once the
-        watermark has reached its end; with `lateness`, those that late events change come again. Results that cannot be
-        keywords are given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
+        Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
+        windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
+        reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
+        given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
         keyed, kind, rules = self._cut()
         given = {**(results or {}), **more}
