@@ -117,9 +117,9 @@ def test_what_was_written_is_seen_at_once(tmp_path: Path) -> None:
 
     def write() -> None:
         nonlocal written
-        for number in range(1, 1500):
+        for number in range(1, 600):
             backend.write({"a": [(b"%04d" % number + b"sub", b"v")]})
-            if number % 300 == 0:
+            if number % 150 == 0:
                 backend.persist({}, tmp_path / f"s{number}")
             written = number
         over.set()
