@@ -47,11 +47,11 @@ class KeyedAggregation(ColumnarProcess):
         super().forget()
         self._given = []
 
-    def _take(self, rows: Rows) -> tuple[pa.Array, list[pa.Array]]:
-        """Return how many rows of the stream each row is, and the accumulators."""
+    def _take(self, rows: Rows) -> list[pa.Array]:
+        """Count the stream's rows; return the accumulators."""
         counts, *columns = rows.columns[len(self._keys) :]
         self.source_rows += pc.sum(counts).as_py()
-        return counts, self._accumulators.conform(columns[: len(self._accumulators.fields)])
+        return self._accumulators.conform(columns[: len(self._accumulators.fields)])
 
     def _give(self, keys: BatchKeys, accumulators: Sequence[pa.Array], times: pa.Array | None) -> None:
         """Keep results, one a key, for the end of the epoch."""
@@ -71,7 +71,7 @@ class RunningAggregation(KeyedAggregation):
         """Merge a batch into the state; each key's result waits for the end of the epoch."""
         keys, row_of = rows.keys.unique()
         groups = Groups(row_of, len(keys))
-        _, fresh = self._take(rows)
+        fresh = self._take(rows)
         if len(row_of) > len(keys):
             fresh = self._accumulators.merge(fresh, groups)
         else:
@@ -117,7 +117,7 @@ class CountedAggregation(KeyedAggregation):
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Cut each key's rows, behind what it has already, into windows; keep the last one if it is not full."""
         keys, row_of = rows.keys.unique()
-        _, fresh = self._take(rows)
+        fresh = self._take(rows)
         stored = self.totals.get_many(keys)
         known = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
         events, *before = stored.take(pa.array(known)).flatten()

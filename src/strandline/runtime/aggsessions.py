@@ -34,7 +34,7 @@ from strandline.runtime.panes import settle
 from strandline.runtime.scope import Scope
 from strandline.runtime.timers import TimerTable
 from strandline.runtime.vectors import BatchKeys
-from strandline.runtime.windowing import Rules
+from strandline.runtime.windowing import Rules, next_multiple
 
 NEWEST, OLDER = "newest", "older"
 ENDS, EARLY = "timers.ends", "timers.early"
@@ -260,9 +260,9 @@ class SessionAggregation(ColumnarProcess):
             self._ends.set(encoded[key], at)
 
     def _ask_early(self, keys: BatchKeys, wanted: Numbers, now_us: int) -> None:
-        encoded, every = keys.encoded, self._rules.early_us
+        encoded, at_us = keys.encoded, next_multiple(now_us, self._rules.early_us)
         for key in wanted.tolist():
-            self._early.set(encoded[key], now_us - now_us % every + every)
+            self._early.set(encoded[key], at_us)
 
     def _results(self, keys: BatchKeys, sessions: Sessions) -> Iterator[Given]:
         """Give results, those of the earliest ends first."""

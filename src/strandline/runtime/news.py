@@ -10,6 +10,7 @@ from collections.abc import Collection
 import pyarrow as pa
 
 from strandline.runtime.panes import Merge, settle
+from strandline.runtime.windowing import next_multiple
 
 Changes = dict[int, list[pa.RecordBatch] | None]
 """By pane: the batches that were added; None: it is not known which."""
@@ -33,7 +34,7 @@ class News:
         """Something was added to a pane."""
         self._now.setdefault(pane, []).append(batch)
         if self._at_us is None:
-            self._at_us = now_us - now_us % self._every_us + self._every_us
+            self._at_us = next_multiple(now_us, self._every_us)
 
     def due_us(self, panes: Collection[int]) -> int | None:
         """Return when the changes are to be shown; None when there are none."""

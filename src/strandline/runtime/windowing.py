@@ -33,6 +33,11 @@ class Rules:
     """Whether the key is a tuple of columns."""
 
 
+def next_multiple(now_us: int, every_us: int) -> int:
+    """Return when the next full interval of the clock begins: many changes before it, one result so far."""
+    return now_us - now_us % every_us + every_us
+
+
 class WindowOperator(KeyedProcess):
     """What all windows share."""
 
@@ -67,7 +72,7 @@ class WindowOperator(KeyedProcess):
 
     def _set_early_timer(self, ctx: Any) -> None:
         """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
-        ctx.timers.set_processing_us(ctx.now_us - ctx.now_us % self._early_us + self._early_us)
+        ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
 
     def _is_early(self, at_us: int) -> bool:
         """Whether a processing-time timer asks for results so far: windows by the clock have others, at their ends."""
