@@ -9,7 +9,7 @@ from pathlib import Path
 
 from strandline.core.ids import Generation
 from strandline.runtime.watchdog import process_start
-from strandline.spark.fleet import _keepers_here
+from strandline.spark.fleet import _command_of, _keepers_here
 
 
 def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:
@@ -24,3 +24,13 @@ def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path
         finally:
             process.kill()
     assert _keepers_here(local_dir, Generation(7)) == []
+
+
+def test_a_process_is_known_from_its_first_moment() -> None:
+    """While a process takes up its new program, the kernel has no arguments of it: one in a hundred was seen so."""
+    for _ in range(300):
+        with subprocess.Popen(["sleep", "60"]) as process:
+            try:
+                assert _command_of(Path(f"/proc/{process.pid}")) == ["sleep", "60", ""]
+            finally:
+                process.kill()

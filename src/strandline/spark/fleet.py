@@ -27,6 +27,7 @@ from strandline.spark.exchange import Exchange
 from strandline.spark.worker import ControlWorker, EpochWorker, Executor, KeeperRef
 
 _END_S = 5.0
+_EXEC_S = 0.1
 
 Slot = tuple[str, int]
 """An operator's uid and a partition."""
@@ -181,11 +182,23 @@ def _refuse_other_keeper(ack: Ack, before: Ack | None) -> None:
 def _keepers_here(root: Path, generation: Generation) -> list[int]:
     """Return the processes of this machine that are a run's keepers."""
     found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            command = place.read_text(errors="replace").split("\0")
+            command = _command_of(process)
             if command[1:3] == ["-m", "strandline.runtime.keeper"]:
                 listens_at, generation_of = command[3], command[7]
                 if Path(listens_at).parent == root and generation_of == str(generation):
-                    found.append(int(place.parent.name))
+                    found.append(int(process.name))
     return found
+
+
+def _command_of(process: Path) -> list[str]:
+    """Return what a process was started with.
+
+    Between a process' old program and its new one the kernel knows no arguments; then it has a program all the same,
+    which one that has ended, or one of the kernel's, has not.
+    """
+    deadline = time.monotonic() + _EXEC_S
+    while not (command := (process / "cmdline").read_text(errors="replace")) and time.monotonic() < deadline:
+        (process / "exe").readlink()
+    return command.split("\0")
