@@ -14,12 +14,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from strandline.api.aggregates import Aggregate
-from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, WindowKind
-from strandline.core.errors import ConfigurationError
+from strandline.api.windows import Global, Session, WindowKind
 from strandline.format.types import parse_schema
+from strandline.runtime import aggfunctions
 from strandline.runtime.aggregates import Accumulators, FieldSpec
-from strandline.runtime.aggregation import CountedAggregation, RunningAggregation
-from strandline.runtime.aggsessions import SessionAggregation
 from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
 from strandline.runtime.windowing import Rules
@@ -179,28 +177,25 @@ def build(
     from strandline.spark.stream import Stream
 
     probe, keys = keyed._node.probe, keyed._keys
-    ends = kind is not None and not isinstance(kind, Global)
-    _check(keys, ends, given, uid)
-    _check_window(kind, rules, uid)
-    key_ddl = ", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys)
+    aggfunctions.check(kind, rules, keys, given, uid)
+    key_schema = parse_schema(", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys))
     columns, ddls, results = declare(probe, given, uid)
     fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
-    process, cut = _operator(keyed, kind, rules, key_ddl, Accumulators(fields, results))
+    plan = aggfunctions.plan(kind, rules, key_schema, Accumulators(fields, results))
+    cut = _cut_of(kind, rules, plan.operator, keyed._order_by)
     reduction = Reduction(possible=not cut.is_whole)
     step = Partials(keys, cut, columns, ddls, reduction)
     partials = StepNode(step(probe), keyed._node, step)
-    edges = f", {WINDOW_START} timestamp, {WINDOW_END} timestamp" if ends else ""
-    output = parse_schema(key_ddl + edges + "".join(f", {quoted(r.name)} {r.ddl}" for r in results)).ddl
     late: dict[str, Node] = {}
     if rules.late is not None:
         late[rules.late] = LateNode(probe.drop(ORIGIN), keyed._node, kind, rules.lateness_us, uid)
     node = make_operator(
         partials,
-        process,
+        plan.operator,
         uid,
         name=name,
         keys=keys,
-        output=output,
+        output=plan.output,
         order_by=cut.order_by,
         max_parallelism=max_parallelism,
         reduction=reduction,
@@ -209,25 +204,18 @@ def build(
     return Stream(node, node)
 
 
-def _operator(
-    keyed: KeyedStream, kind: WindowKind | None, rules: Rules, key_ddl: str, accumulators: Accumulators
-) -> tuple[ColumnarProcess, Cut]:
-    """Return the keepers' part of an aggregation, and what Spark does before it."""
-    if kind is None:
-        return RunningAggregation(keyed._keys, accumulators), Cut()
+def _cut_of(kind: WindowKind | None, rules: Rules, operator: ColumnarProcess, order_by: tuple[str, ...]) -> Cut:
+    """Return what Spark does before keepers get the rows."""
     if isinstance(kind, Global):
-        assert kind.count is not None
-        cut = Cut(order_by=keyed._order_by, is_whole=True)
-        return CountedAggregation(keyed._keys, accumulators, kind.count), cut
+        return Cut(order_by=order_by, is_whole=True)
+    if kind is None or rules.processing:
+        return Cut()
     if isinstance(kind, Session):
         # Events of one such stretch are less than the gap apart.
-        by = end_of(0, kind.gap_us, kind.gap_us)
         times = {FIRST: Partial(f"min({TIME})", TIME, "min"), LAST: Partial(f"max({TIME})", TIME, "max")}
-        cut = Cut() if rules.processing else Cut(by, columns=times)
-        return SessionAggregation(key_ddl, accumulators, kind, rules), cut
-    windowed = WindowedAggregation(key_ddl, accumulators, kind, rules)
-    pane = end_of(kind.offset_us, windowed.pane_us, windowed.pane_us)
-    return windowed, Cut() if rules.processing else Cut(pane, is_sent=True)
+        return Cut(end_of(0, kind.gap_us, kind.gap_us), columns=times)
+    assert isinstance(operator, WindowedAggregation)
+    return Cut(end_of(kind.offset_us, operator.pane_us, operator.pane_us), is_sent=True)
 
 
 def limit_shuffle(session: Any, parallelism: int) -> None:
@@ -235,41 +223,3 @@ def limit_shuffle(session: Any, parallelism: int) -> None:
     name = "spark.sql.shuffle.partitions"
     if session.conf.get(name) == _DEFAULT_SHUFFLE_PARTITIONS:
         session.conf.set(name, str(parallelism))
-
-
-def _check(keys: tuple[str, ...], ends: bool, given: Mapping[str, Any], uid: str) -> None:
-    if not isinstance(uid, str) or not uid.strip():
-        raise ConfigurationError(
-            "agg() has no uid", hint="give it a name that never changes, for example uid='totals': state is found by it"
-        )
-    if not given:
-        raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
-    for result, aggregate in given.items():
-        if not isinstance(aggregate, Aggregate):
-            raise ConfigurationError(
-                f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
-                hint=f'write {result}=sl.agg.sum("amount")',
-            )
-    taken = [*keys, *((WINDOW_START, WINDOW_END) if ends else ())]
-    for result in given:
-        if result.lower() in [column.lower() for column in taken]:
-            raise ConfigurationError(
-                f"operator '{uid}': the result '{result}' has the name of another column of the output",
-                hint=f"the output has {', '.join(taken)} already: give the result another name",
-            )
-
-
-def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
-    """Refuse what no built-in aggregation can do: calls of Python, or events that Spark has aggregated already."""
-    if isinstance(kind, Global) and (kind.when is not None or rules.early_us):
-        what = "when= runs Python for each event" if kind.when is not None else "Global windows have no early results"
-        raise ConfigurationError(
-            f"operator '{uid}': {what}, and agg() runs none",
-            hint="use fold() or aggregate() of the window, or Global(count=…) alone",
-        )
-    if isinstance(kind, Session) and rules.late is not None:
-        raise ConfigurationError(
-            f"operator '{uid}': agg() of sessions has no late events to give: which they are shows when they have "
-            "been aggregated",
-            hint="leave late= out, they are counted in any case; or use fold(), aggregate() or process()",
-        )

@@ -1,0 +1,91 @@
+"""What users ask of built-in aggregates: checked, and made into an operator and the columns it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.api.aggregates import Aggregate
+from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, WindowKind
+from strandline.core.errors import ConfigurationError
+from strandline.format.types import Field, StructType, TimestampType, parse_type
+from strandline.runtime.aggregates import Accumulators
+from strandline.runtime.aggregation import CountedAggregation, RunningAggregation
+from strandline.runtime.aggsessions import SessionAggregation
+from strandline.runtime.aggwindows import WindowedAggregation
+from strandline.runtime.columnar import ColumnarProcess
+from strandline.runtime.windowing import Rules
+
+
+@dataclass(frozen=True)
+class AggregationPlan:
+    """The keepers' part of an aggregation, and the DDL of what it gives."""
+
+    operator: ColumnarProcess
+    output: str
+
+
+def plan(kind: WindowKind | None, rules: Rules, keys: StructType, accumulators: Accumulators) -> AggregationPlan:
+    """Return the operator of a keyed stream's aggregation, in windows or, without a kind, of everything so far."""
+    bounds = [Field(bound, TimestampType()) for bound in _bounds(kind)]
+    results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
+    output = StructType((*keys.fields, *bounds, *results)).ddl
+    return AggregationPlan(_operator_of(kind, rules, keys, accumulators), output)
+
+
+def _operator_of(
+    kind: WindowKind | None, rules: Rules, keys: StructType, accumulators: Accumulators
+) -> ColumnarProcess:
+    if kind is None:
+        return RunningAggregation(keys.names, accumulators)
+    if isinstance(kind, Global):
+        assert kind.count is not None
+        return CountedAggregation(keys.names, accumulators, kind.count)
+    if isinstance(kind, Session):
+        return SessionAggregation(keys.ddl, accumulators, kind, rules)
+    return WindowedAggregation(keys.ddl, accumulators, kind, rules)
+
+
+def _bounds(kind: WindowKind | None) -> tuple[str, ...]:
+    return () if kind is None or isinstance(kind, Global) else (WINDOW_START, WINDOW_END)
+
+
+def check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Mapping[str, Any], uid: str) -> None:
+    """Refuse what cannot be an aggregation."""
+    if not isinstance(uid, str) or not uid.strip():
+        raise ConfigurationError(
+            "agg() has no uid", hint="give it a name that never changes, for example uid='totals': state is found by it"
+        )
+    if not given:
+        raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
+    for result, aggregate in given.items():
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigurationError(
+                f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
+                hint=f'write {result}=sl.agg.sum("amount")',
+            )
+    taken = [*keys, *_bounds(kind)]
+    for result in given:
+        if result.lower() in [column.lower() for column in taken]:
+            raise ConfigurationError(
+                f"operator '{uid}': the result '{result}' has the name of another column of the output",
+                hint=f"the output has {', '.join(taken)} already: give the result another name",
+            )
+    _check_window(kind, rules, uid)
+
+
+def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
+    """Refuse what no built-in aggregation can do: calls of Python, or events that Spark has aggregated already."""
+    if isinstance(kind, Global) and (kind.when is not None or rules.early_us):
+        what = "when= runs Python for each event" if kind.when is not None else "Global windows have no early results"
+        raise ConfigurationError(
+            f"operator '{uid}': {what}, and agg() runs none",
+            hint="use fold() or aggregate() of the window, or Global(count=…) alone",
+        )
+    if isinstance(kind, Session) and rules.late is not None:
+        raise ConfigurationError(
+            f"operator '{uid}': agg() of sessions has no late events to give: which they are shows when they have "
+            "been aggregated",
+            hint="leave late= out, they are counted in any case; or use fold(), aggregate() or process()",
+        )
