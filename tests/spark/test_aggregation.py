@@ -12,7 +12,11 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
+from strandline.core.errors import ConfigurationError
+from strandline.format.types import parse_schema, parse_type
 from strandline.spark.aggregation import Reduction
+from strandline.spark.partials import declare
+from strandline.testing.partials import make_result
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -217,3 +221,42 @@ def test_what_cannot_be_aggregated_is_said_before_the_start(spark: Any, case: Ca
     assert keyed.sum("v", uid="n").columns == ["k", "v"]
     assert timed.window(sl.Tumbling("1s")).count(uid="n").columns == ["k", "window_start", "window_end", "count"]
     assert keyed.window(sl.Global(count=3)).count(uid="n").columns == ["k", "count"]
+
+
+COLUMNS = [
+    "boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(10,2)", "decimal(38,10)",
+    "decimal(30,29)", "string", "binary", "date", "timestamp", "timestamp_ntz", "array<int>", "struct<a: int, b: string>",
+]  # fmt: skip
+OF_A_COLUMN = [
+    sl.agg.count, sl.agg.sum, sl.agg.avg, sl.agg.min, sl.agg.max, sl.agg.stddev, sl.agg.var_pop, sl.agg.first,
+    sl.agg.last, sl.agg.collect_list, sl.agg.collect_set, sl.agg.count_distinct, sl.agg.approx_count_distinct,
+    lambda column: sl.agg.first(column, ignore_nulls=True), lambda column: sl.agg.max_by(column, "c0"),
+    lambda column: sl.agg.min_by("c0", column), lambda column: sl.agg.approx_percentile(column, 0.5),
+    lambda column: sl.agg.approx_percentile(column, [0.1, 0.9]),
+]  # fmt: skip
+
+
+def test_the_harness_has_the_types_of_spark(spark: Any) -> None:
+    ddl = ", ".join(f"c{at} {kind}" for at, kind in enumerate(COLUMNS))
+    probe, schema = spark.createDataFrame([], ddl), parse_schema(ddl)
+    for make in OF_A_COLUMN:
+        for at, kind in enumerate(COLUMNS):
+            aggregate = make(f"c{at}")
+            ours = outcome(lambda a=aggregate: make_result("r", a, schema, "op"))
+            theirs = outcome(lambda a=aggregate: declare(probe, {"r": a}, "op"))
+            if isinstance(ours, str):
+                # Spark reads numbers out of texts.
+                assert ours == theirs or ("expected a number" in ours and kind not in ("int", "float", "decimal(10,2)"))
+                continue
+            columns, ddls, results = theirs
+            assert parse_type(results[0].ddl) == ours.type, (aggregate, kind)
+            made = [(parse_type(ddls[name]), columns[name].merge) for name in results[0].fields]
+            assert made == [(part.type, part.merge) for part in ours.parts], (aggregate, kind)
+
+
+def outcome(make: Any) -> Any:
+    """Return what a function returns, or what it says is wrong."""
+    try:
+        return make()
+    except ConfigurationError as error:
+        return error.message

@@ -48,6 +48,12 @@ class Aggregate:
                     else f'write sl.agg.{self.kind}("amount")',
                 )
 
+    @property
+    def ranks(self) -> tuple[float, ...]:
+        """Of percentiles: which."""
+        wanted = self.percentage
+        return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+
 
 def count(column: str | None = None) -> Aggregate:
     """How many events there are; with a column, how many of them have a value in it."""

@@ -9,13 +9,30 @@ from typing import Any
 from strandline.api.aggregates import Aggregate
 from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import Field, StructType, TimestampType, parse_type
+from strandline.format.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    Field,
+    FloatType,
+    IntegralType,
+    MapType,
+    StructType,
+    TimestampType,
+    parse_type,
+)
 from strandline.runtime.aggregates import Accumulators
 from strandline.runtime.aggregation import CountedAggregation, RunningAggregation
 from strandline.runtime.aggsessions import SessionAggregation
 from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
 from strandline.runtime.windowing import Rules
+
+NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
+COMPARING = ("max_by", "min_by")
+"""Aggregates that give a value of the event whose other value is the greatest or least."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +106,24 @@ def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
             "been aggregated",
             hint="leave late= out, they are counted in any case; or use fold(), aggregate() or process()",
         )
+
+
+def check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
+    """Refuse columns that keepers cannot compare, or that have no percentiles."""
+    if aggregate.kind in ("min", "max", *COMPARING):
+        fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
+    elif aggregate.kind == "approx_percentile":
+        fits, expected = isinstance(kind, (*NUMBERS, DateType, TimestampType)), "a number, a date or a timestamp"
+    else:
+        return
+    if not fits:
+        of = aggregate.by or aggregate.column
+        raise ConfigurationError(
+            f"operator '{uid}': {aggregate.kind} of '{of}' is over {kind.ddl}, expected {expected}"
+        )
+
+
+def _is_ordered(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_ordered(field.type) for field in kind.fields)
+    return not isinstance(kind, ArrayType | MapType)

@@ -65,7 +65,7 @@ class WindowedAggregation(ColumnarProcess):
         width = len(self._keys.fields)
         columns = rows.columns[width:]
         if self._processing:
-            ends = np.full(len(rows.groups), self._pane_of(self._reached(scope)))
+            ends = np.full(len(rows.groups), self.pane_of(self._reached(scope)))
         else:
             ends = columns.pop(0).to_numpy()
         counts = columns.pop(0).to_numpy()
@@ -223,7 +223,7 @@ class WindowedAggregation(ColumnarProcess):
 
     # -- windows are aligned; what is said of a pane is said of its end
 
-    def _pane_of(self, time_us: int) -> int:
+    def pane_of(self, time_us: Any) -> Any:
         """Return the end of the pane that a time is in."""
         return time_us - (time_us - self._offset) % self.pane_us + self.pane_us
 

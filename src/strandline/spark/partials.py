@@ -8,26 +8,19 @@ from dataclasses import dataclass
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    DateType,
-    DecimalType,
-    MapType,
-    NumericType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, DataType, DateType, DecimalType, TimestampType
 
 from strandline.api.aggregates import Aggregate
 from strandline.core.errors import ConfigurationError
-from strandline.runtime import sketches
+from strandline.format.types import DataType as OwnType
+from strandline.format.types import parse_type
+from strandline.runtime import aggfunctions, sketches
+from strandline.runtime.aggfunctions import COMPARING
 from strandline.runtime.aggregates import ResultSpec
 from strandline.spark.ddl import ddl_of, first_line, quoted
 from strandline.spark.times import visible
 
 _PARTIAL = "__strandline_partial"
-_BY = ("max_by", "min_by")
 
 
 @dataclass(frozen=True)
@@ -52,9 +45,9 @@ def declare(
         by = _sql(probe, aggregate.by)
         partials = _partials(aggregate, column, by, kind)
         compared = _type_of(probe, f"max({by})", result, uid) if aggregate.by else kind
-        _check_type(aggregate, compared, uid)
+        aggfunctions.check_type(aggregate, _known(_element(aggregate, compared), result, uid), uid)
         # The columns of moments and of sketches belong together; others can be shared one by one.
-        together = partials[0].merge.startswith(("moments", *_BY, *sketches.KINDS))
+        together = partials[0].merge.startswith(("moments", *COMPARING, *sketches.KINDS))
         parts = [tuple(partials)] if together else [(partial,) for partial in partials]
         fields: list[str] = []
         for part in parts:
@@ -62,31 +55,20 @@ def declare(
                 names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
                 columns.update(zip(names[part], part, strict=True))
             fields += names[part]
-        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields), _ranks(aggregate)))
+        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields), aggregate.ranks))
     ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
     return columns, ddls, results
 
 
-def _check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
-    """Refuse columns that keepers cannot compare, or that have no percentiles."""
-    of = aggregate.by or aggregate.column
-    if aggregate.kind in ("min", "max", *_BY):
-        fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
-    elif aggregate.kind == "approx_percentile":
-        kind = _element(kind)
-        fits, expected = isinstance(kind, NumericType | DateType | TimestampType), "a number, a date or a timestamp"
-    else:
-        return
-    if not fits:
+def _known(kind: DataType, result: str, uid: str) -> OwnType:
+    """Return Spark's type as ours."""
+    try:
+        return parse_type(ddl_of(kind))
+    except ConfigurationError:
         raise ConfigurationError(
-            f"operator '{uid}': {aggregate.kind} of '{of}' is over {kind.simpleString()}, expected {expected}"
-        )
-
-
-def _is_ordered(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return all(_is_ordered(field.dataType) for field in kind.fields)
-    return not isinstance(kind, ArrayType | MapType)
+            f"operator '{uid}': the aggregate '{result}' is over {kind.simpleString()}, which state cannot hold",
+            hint="cast the column, for example to a number",
+        ) from None
 
 
 def _partials(aggregate: Aggregate, c: str, by: str, type: DataType) -> list[Partial]:
@@ -106,7 +88,7 @@ def _partials(aggregate: Aggregate, c: str, by: str, type: DataType) -> list[Par
             Partial(f"avg({number})", number, "moments"),
             Partial(squares, "0D", "moments"),
         ]
-    if kind in _BY:
+    if kind in COMPARING:
         # Where there is nothing to compare, the value does not count.
         return [
             Partial(f"{kind}({c}, {by})", f"if({by} is null, null, {c})", kind),
@@ -123,7 +105,7 @@ def _partials(aggregate: Aggregate, c: str, by: str, type: DataType) -> list[Par
         # Of the hash, since Spark's sketches take few types themselves.
         return _sketched(f"if({c} is null, null, xxhash64({c}))", "hll_sketch_agg", sketches.DISTINCT, aggregate.error)
     if kind == "approx_percentile":
-        number = f"nanvl({_as_double(c, _element(type))}, null)"
+        number = f"nanvl({_as_double(c, _element(aggregate, type))}, null)"
         return _sketched(number, "kll_sketch_agg_double", sketches.QUANTILES, aggregate.error)
     return [Partial(f"{kind}({c})", c, kind)]
 
@@ -146,13 +128,9 @@ def _as_double(c: str, type: DataType) -> str:
     return f"cast(unix_date({c}) as double)" if isinstance(type, DateType) else f"cast({c} as double)"
 
 
-def _element(type: DataType) -> DataType:
-    return type.elementType if isinstance(type, ArrayType) else type
-
-
-def _ranks(aggregate: Aggregate) -> tuple[float, ...]:
-    wanted = aggregate.percentage
-    return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+def _element(aggregate: Aggregate, type: DataType) -> DataType:
+    """Return the type of the column, of percentiles: several are an array."""
+    return type.elementType if isinstance(aggregate.percentage, tuple) and isinstance(type, ArrayType) else type
 
 
 def _whole(aggregate: Aggregate, c: str) -> str:
@@ -160,7 +138,7 @@ def _whole(aggregate: Aggregate, c: str) -> str:
     names = {"stddev": "stddev_samp", "variance": "var_samp"}
     if aggregate.kind == "count_distinct":
         return f"count(distinct {c})"
-    if aggregate.kind in _BY:
+    if aggregate.kind in COMPARING:
         return f"{aggregate.kind}({c}, 1)"
     if aggregate.kind == "approx_percentile":
         return f"approx_percentile({c}, {'array(0.5D)' if isinstance(aggregate.percentage, tuple) else '0.5D'})"

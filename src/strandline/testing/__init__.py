@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from strandline.testing.aggregates import agg
 from strandline.testing.harness import Harness, Snapshot
 from strandline.testing.rows import Right
 from strandline.testing.windows import window
 
-__all__ = ["Harness", "Right", "Snapshot", "window"]
+__all__ = ["Harness", "Right", "Snapshot", "agg", "window"]

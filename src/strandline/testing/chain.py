@@ -13,6 +13,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.runtime.program import Program
 from strandline.testing.operator import Operator
+from strandline.testing.plans import Before
 from strandline.testing.program import side_of
 from strandline.testing.rows import RawRows, Rows
 from strandline.testing.times import Times
@@ -31,9 +32,9 @@ class Chain:
 
     # -- life
 
-    def add(self, program: Program, reads: int) -> None:
+    def add(self, program: Program, before: Before | None, reads: int) -> None:
         """Add an operator that reads the output `reads` of the one before, and open it."""
-        operator = Operator(program, self._directory / str(len(self._operators)), reads)
+        operator = Operator(program, self._directory / str(len(self._operators)), before, reads)
         operator.open(None)
         self._operators.append(operator)
 

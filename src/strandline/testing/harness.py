@@ -15,11 +15,11 @@ from strandline.core.settings import BACKENDS, BackendName
 from strandline.format.scalars import us_to_timestamp
 from strandline.testing.chain import Chain, Output
 from strandline.testing.pairs import check_one_stream, streams_of
+from strandline.testing.plans import Prepared
 from strandline.testing.program import Input, Wanted, make_program, side_of
 from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import Told
 from strandline.testing.times import Times
-from strandline.testing.windows import Windowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Harness:
     Rules have no key, no event time unless `right_event_time` says which, and apply in the order of the columns
     `order_by`, then as in a job.
 
-    A function of windows is made by `window`, and its columns come by themselves: there is no `output`.
+    A function of windows is made by `window`, built-in aggregates by `agg` or by a window's methods; their columns come
+    by themselves: there is no `output`.
 
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
@@ -80,7 +81,7 @@ class Harness:
 
     def __init__(
         self,
-        process: KeyedProcess | KeyedBatchProcess | Windowed,
+        process: KeyedProcess | KeyedBatchProcess | Prepared,
         *,
         schema: str,
         key: str | Sequence[str],
@@ -113,7 +114,7 @@ class Harness:
 
     def then(
         self,
-        process: KeyedProcess | KeyedBatchProcess | Windowed,
+        process: KeyedProcess | KeyedBatchProcess | Prepared,
         *,
         key: str | Sequence[str],
         output: str | None = None,
@@ -259,8 +260,8 @@ class Harness:
 
     def _add(self, wanted: Wanted, read: Input, reads: int = 0) -> None:
         try:
-            program = make_program(wanted, read, self._backend, self._parallelism)
-            self._chain.add(program, reads)
+            program, before = make_program(wanted, read, self._backend, self._parallelism)
+            self._chain.add(program, before, reads)
         except BaseException:
             self.close()
             raise

@@ -22,6 +22,7 @@ from strandline.format.keys import KeyCodec
 from strandline.format.murmur import key_group
 from strandline.format.types import parse_schema, parse_type
 from strandline.format.values import ValueCodec
+from strandline.runtime.columnar import ColumnarProcess
 from strandline.runtime.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.opening import open_backend
 from strandline.runtime.outputs import FIRED, TIME
@@ -30,6 +31,7 @@ from strandline.runtime.task import Task
 from strandline.runtime.timers import is_due
 from strandline.runtime.vectors import BatchKeys, VectorValueHandle
 from strandline.runtime.windowing import WindowOperator
+from strandline.testing.plans import Before
 from strandline.testing.rows import RawRows, Rows
 from strandline.testing.times import Times
 
@@ -47,8 +49,9 @@ class _Opened:
 class Operator:
     """A process function bound to its state, with no process but this one."""
 
-    def __init__(self, program: Program, directory: Path, reads: int) -> None:
+    def __init__(self, program: Program, directory: Path, before: Before | None, reads: int) -> None:
         self.program = program
+        self._before = before
         self.reads = reads
         """Which output of the operator before it reads: 0 for the main one."""
         self._directory = directory
@@ -106,6 +109,8 @@ class Operator:
     def run(self, epoch: Epoch, times: Times, rows: Rows | None) -> RawRows:
         """Process an epoch up to where it could be committed; None: it has no rows."""
         batches: list[pa.RecordBatch] = []
+        if rows is not None and self._before is not None:
+            rows = self._before.change(rows)
         parts = self._divide(rows) if rows is not None else [None] * len(self._partitions)
         for each, part in zip(self._partitions, parts, strict=True):
             each.task.begin(epoch, times.watermark_us, times.now_us, times.fired_us)
@@ -149,10 +154,10 @@ class Operator:
 
     def state(self, key: Any) -> dict[str, Any]:
         """Return the states of a key, by name."""
-        if isinstance(self._partitions[0].process, WindowOperator):
+        if isinstance(self._partitions[0].process, WindowOperator | ColumnarProcess):
             raise ConfigurationError(
-                f"operator '{self.program.uid}': what windows keep is not for tests to rely on",
-                hint="look at what they give, at side() and at timers(); early= gives results so far",
+                f"operator '{self.program.uid}': what windows and built-in aggregates keep is not for tests to rely on",
+                hint="look at what they give, at side() and at timers(); early= of windows gives results so far",
             )
         key, group, each = self._find(key)
         each.task.store.turn_to(group, key)

@@ -18,10 +18,10 @@ from strandline.format.columns import to_arrow_type
 from strandline.format.types import Field, StructType
 from strandline.runtime.joins import LEFT, RIGHT, check_inputs
 from strandline.runtime.program import check_process
+from strandline.testing.plans import Prepared
 from strandline.testing.program import Input, checked_keys
 from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import OneStream, Stream, Told
-from strandline.testing.windows import Windowed
 
 
 class TwoStreams:
@@ -85,7 +85,7 @@ def streams_of(
     process: Any, uid: str, left: Told, right: Told, order_by: Sequence[str] | str | None
 ) -> OneStream | TwoStreams:
     """Return the streams of a function; where there is no right one, its schema is empty."""
-    if not isinstance(process, Windowed):
+    if not isinstance(process, Prepared):
         check_process(process, uid)
     if isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
         if not right.schema:

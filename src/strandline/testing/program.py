@@ -11,7 +11,7 @@ from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.core.settings import BackendName
 from strandline.format.types import StructType, parse_schema
 from strandline.runtime.program import Program, check_process, check_sides, pickle_process, state_infos
-from strandline.testing.windows import Windowed
+from strandline.testing.plans import Before, Planned, Prepared
 
 _PARTITION_MEMORY_BYTES = 64 << 20
 _LIMIT_BYTES = 10 << 20
@@ -41,25 +41,26 @@ class Input:
     broadcast_order: Sequence[str] = ()
 
 
-def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism: int) -> Program:
-    """Return the program of an operator that reads this."""
+def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism: int) -> tuple[Program, Before | None]:
+    """Return the program of an operator that reads this, and what becomes of its rows before."""
     uid, schema = wanted.uid, parse_schema(reads.schema)
     keys = checked_keys(wanted.key, schema, f"operator '{uid}': its key")
-    process, output, sides = _function(wanted, schema, keys, timed=reads.timed)
+    planned = _planned(wanted, schema, keys, timed=reads.timed)
+    process, sides, before = planned.operator, planned.sides, planned.before
     check_process(process, uid)
     check_sides(process, uid, sides)
     state_infos(process)
     most = wanted.max_parallelism or default_max_parallelism(parallelism)
     check_parallelism(uid, parallelism, most)
-    return Program(
+    program = Program(
         job="harness",
         generation=1,
         uid=uid,
         name=type(process).__name__,
         process=pickle_process(process, uid),
         key_columns=keys,
-        input_schema=reads.schema,
-        output_schema=parse_schema(output).ddl,
+        input_schema=reads.schema if before is None else before.schema,
+        output_schema=parse_schema(planned.output).ddl,
         sides={name: parse_schema(ddl).ddl for name, ddl in sides.items()},
         parallelism=parallelism,
         max_parallelism=most,
@@ -76,26 +77,24 @@ def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism
         origins=reads.origins,
         broadcast_order=list(reads.broadcast_order),
     )
+    return program, before
 
 
-def _function(
-    wanted: Wanted, schema: StructType, keys: Sequence[str], *, timed: bool
-) -> tuple[Any, str, Mapping[str, str]]:
-    """Return the process function, its output and its side outputs: of windows, they are known."""
+def _planned(wanted: Wanted, schema: StructType, keys: Sequence[str], *, timed: bool) -> Planned:
+    """Return the process function, its output and its side outputs: of windows and aggregates, they are known."""
     uid, process = wanted.uid, wanted.process
-    if isinstance(process, Windowed):
+    if isinstance(process, Prepared):
         if wanted.output is not None or wanted.sides is not None:
             raise ConfigurationError(
-                f"operator '{uid}': output or sides was given, and a window's function has its own",
+                f"operator '{uid}': output or sides was given, and windows and aggregates have their own",
                 hint="leave them out: window(…, late=name) gives a side output of the input's columns",
             )
-        plan = process.plan(schema, keys, uid, timed=timed)
-        return plan.operator, plan.output, plan.sides
+        return process.plan(schema, keys, uid, timed=timed)
     if wanted.output is None:
         raise ConfigurationError(
             f"operator '{uid}': it is not said which columns its rows have", hint='give output="user string, n bigint"'
         )
-    return process, wanted.output, wanted.sides or {}
+    return Planned(process, wanted.output, wanted.sides or {})
 
 
 def side_of(program: Program, name: str) -> int:

@@ -38,6 +38,13 @@ class Rows:
     for_all: pa.Array | None = None
     """Which rows go to every partition."""
 
+    def only(self, chosen: pa.Array) -> Rows:
+        """Return some of the rows, by a mask."""
+        hidden = (self.times, self.fired, self.origins, self.for_all)
+        return Rows(
+            [c.filter(chosen) for c in self.columns], *(None if h is None else h.filter(chosen) for h in hidden)
+        )
+
 
 class Events:
     """Checks the events of a test against the stream's schema."""

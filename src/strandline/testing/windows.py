@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strandline.api.aggregates import Aggregate
 from strandline.api.windows import WindowKind
-from strandline.core.errors import ConfigurationError
 from strandline.format.types import StructType
 from strandline.runtime import windowfunctions
-from strandline.runtime.windowfunctions import WindowFunction, WindowPlan
+from strandline.runtime.windowfunctions import WindowFunction
 from strandline.runtime.windowing import Rules
+from strandline.testing.aggregates import Aggregated
+from strandline.testing.plans import Planned, Prepared, check_timed
 
 
 def window(
@@ -40,22 +42,20 @@ def window(
 
 
 @dataclass(frozen=True, slots=True)
-class Windowed:
-    """A function of windows, before it is known which stream it is for."""
+class Windowed(Prepared):
+    """A function of windows."""
 
     kind: WindowKind
     rules: Rules
     make: Callable[[StructType, Sequence[str], str], WindowFunction]
     """Gets the stream's schema, its keys and the operator's uid."""
 
-    def plan(self, schema: StructType, keys: Sequence[str], uid: str, *, timed: bool) -> WindowPlan:
+    def plan(self, schema: StructType, keys: Sequence[str], uid: str, *, timed: bool) -> Planned:
         """Return the operator on a stream."""
-        if windowfunctions.follows_event_time(self.kind, self.rules) and not timed:
-            raise ConfigurationError(
-                f"Harness: {type(self.kind).__name__} windows need the events' times, and there is no event time",
-                hint='say which column has it: Harness(…, event_time="ts"), or take window(…, time="processing")',
-            )
-        return windowfunctions.plan_windows(self.kind, self.rules, self.make(schema, keys, uid), schema, keys, uid)
+        check_timed(self.kind, self.rules, timed=timed)
+        function = self.make(schema, keys, uid)
+        plan = windowfunctions.plan_windows(self.kind, self.rules, function, schema, keys, uid)
+        return Planned(plan.operator, plan.output, plan.sides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,30 @@ class Windows:
     def process(self, function: Callable[[Any, Any, list[Any]], Iterable[Any] | None], output: str) -> Windowed:
         """Keep each window's events and call `function(key, window, events)` with all of them."""
         return self._with(lambda schema, keys, uid: windowfunctions.process(schema, function, output))
+
+    def agg(self, results: Mapping[str, Aggregate] | None = None, /, **more: Aggregate) -> Aggregated:
+        """Compute built-in aggregates of each window's events, over columns of the stream."""
+        return Aggregated(self.kind, self.rules, {**(results or {}), **more})
+
+    def count(self) -> Aggregated:
+        """Count each window's events into the column `count`."""
+        return self.agg(count=Aggregate("count"))
+
+    def sum(self, column: str) -> Aggregated:
+        """Add up a column; the sum has its name."""
+        return self.agg({column: Aggregate("sum", column)})
+
+    def avg(self, column: str) -> Aggregated:
+        """Compute a column's mean, which has its name."""
+        return self.agg({column: Aggregate("avg", column)})
+
+    def min(self, column: str) -> Aggregated:
+        """Find a column's least value, which has its name."""
+        return self.agg({column: Aggregate("min", column)})
+
+    def max(self, column: str) -> Aggregated:
+        """Find a column's greatest value, which has its name."""
+        return self.agg({column: Aggregate("max", column)})
 
     def _with(self, make: Callable[[StructType, Sequence[str], str], WindowFunction]) -> Windowed:
         return Windowed(self.kind, self.rules, make)

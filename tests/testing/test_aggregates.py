@@ -1,0 +1,218 @@
+"""The harness with built-in aggregates."""
+
+from __future__ import annotations
+
+import datetime as dt
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+import strandline as sl
+from strandline.core.errors import ConfigurationError
+from strandline.testing import Harness, agg, window
+from tests.runtime.bench import KINDS
+
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+SCHEMA = "k string, v bigint, x double, d decimal(10,2), s string, ts timestamp"
+GIVEN = {
+    "n": sl.agg.count(), "vn": sl.agg.count("v"), "total": sl.agg.sum("v"), "xs": sl.agg.sum("x"),
+    "ds": sl.agg.sum("d"), "mean": sl.agg.avg("v"), "dmean": sl.agg.avg("d"), "lo": sl.agg.min("s"),
+    "hi": sl.agg.max("ts"), "dev": sl.agg.stddev("v"), "var": sl.agg.var_pop("x"), "of_most": sl.agg.max_by("s", "v"),
+    "of_least": sl.agg.min_by("v", "d"), "list": sl.agg.collect_list("v"), "set": sl.agg.collect_set("s"),
+    "kinds": sl.agg.count_distinct("d"), "about": sl.agg.approx_count_distinct("s"),
+    "median": sl.agg.approx_percentile("v", 0.5), "ends": sl.agg.approx_percentile("d", [0.0, 1.0]),
+}  # fmt: skip
+TIMED: dict[str, Any] = {"schema": SCHEMA, "key": "k", "event_time": "ts"}
+
+
+def at(seconds: float) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+def event(k: str, second: float | None, v: int | None = 1) -> dict[str, Any]:
+    """Return an event whose columns but the time follow from `v`; all are null where that is."""
+    ts = None if second is None else at(second)
+    if v is None:
+        return {"k": k, "ts": ts}
+    return {"k": k, "v": v, "x": v / 2, "d": Decimal(v) / 4, "s": f"s{v:03d}", "ts": ts}
+
+
+def expected(events: Iterable[dict[str, Any]]) -> tuple[Any, ...]:
+    """Return what GIVEN is of some events."""
+    events = list(events)
+    vs = [e["v"] for e in events if "v" in e]
+    ds = sum((Decimal(v) / 4 for v in vs), Decimal(0))
+    some = bool(vs)
+    return (
+        len(events), len(vs), sum(vs) if some else None, sum(v / 2 for v in vs) if some else None,
+        ds if some else None, statistics.mean(vs) if some else None,
+        (ds / len(vs)).quantize(Decimal("0.000001"), "ROUND_HALF_UP") if some else None,
+        f"s{min(vs):03d}" if some else None, max((e["ts"] for e in events if e["ts"] is not None), default=None),
+        statistics.stdev(vs) if len(vs) > 1 else None, statistics.pvariance([v / 2 for v in vs]) if some else None,
+        f"s{max(vs):03d}" if some else None, min(vs, default=None), vs, {f"s{v:03d}" for v in vs}, len(set(vs)),
+        len(set(vs)), sorted(vs)[(len(vs) - 1) // 2] if some else None,
+        [Decimal(min(vs)) / 4, Decimal(max(vs)) / 4] if some else None,
+    )  # fmt: skip
+
+
+def comparable(row: Iterable[Any]) -> tuple[Any, ...]:
+    """Return a row without what may differ: the last digits of doubles, and the order of lists."""
+    return tuple(round(v, 9) if isinstance(v, float) else sorted(v) if isinstance(v, list | set) else v for v in row)
+
+
+def results(row: Any) -> tuple[Any, ...]:
+    return comparable(row[-len(GIVEN) :])
+
+
+EVENTS = st.lists(
+    st.builds(
+        event, st.sampled_from("ab"), st.integers(0, 60), st.none() | st.integers(0, 30)
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@pytest.mark.hypothesis
+@given(st.lists(EVENTS, max_size=5), st.sampled_from(KINDS), st.integers(1, 3))
+def test_running_aggregates_are_of_everything_so_far(epochs: Any, kind: Any, parallelism: int) -> None:
+    seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with Harness(agg(GIVEN), schema=SCHEMA, key="k", backend=kind, parallelism=parallelism) as h:
+        for number, events in enumerate(epochs):
+            rows = h.push(*events)
+            for one in events:
+                seen[one["k"]].append(one)
+            assert {row.k: results(row) for row in rows} == {
+                k: comparable(expected(seen[k])) for k in {e["k"] for e in events}
+            }
+            if number % 2:
+                h.snapshot()
+                h.push(event("a", 1, 7))
+                h.crash()
+
+
+@pytest.mark.hypothesis
+@given(st.lists(EVENTS, max_size=4))
+def test_windows_are_those_of_their_events(epochs: Any) -> None:
+    wanted: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    with Harness(window(sl.Sliding("20s", every="10s")).agg(GIVEN), **TIMED) as h:
+        for events in epochs:
+            h.push(*events)
+            for one in events:
+                second = int((one["ts"] - START).total_seconds()) // 10 * 10
+                for start in (second - 10, second):
+                    wanted[one["k"], at(start)].append(one)
+        h.snapshot()
+        h.crash()
+        rows = h.advance_watermark(at(100))
+    assert {(row.k, row.window_start): results(row) for row in rows} == {
+        of: comparable(expected(events)) for of, events in wanted.items()
+    }
+    assert all(row.window_end - row.window_start == dt.timedelta(seconds=20) for row in rows)
+
+
+TOTALS = {"n": sl.agg.count(), "total": sl.agg.sum("v")}
+
+
+def seconds(rows: Iterable[Any]) -> list[Any]:
+    return sorted(tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in rows)
+
+
+def test_sessions_merge() -> None:
+    with Harness(window(sl.Session("10s"), lateness="5s").agg(TOTALS), **TIMED) as h:
+        h.push(event("a", 0, 1), event("a", 15, 2), event("b", 3, 4), event("a", None, 100))
+        h.push(event("a", 8, 8))
+        assert seconds(h.advance_watermark(at(26))) == [("a", 0, 25, 3, 11), ("b", 3, 13, 1, 4)]
+        assert seconds(h.push(event("a", 20, 16), event("b", 4, 32))) == []
+        assert h.late_rows == 1
+        assert seconds(h.advance_watermark(at(60))) == [("a", 0, 30, 4, 27)]
+
+
+def test_late_events_change_the_result_or_are_counted() -> None:
+    with Harness(window(sl.Tumbling("10s"), lateness="5s").sum("v"), **TIMED, watermark="0s") as h:
+        h.push(event("a", 3, 1), event("a", 12, 2))
+        assert seconds(h.tick()) == [("a", 0, 10, 1)]
+        assert seconds(h.push(event("a", 4, 4))) == [("a", 0, 10, 5)]
+        h.push(event("a", 15, 8))
+        h.push(event("a", 5, 16), event("a", None))
+        assert h.late_rows == 1
+        assert seconds(h.advance_watermark(at(20))) == [("a", 10, 20, 10)]
+
+
+def test_windows_by_count_and_by_the_clock() -> None:
+    with Harness(window(sl.Global(count=2)).agg(TOTALS), schema=SCHEMA, key="k") as h:
+        assert h.push(event("a", None, 1), event("a", None, 2), event("a", None, 4)) == [("a", 2, 3)]
+        assert h.push(event("b", None, 8), event("a", None, 16)) == [("a", 2, 20)]
+    with Harness(window(sl.Tumbling("10s"), time="processing").count(), schema=SCHEMA, key="k") as h:
+        assert h.push(event("a", 100), event("b", 1), event("a", None)) == []
+        assert seconds(h.advance_clock("10s")) == [("a", 0, 10, 2), ("b", 0, 10, 1)]
+
+
+def test_results_so_far() -> None:
+    with Harness(window(sl.Tumbling("1h"), early="10s").agg(TOTALS), **TIMED) as h:
+        h.push(event("a", 3, 1), event("a", 12, 2))
+        assert seconds(h.advance_clock("10s")) == [("a", 0, 3600, 2, 3)]
+        assert h.advance_clock("10s") == []
+
+
+class Loud(sl.KeyedProcess):
+    """Passes on events above a limit, in upper case."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        if event.v > 1:
+            yield {"s": event.s.upper(), "v": event.v}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_as_a_later_operator(kind: Any) -> None:
+    first = Harness(Loud(), **TIMED, watermark="0s", output="s string, v bigint", backend=kind, parallelism=2)
+    with first.then(window(sl.Tumbling("10s")).sum("v"), key="s", uid="sums") as h:
+        h.push(event("a", 3, 5), event("b", 4, 5), event("a", 5, 1), event("a", 11, 7))
+        assert seconds(h.tick()) == [("S005", 0, 10, 10)]
+
+
+@pytest.mark.parametrize(
+    ("make", "where", "message"),
+    [
+        (lambda: agg(), {}, "operator 'operator': agg() was given no aggregate"),
+        (
+            lambda: agg(total=sl.agg.sum("v * 2")), {},
+            "operator 'operator': the aggregate 'total' is over 'v * 2', and the columns are k, v, x, d, s, ts",
+        ),
+        (lambda: agg(total=sl.agg.sum("s")), {}, "operator 'operator': sum of 's' is over string, expected a number"),
+        (
+            lambda: agg(p=sl.agg.approx_percentile("s", 0.5)), {},
+            "operator 'operator': approx_percentile of 's' is over string, expected a number, a date or a timestamp",
+        ),
+        (
+            lambda: window(sl.Tumbling("10s")).count(), {},
+            "Harness: Tumbling windows need the events' times, and there is no event time",
+        ),
+        (
+            lambda: window(sl.Tumbling("10s"), late="late").count(), {"event_time": "ts"},
+            "operator 'operator': late= was given, and late events of built-in aggregates are Spark's to find",
+        ),
+        (
+            lambda: agg(n=sl.agg.count()), {"output": "k string, n bigint"},
+            "operator 'operator': output or sides was given, and windows and aggregates have their own",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be(make: Any, where: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Harness(make(), schema=SCHEMA, key="k", **where)
+    assert caught.value.message == message
+
+
+def test_state_is_not_shown_and_the_directory_goes(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with Harness(agg(n=sl.agg.count()), schema=SCHEMA, key="k") as h, pytest.raises(ConfigurationError) as caught:
+        h.state("a")
+    assert "built-in aggregates" in caught.value.message
+    assert list(tmp_path.iterdir()) == []
