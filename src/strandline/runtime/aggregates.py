@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.api.windows import WINDOW_END, WINDOW_START
 from strandline.format.columns import conform, to_arrow_type
 from strandline.format.types import parse_type
 from strandline.runtime import grouping, sketches
-from strandline.runtime.grouping import Groups
+from strandline.runtime.grouping import Groups, Numbers
 
 _LARGEST = np.nextafter(2.0**63, 0.0)
 _WIDE = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
@@ -80,6 +81,16 @@ class Accumulators:
             _result(spec, [by_name[name] for name in spec.fields], how[spec.fields[0]], kind)
             for spec, kind in zip(self.results, self._result_types, strict=True)
         ]
+
+
+def results_of(
+    keys: Mapping[str, pa.Array], start_us: Numbers, end_us: Numbers, accumulators: Accumulators, of: Sequence[pa.Array]
+) -> tuple[pa.RecordBatch, pa.Array]:
+    """Return the results of windows as rows, and their times: the last ones in the windows."""
+    start, end = (pa.array(at, pa.timestamp("us", "UTC")) for at in (start_us, end_us))
+    results = zip((result.name for result in accumulators.results), accumulators.give(of), strict=True)
+    columns = {**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)}
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(end_us - 1)
 
 
 def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:

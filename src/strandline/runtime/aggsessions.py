@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.states import State, Value
-from strandline.api.windows import WINDOW_END, WINDOW_START, Session
+from strandline.api.windows import Session
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.format.types import StructType, parse_schema
-from strandline.runtime.aggregates import Accumulators
+from strandline.runtime.aggregates import Accumulators, results_of
 from strandline.runtime.columnar import ColumnarProcess, Given, Place, Rows
 from strandline.runtime.grouping import Groups, Numbers, overlapping
 from strandline.runtime.panes import settle
@@ -269,11 +269,9 @@ class SessionAggregation(ColumnarProcess):
         if not len(sessions):
             return
         some = sessions.only(np.argsort(sessions.end, kind="stable"))
-        edges = [pa.array(at, pa.timestamp("us", "UTC")) for at in (some.start, some.end)]
-        owners = [column.take(pa.array(some.of_key)) for column in keys.columns]
-        names = [*self._keys.names, WINDOW_START, WINDOW_END, *(result.name for result in self._accumulators.results)]
-        columns = [*owners, *edges, *self._accumulators.give(some.columns)]
-        yield pa.RecordBatch.from_arrays(columns, names=names), pa.array(some.end - 1)
+        of_key = pa.array(some.of_key)
+        owners = {name: column.take(of_key) for name, column in zip(self._keys.names, keys.columns, strict=True)}
+        yield results_of(owners, some.start, some.end, self._accumulators, some.columns)
 
     # -- state
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling
+from strandline.api.windows import Sliding, Tumbling
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.manifest import StateInfo
 from strandline.format.types import StructType, parse_schema
-from strandline.runtime.aggregates import Accumulators
+from strandline.runtime.aggregates import Accumulators, results_of
 from strandline.runtime.columnar import ColumnarProcess, Given, Place, Rows
 from strandline.runtime.grouping import group_by
 from strandline.runtime.news import News
@@ -198,12 +198,9 @@ class WindowedAggregation(ColumnarProcess):
             if only is not None:
                 batch = self._of_keys(batch, only)
             width = 1 + len(self._keys.fields)
-            rows = batch.num_rows
-            edges = [pa.array(np.full(rows, at), pa.timestamp("us", "UTC")) for at in (end - self._size, end)]
-            columns = [*batch.columns[1:width], *edges, *self._accumulators.give(batch.columns[width:])]
-            results = (result.name for result in self._accumulators.results)
-            names = [*self._keys.names, WINDOW_START, WINDOW_END, *results]
-            yield pa.RecordBatch.from_arrays(columns, names=names), pa.array(np.full(rows, end - 1))
+            ends = np.full(batch.num_rows, end)
+            keys = dict(zip(self._keys.names, batch.columns[1:width], strict=True))
+            yield results_of(keys, ends - self._size, ends, self._accumulators, batch.columns[width:])
 
     def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         batch = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
