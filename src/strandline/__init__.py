@@ -21,8 +21,9 @@ from strandline.core.settings import Settings
 if TYPE_CHECKING:
     from strandline.spark import sinks
     from strandline.spark.job import Job
-    from strandline.spark.run import Run, Status
+    from strandline.spark.run import Run
     from strandline.spark.session import session, spark_settings
+    from strandline.spark.status import Status
     from strandline.spark.stream import KeyedStream, Stream, stream
     from strandline.spark.windows import WindowedStream
 
@@ -70,7 +71,7 @@ _LAZY = {
     "Job": "strandline.spark.job",
     "KeyedStream": "strandline.spark.stream",
     "Run": "strandline.spark.run",
-    "Status": "strandline.spark.run",
+    "Status": "strandline.spark.status",
     "Stream": "strandline.spark.stream",
     "WindowedStream": "strandline.spark.windows",
     "session": "strandline.spark.session",

@@ -53,6 +53,23 @@ def test_the_slowest_origin_counts() -> None:
     assert marks.advance(5) == 160
 
 
+def test_who_holds_it_up_can_be_seen() -> None:
+    def seen(now_us: int) -> list[tuple[int | None, str, int, int]]:
+        return [(at.time_us, at.slowest, at.origins, at.idle) for at in marks.look(now_us)]
+
+    marks = Watermarks([PLAIN, IDLE], {}, 0)
+    assert seen(0) == [(None, "", 0, 0), (None, "", 0, 0)]
+    marks.observe(0, {"": 300}, 10)
+    marks.observe(1, {"a": 100, "b": 50}, 10)
+    marks.observe(1, {"a": 200}, 50)
+    assert seen(60) == [(295, "", 1, 0), (50, "b", 2, 0)]
+    assert seen(120) == [(295, "", 1, 0), (200, "a", 2, 1)]
+    assert seen(200) == [(295, "", 1, 0), (200, "", 2, 2)]
+    assert marks.reached_us is None, "to look moves nothing"
+    assert marks.advance(200) == 295
+    assert seen(200)[1] == (None, "", 0, 0), "what the watermark has passed is forgotten"
+
+
 def test_a_silent_origin_is_not_waited_for_and_comes_back() -> None:
     marks = Watermarks([IDLE], {}, 0)
     marks.observe(0, {"a": 100, "b": 50}, 10)

@@ -111,7 +111,10 @@ def test_the_slowest_origin_holds_the_watermark_unless_idle(spark: Any, case: Ca
         assert run.status().watermark == at.isoformat()
         source._write([(at + 2 * timed.HOUR, "fast", 1)])
         run.process_all_available(60)
-        assert run.status().watermark == at.isoformat()
+        status = run.status()
+        assert status.watermark == at.isoformat()
+        found = [(mark.column, mark.time, mark.slowest, mark.origins, mark.idle) for mark in status.watermarks]
+        assert found == [("ts", at.isoformat(), "slow", 2, 0)]
         run.checkpoint(60)
     with start("300ms") as run:
         source._write([(at + 3 * timed.HOUR, "fast", 1)])

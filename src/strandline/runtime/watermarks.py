@@ -26,6 +26,24 @@ class WatermarkSpec:
     """What it is found by in manifests; without one, its number."""
 
 
+_Origin = tuple[int, str]
+"""A source's number, and which of its origins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far one source is."""
+
+    spec: WatermarkSpec
+    time_us: int | None
+    """The slowest origin's time; if all are idle, the fastest one's. None before the first event."""
+    slowest: str
+    """The origin that it is waiting for, by the value of the column `per`; empty if there is none."""
+    origins: int
+    idle: int
+    """How many of the origins are idle."""
+
+
 class Watermarks:
     """The watermark of a job: it never goes back.
 
@@ -41,13 +59,13 @@ class Watermarks:
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
         self._names = [spec.name or str(index) for index, spec in enumerate(self._specs)]
-        self._newest: dict[tuple[int, str], int] = {}
+        self._newest: dict[_Origin, int] = {}
         for stored_name, at_us in stored.items():
             name, slash, origin = stored_name.partition("/")
             if slash and name in self._names:
                 self._newest[self._names.index(name), origin] = at_us
         # What was heard before a restart counts as heard at the restart: the clock may have stood still for days.
-        self._heard: dict[tuple[int, str], int] = dict.fromkeys(self._newest, now_us)
+        self._heard: dict[_Origin, int] = dict.fromkeys(self._newest, now_us)
         self._started_us = now_us
 
     def observe(self, index: int, newest_us: Mapping[str, int], now_us: int) -> None:
@@ -68,25 +86,49 @@ class Watermarks:
 
     def _advance(self, now_us: int) -> int | None:
         awake: list[int] = []
-        idle: dict[tuple[int, str], int] = {}
-        for index, spec in enumerate(self._specs):
-            since = None if spec.idle_us is None else now_us - spec.idle_us
-            mine = [at for at in self._newest if at[0] == index]
-            if not mine and (since is None or self._started_us >= since):
+        idle: dict[_Origin, int] = {}
+        for index in range(len(self._specs)):
+            mine, dozing = self._times_of(index, now_us)
+            if not mine and not dozing and not self._is_given_up(index, now_us):
                 return self._reached
-            for at in mine:
-                time_us = self._newest[at] - spec.delay_us
-                if since is None or self._heard[at] >= since:
-                    awake.append(time_us)
-                else:
-                    idle[at] = time_us
+            awake += mine.values()
+            idle |= dozing
         if awake or idle:
             reached = min(awake) if awake else max(idle.values())
             self._reached = reached if self._reached is None else max(self._reached, reached)
             self._forget(idle, self._reached)
         return self._reached
 
-    def _forget(self, idle: Mapping[tuple[int, str], int], reached_us: int) -> None:
+    def _times_of(self, index: int, now_us: int) -> tuple[dict[_Origin, int], dict[_Origin, int]]:
+        """Return how far the origins of a source are, those that count, and those that are idle."""
+        spec = self._specs[index]
+        since = None if spec.idle_us is None else now_us - spec.idle_us
+        awake: dict[_Origin, int] = {}
+        idle: dict[_Origin, int] = {}
+        for at, newest_us in self._newest.items():
+            if at[0] == index:
+                is_awake = since is None or self._heard[at] >= since
+                (awake if is_awake else idle)[at] = newest_us - spec.delay_us
+        return awake, idle
+
+    def _is_given_up(self, index: int, now_us: int) -> bool:
+        """Whether a source that has not said anything yet is idle."""
+        idle_us = self._specs[index].idle_us
+        return idle_us is not None and self._started_us < now_us - idle_us
+
+    def look(self, now_us: int) -> list[Reached]:
+        """Return how far each source is, and which of its origins is the slowest."""
+        with self._lock:
+            return [self._reached_by(index, now_us) for index in range(len(self._specs))]
+
+    def _reached_by(self, index: int, now_us: int) -> Reached:
+        spec = self._specs[index]
+        awake, idle = self._times_of(index, now_us)
+        slowest = min(awake, key=lambda at: awake[at], default=None)
+        time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
+        return Reached(spec, time_us, "" if slowest is None else slowest[1], len(awake) + len(idle), len(idle))
+
+    def _forget(self, idle: Mapping[_Origin, int], reached_us: int) -> None:
         """Let go of origins that cannot move the watermark any more: devices come and go, and manifests list them."""
         for at, time_us in idle.items():
             if time_us <= reached_us:

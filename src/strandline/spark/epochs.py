@@ -18,7 +18,7 @@ from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
 from strandline.runtime.timers import is_due
-from strandline.runtime.watermarks import Watermarks
+from strandline.runtime.watermarks import Reached, Watermarks
 from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.fleet import Fleet, Slot
@@ -166,6 +166,10 @@ class EpochDriver:
     def watermark_us(self) -> int | None:
         """How far event time has come."""
         return self._watermarks.reached_us
+
+    def look_at_watermarks(self) -> list[Reached]:
+        """Return how far each source is."""
+        return self._watermarks.look(self._now_us())
 
     def take_wanted_source(self) -> tuple[CheckpointId, int] | None:
         """Return the checkpoint that needs the source's progress, and after which batch."""

@@ -7,9 +7,8 @@ import logging
 import threading
 import time
 import weakref
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from types import TracebackType
-from typing import Literal
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,62 +27,15 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.runtime.places import sweep
-from strandline.runtime.scope import as_datetime
 from strandline.spark.attempt import Attempt, Blueprint
 from strandline.spark.epochs import find_error
 from strandline.spark.quiet import hide_reported_errors
+from strandline.spark.status import State, Status, status_of_epochs
 
 log = logging.getLogger(__name__)
 
-State = Literal["starting", "running", "restarting", "finished", "stopped", "failed"]
-
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
-
-
-@dataclass(frozen=True)
-class KeeperStatus:
-    """One keeper, as it last answered."""
-
-    uid: str
-    partition: int
-    pid: int
-    host: str
-    epoch: int
-    rows_in: int
-    rows_out: int
-    process_ms: float
-    pause_ms: float
-    restore_ms: float
-    metrics: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a job is doing."""
-
-    job: str
-    state: State
-    generation: int
-    epoch: int
-    restored_from: int | None
-    restarts: int
-    rows_in: int
-    """Events since the run, or its last restart, began."""
-    last_epoch_ms: float
-    last_epoch_rows: int
-    checkpoints: dict[str, int]
-    """Counts: triggered, in_progress, completed, failed, restored."""
-    last_checkpoint: CheckpointStats | None
-    """The newest completed checkpoint's figures, or None."""
-    last_failure: str
-    watermark: str | None = None
-    """How far event time has come, in ISO 8601; None without a watermark, or before the first event."""
-    late_rows: int = 0
-    """Events older than the watermark, since the run, or its last restart, began."""
-    sources: list[str] = field(default_factory=list)
-    """Names of the sources; empty if there is one without."""
-    keepers: list[KeeperStatus] = field(default_factory=list)
 
 
 class Run:
@@ -132,36 +84,21 @@ class Run:
     def status(self) -> Status:
         """Return what the job is doing now."""
         attempt = self._attempt
-        driver = getattr(attempt, "driver", None)
         coordinator = getattr(attempt, "coordinator", None)
-        progress = driver.progress if driver else None
-        watermark_us = driver.watermark_us if driver else None
         history = coordinator.history if coordinator else []
+        driver = getattr(attempt, "driver", None)
         return Status(
             job=self._b.name,
             state=self._state,
             generation=attempt.generation if attempt else 0,
-            epoch=progress.epoch if progress else 0,
             restored_from=attempt.restored.checkpoint if attempt and attempt.restored else None,
             restarts=self._restarts,
-            rows_in=progress.rows_in if progress else 0,
-            last_epoch_ms=progress.last_epoch_ms if progress else 0.0,
-            last_epoch_rows=progress.last_rows if progress else 0,
             checkpoints=asdict(coordinator.counts) if coordinator else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
-            watermark=None if watermark_us is None else as_datetime(watermark_us).isoformat(),
-            late_rows=progress.late_rows if progress else 0,
             sources=self._b.plan.sources.names,
-            keepers=[
-                KeeperStatus(
-                    uid=a.uid, partition=a.partition, pid=a.pid, host=a.host, epoch=a.epoch, rows_in=a.rows_in,
-                    rows_out=a.rows_out, process_ms=a.process_ms, pause_ms=a.pause_ms, restore_ms=a.restore_ms,
-                    metrics=a.metrics,
-                )
-                for _, a in sorted(list(progress.acks.items()) if progress else [])
-            ],
-        )  # fmt: skip
+            **(status_of_epochs(driver) if driver else {}),
+        )
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
