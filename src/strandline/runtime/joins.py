@@ -73,6 +73,14 @@ def called(process: object, method: str, event: Any) -> tuple[str, Any]:
     return ("on_right", right) if left is None else ("on_left", left)
 
 
+def given_event(event: Any, names: Sequence[str]) -> Any:
+    """Return the event that a user knows: of a pair, the half that is there."""
+    if names[0] != LEFT:
+        return event
+    left, right, *_ = event
+    return right if left is None else left
+
+
 class Layout:
     """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both."""
 
