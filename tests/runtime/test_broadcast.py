@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedProcess
-from strandline.api.states import Value
+from strandline.api.states import List, Map, Value
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Partition
 from strandline.core.keygroups import range_of
@@ -148,6 +148,9 @@ def test_rules_lie_in_the_first_key_group_of_each_partition(tmp_path: Path) -> N
 class Wrong(Check):
     """Does in on_broadcast what must not be done there."""
 
+    amounts = Map("string", "bigint")
+    all = List("bigint")
+
     def on_broadcast(self, rule: Any, ctx: Any) -> Any:
         if rule.name == "give":
             yield ("k", 1, 1, "")
@@ -155,6 +158,12 @@ class Wrong(Check):
             ctx.emit("side", {})
         elif rule.name == "timer":
             ctx.timers.set_processing(as_datetime(0))
+        elif rule.name == "value":
+            self.seen.value += 1
+        elif rule.name == "map":
+            self.amounts["x"] = 1
+        elif rule.name == "list":
+            self.all.append(1)
         elif rule.name == "raise":
             raise ValueError("no such rule")
 
@@ -165,6 +174,9 @@ class Wrong(Check):
         ("give", "on_broadcast gave the row"),
         ("emit", "on_broadcast cannot emit"),
         ("timer", "on_broadcast cannot set a timer, as there is no key"),
+        ("value", "operator 'check': on_broadcast used the state of a key, and there is no key"),
+        ("map", "operator 'check': on_broadcast used the state of a key, and there is no key"),
+        ("list", "operator 'check': on_broadcast used the state of a key, and there is no key"),
         ("raise", "ValueError: no such rule"),
     ],
 )

@@ -22,6 +22,7 @@ from strandline.core.ids import Epoch
 from strandline.format.records import record_type
 from strandline.format.types import parse_schema
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, IntervalJoin, Layout, TimedJoin, WindowJoin, check_inputs
+from strandline.runtime.maptable import MapTable
 from strandline.runtime.scope import as_datetime
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.soak import examples
@@ -278,6 +279,27 @@ def test_partners_come_in_the_order_of_their_times(tmp_path: Path) -> None:
     bench = bench_of("memory", tmp_path, IntervalJoin(layout, -10, 10), layout)
     rows = [Arrival(False, "a", at, at) for at in (7, 3, 15, 5, 3, 30)]
     assert run(bench, [*rows, Arrival(True, "a", 6, 0)], None) == [("a", 0, at, max(at, 6)) for at in (3, 3, 5, 7, 15)]
+    bench.close()
+
+
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_key_with_many_rows_costs_a_copy_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: bool
+) -> None:
+    layout = Layout(LEFTS, RIGHTS)
+    process = WindowJoin(layout, Tumbling("1s"), "left") if windows else IntervalJoin(layout, 0, 1000, "left")
+    more = ", window_start timestamp, window_end timestamp" if windows else ""
+    bench = bench_of("memory", tmp_path, process, layout, more)
+    put, puts = MapTable.put, []
+
+    def count(table: MapTable, key: Any, sub: Any, value: Any) -> None:
+        puts.append(sub)
+        put(table, key, sub, value)
+
+    monkeypatch.setattr(MapTable, "put", count)
+    for epoch in range(3):
+        run(bench, [Arrival(True, "a", (at * 7) % 100, at) for at in range(100)], None)
+        assert len(puts) == epoch + 1
     bench.close()
 
 

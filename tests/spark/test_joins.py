@@ -227,6 +227,11 @@ def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
         (lambda: by_id.join(by_id, ("0s", "1s"), "u"), "the result would have the column at, v, what twice"),
         (lambda: by_id.join(by_id, ("0s", "1s"), "u", how="outer"), "how='outer', expected one of inner, left"),
         (lambda: by_id.join(narrow, ("0s", "1s"), ""), "has no uid"),
+        (lambda: by_id.join(by_id, ("0s", "1s"), "u", prefixes=("", None)), "prefixes=('', None), expected a pair of"),  # type: ignore[arg-type]
+        (
+            lambda: by_id.broadcast(timed.select_expr("map(v, v) as m", "at"), order_by="m"),
+            "broadcast: order_by names 'm', a map<string,string>, and maps have no order",
+        ),
         (lambda: by_id.window_join(narrow, Session("1s"), "u"), "expected Tumbling or Sliding ones"),
         (lambda: every.key_by("v").join(every.key_by("v"), ("0s", "1s"), "u"), "join: the streams have no event time"),
         (

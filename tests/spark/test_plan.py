@@ -49,6 +49,19 @@ def test_late_events_move_no_watermark_and_are_no_rows_of_the_source() -> None:
         plan(behind)
 
 
+def test_a_sink_is_for_one_stream() -> None:
+    one, other, sink = source("one"), source("other"), NoopSink()
+    with pytest.raises(sl.errors.ConfigurationError, match="several streams go into one and the same sink object"):
+        Plan([Output(Stream(one), sink), Output(Stream(other), sink)])
+
+
+def test_what_is_no_output_is_refused() -> None:
+    output = Output(Stream(source()), NoopSink())
+    for sinks, said in (([], "the job has no sinks"), (output, "is no list of outputs"), ([Stream(source())], "is no")):
+        with pytest.raises(sl.errors.ConfigurationError, match=said):
+            Plan(sinks)  # type: ignore[arg-type]
+
+
 def test_a_single_source_needs_no_name() -> None:
     assert plan(source()).sources.names == []
     assert plan(source("payments")).sources.names == ["payments"]

@@ -256,6 +256,10 @@ def test_events_that_do_not_fit_their_stream() -> None:
         assert "make right events that fit" in caught.value.hint
         with pytest.raises(ConfigurationError, match=r"the event .* has unknown method"):
             h.push({"method": "card"})
+        for one, shown in ((order(None), "in the event Record(id=None, "), (Right({}), "in the event Record(method=")):  # type: ignore[arg-type]
+            with pytest.raises(NullKeyError) as refused:
+                h.push(one)
+            assert shown in refused.value.message
         assert h.epoch == 0
     for use in (h.push_right, h.broadcast_state):
         with pytest.raises(ConfigurationError, match="closed already"):

@@ -351,6 +351,9 @@ def test_events_that_do_not_fit(given: Any, message: str) -> None:
         ({"event_time": "ts", "watermark": "soon"}, "expected a duration"),
         ({"process": Everything}, "expected an instance"),
         ({"parallelism": 0}, "parallelism is 0"),
+        ({"parallelism": "2"}, "parallelism is '2'"),
+        ({"key": 1}, "its key is 1, expected some of the columns k, ts"),
+        ({"sides": ["late"]}, r"sides is \['late'\], expected schemas by name"),
         ({"schema": "k strin"}, "strin"),
     ],
 )
@@ -375,6 +378,10 @@ def test_other_mistakes() -> None:
         h.push()
         with pytest.raises(ConfigurationError, match="after an epoch"):
             h.then(Twice(), key="k", output=OUT, uid="second")
+        with everything(parallelism=2) as other:
+            with pytest.raises(ConfigurationError, match="the snapshot is one of another harness"):
+                other.restore(h.snapshot())
+            other.push(event("a"))
     for use in (h.push, h.tick, h.snapshot, h.crash, lambda: h.state("a")):
         with pytest.raises(ConfigurationError, match="closed already"):
             use()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -125,11 +126,43 @@ def test_rules_that_do_different_things_in_different_partitions_are_found() -> N
             h.broadcast_state()
 
 
+class Newest(KeyedBroadcastProcess):
+    """Remembers which rule came last."""
+
+    last = Broadcast("string", "bigint")
+
+    def on_broadcast(self, rule: Any, ctx: Any) -> None:
+        self.last["rule"] = rule.n
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("double", [None, -math.inf, 1.5, math.inf, math.nan]),
+        ("array<int>", [None, [], [None, 5], [1], [1, None], [1, 2]]),
+        ("struct<a: int, b: array<float>>", [None, (None, None), (1, None), (1, [2.0]), (1, [math.nan])]),
+        ("decimal(5, 2)", [None, 1, 2]),
+    ],
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_rules_apply_in_the_order_that_spark_has_for_a_type(kind: str, values: list[Any], seed: int) -> None:
+    rules = list(enumerate(values))
+    random.Random(seed).shuffle(rules)
+    with Harness(Newest(), schema="id int", right=f"n int, by {kind}", key="id", output="id int", order_by="by") as h:
+        for some in range(1, len(rules) + 1):
+            h.push_right(*rules[:some])
+            assert h.broadcast_state() == {"last": {"rule": max(n for n, _ in rules[:some])}}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"right_key": "kind"}, "the rules of a KeyedBroadcastProcess have no key"),
-        ({"order_by": ["version", "time"]}, "order_by names 'time'; the right stream has kind, limit, version, at"),
+        ({"order_by": ["version", "time"]}, "order_by names 'time'; the broadcast stream has kind, limit, version, at"),
+        ({"right": "v array<struct<m: map<int, int>>>", "order_by": "v"}, "'v', a .*, and maps have no order"),
         ({"right_event_time": "at"}, "right_event_time was given, and event_time was not"),
         ({"event_time": "at", "watermark": "1s", "right_watermark": "1s"}, "right_watermark was given without"),
     ],

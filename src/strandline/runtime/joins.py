@@ -2,7 +2,8 @@
 
 A row is kept in a bucket of its side, a map entry a stretch of time, as wide as the interval: whatever a row can match
 is in two buckets of the other side, which are read by name. Within a bucket rows are in the order of their times.
-Lists in state are never changed, only replaced: a snapshot may be looking at them.
+A snapshot may be looking at lists in state, so an epoch replaces a list when it first changes it. From then on the
+list is the epoch's own and is changed in place: a key with many rows costs a copy an epoch, not one a row.
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ def called(process: object, method: str, event: Any) -> tuple[str, Any]:
         return method, event
     left, right, *_ = event
     return ("on_right", right) if left is None else ("on_left", left)
+
+
+def given_event(event: Any, names: Sequence[str]) -> Any:
+    """Return the event that a user knows: of a pair, the half that is there."""
+    if names[0] != LEFT:
+        return event
+    left, right, *_ = event
+    return right if left is None else left
 
 
 class Layout:
@@ -220,7 +229,7 @@ class IntervalJoin(TimedJoin):
             found += [(hit.time, hit.row) for hit in hits]
             if side.outer and not all(hit.matched for hit in hits):
                 matched = [_Waiting._make((hit.time, True, hit.row)) for hit in hits]
-                side.table.put(key, bucket, waiting[:start] + matched + waiting[end:])
+                _own(side.table, key, bucket, waiting)[start:end] = matched
         return found
 
     def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
@@ -235,13 +244,10 @@ class IntervalJoin(TimedJoin):
         entry = _Waiting._make((time, matched, row))
         waiting = side.table.get(ctx.key, bucket)
         if waiting is None:
-            waiting = [entry]
-        elif waiting[-1].time <= time:
-            waiting = [*waiting, entry]
+            side.table.put(ctx.key, bucket, [entry])
         else:
-            at = bisect_right(waiting, time, key=_time)
-            waiting = [*waiting[:at], entry, *waiting[at:]]
-        side.table.put(ctx.key, bucket, waiting)
+            at = len(waiting) if waiting[-1].time <= time else bisect_right(waiting, time, key=_time)
+            _own(side.table, ctx.key, bucket, waiting).insert(at, entry)
         ctx.timers.set_us((bucket + 1) * self._width + side.upper_us)
         if side.outer and not matched:
             ctx.timers.set_us(over_us)
@@ -252,6 +258,14 @@ class IntervalJoin(TimedJoin):
             return []
         start, end = bisect_left(waiting, time, key=_time), bisect_right(waiting, time, key=_time)
         return [each.row for each in waiting[start:end] if not each.matched]
+
+
+def _own(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
+    """Return the entry `waiting` as a list that this epoch may change."""
+    if not table.is_ours(key, sub):
+        waiting = list(waiting)
+        table.put(key, sub, waiting)
+    return waiting
 
 
 class WindowJoin(TimedJoin):
@@ -298,7 +312,10 @@ class WindowJoin(TimedJoin):
         for window in windows_of(self._kind, self._time_of(row, ctx)):
             if ctx.watermark_us is None or window.end_us > ctx.watermark_us:
                 waiting = table.get(ctx.key, window.start_us)
-                table.put(ctx.key, window.start_us, [row] if waiting is None else [*waiting, row])
+                if waiting is None:
+                    table.put(ctx.key, window.start_us, [row])
+                else:
+                    _own(table, ctx.key, window.start_us, waiting).append(row)
                 ctx.timers.set_us(window.end_us)
 
     def _take(self, table: MapTable, key: Any, start_us: int) -> list[Row]:

@@ -98,6 +98,10 @@ class MapTable:
             cell = self.cells[key] = {}
         cell[sub] = value
 
+    def is_ours(self, key: Any, sub: Any) -> bool:
+        """Whether this epoch has put the entry: what was put is seen by nobody else, and may be changed in place."""
+        return (key, sub) in self.undo
+
     def peek(self, key: Any, sub: Any) -> Any:
         """Return an entry if it is live, else None; reads nothing."""
         cell = self.cells.get(key)

@@ -215,7 +215,12 @@ def check_process(process: Any, uid: str) -> None:
 
 
 def check_sides(process: Process, uid: str, sides: Mapping[str, str]) -> None:
-    """Refuse side outputs of a function that cannot send anything there."""
+    """Refuse side outputs that are none, and those of a function that cannot send anything there."""
+    if not isinstance(sides, Mapping) or not all(isinstance(name, str) for name in sides):
+        raise ConfigurationError(
+            f"operator '{uid}': sides is {sides!r}, expected schemas by name",
+            hint='write sides={"late": "user string, at timestamp"}',
+        )
     if sides and isinstance(process, KeyedBatchProcess):
         raise ConfigurationError(
             f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no side outputs",

@@ -18,6 +18,7 @@ from strandline.format.records import record_type
 from strandline.format.types import parse_schema
 from strandline.runtime.calls import EventCalls, user_error
 from strandline.runtime.columnar import ColumnarProcess, Given, Rows
+from strandline.runtime.joins import given_event
 from strandline.runtime.outputs import RawOutput
 from strandline.runtime.program import Process, Program
 from strandline.runtime.scope import Scope
@@ -334,9 +335,10 @@ class Task:
                 row = columns[at].is_null().index(True).as_py()
                 fields = self._schema.fields
                 values = [to_python(c.slice(row, 1), f.type)[0] for c, f in zip(columns, fields, strict=True)]
+                event = given_event(self._make_event(values), self._schema.names)
                 raise NullKeyError(
                     f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
-                    f"{self._make_event(values)!r}",
+                    f"{event!r}",
                     hint='drop such events before key_by, as with where("key is not null"), or give them a key',
                     operator=self._program.uid,
                 )

@@ -18,6 +18,7 @@ from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
+from strandline.runtime.broadcast import check_order
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
 from strandline.spark.ddl import ddl_of, input_schema, quoted
 from strandline.spark.late import LateNode
@@ -256,11 +257,7 @@ def _check_rules(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) ->
             f"broadcast() was given a {type(rules).__name__}, expected a Stream",
             hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
         )
-    missing = [name for name in order_by if name not in rules.columns]
-    if missing:
-        raise ConfigurationError(
-            f"broadcast: order_by names {missing[0]!r}; the broadcast stream has {', '.join(rules.columns)}"
-        )
+    check_order(parse_schema(input_schema(rules._node.probe, "broadcast")), order_by, "broadcast")
     if TIME in rules._node.probe.columns and TIME not in left._node.probe.columns:
         raise ConfigurationError(
             "broadcast: only the broadcast stream has event time",
@@ -329,7 +326,8 @@ def _columns(
     layout: Layout, prefixes: tuple[str, str], what: str, more: list[tuple[str, str]] | None = None
 ) -> list[tuple[str, str]]:
     """Return the result's columns; Spark does not tell upper from lower case in names."""
-    if not isinstance(prefixes, tuple | list) or len(prefixes) != 2:
+    is_pair = isinstance(prefixes, tuple | list) and len(prefixes) == 2
+    if not is_pair or not all(isinstance(prefix, str) for prefix in prefixes):
         raise ConfigurationError(f"{what}: prefixes={prefixes!r}, expected a pair of texts, as in ('', 'right_')")
     columns = [*layout.columns((prefixes[0], prefixes[1])), *(more or [])]
     names = [name.lower() for name, _ in columns]

@@ -53,10 +53,20 @@ class Plan:
     """The graph from the sources to the sinks."""
 
     def __init__(self, outputs: Sequence[Output]) -> None:
-        if not outputs or not all(isinstance(output, Output) for output in outputs):
+        if not isinstance(outputs, Sequence) or not all(isinstance(output, Output) for output in outputs):
             raise ConfigurationError(
-                "the job has no sinks" if not outputs else f"sinks={list(outputs)!r} holds what is no output",
+                f"sinks={outputs!r} is no list of outputs",
                 hint="give it sinks=[stream.to(strandline.sinks.files('out/'))]",
+            )
+        if not outputs:
+            raise ConfigurationError(
+                "the job has no sinks", hint="give it sinks=[stream.to(strandline.sinks.files('out/'))]"
+            )
+        if len({id(output.sink) for output in outputs}) < len(outputs):
+            # It would take the rows of the one stream for those of the other, staged again.
+            raise ConfigurationError(
+                "several streams go into one and the same sink object",
+                hint="make one sink for each: two files() sinks may write to the same directory",
             )
         self._outputs = list(outputs)
         self._nodes = self._in_order()

@@ -47,6 +47,10 @@ class Chain:
         """Write a snapshot of every operator; its files stay as they are."""
         return [operator.snapshot() for operator in self._operators]
 
+    def fits(self, files: Sequence[Sequence[object]]) -> bool:
+        """Whether a snapshot is of as many operators and partitions."""
+        return [len(partitions) for partitions in files] == [o.program.parallelism for o in self._operators]
+
     def restore(self, files: Sequence[Sequence[Sequence[LocalFile]]] | None) -> None:
         """Open every operator anew, with a snapshot's files or with nothing."""
         for at, operator in enumerate(self._operators):

@@ -101,6 +101,8 @@ class Harness:
     ) -> None:
         if backend not in BACKENDS:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
+        if not isinstance(parallelism, int):
+            raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a number")
         self._backend, self._parallelism = backend, parallelism
         lefts = Told(schema, key, event_time, watermark)
         rights = Told(right or "", right_key, right_event_time, right_watermark)
@@ -250,6 +252,11 @@ class Harness:
     def restore(self, snapshot: Snapshot | None) -> None:
         """Go back to a snapshot of this harness, None for the beginning: new backends are opened with its files."""
         self._chain.check_open()
+        if snapshot is not None and not self._chain.fits(snapshot.files):
+            raise ConfigurationError(
+                "Harness: the snapshot is one of another harness, with other operators or another parallelism",
+                hint="give restore() what snapshot() of this harness returned",
+            )
         self._chain.restore(snapshot.files if snapshot else None)
         self._last = snapshot
         self._times.restore(snapshot.watermarks if snapshot else {})

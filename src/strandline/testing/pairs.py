@@ -16,6 +16,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.core.errors import ConfigurationError
 from strandline.format.columns import to_arrow_type
 from strandline.format.types import Field, StructType
+from strandline.runtime.broadcast import check_order
 from strandline.runtime.joins import LEFT, RIGHT, check_inputs
 from strandline.runtime.program import check_process
 from strandline.testing.plans import Prepared
@@ -155,9 +156,5 @@ def _order(order_by: Sequence[str] | str | None, rights: Stream, is_broadcast: b
             "Harness: order_by is for the rules of a KeyedBroadcastProcess",
             hint="leave it out: events of connected streams come in the order in which they are pushed",
         )
-    missing = [name for name in names if name not in rights.schema.names]
-    if missing:
-        raise ConfigurationError(
-            f"Harness: order_by names {missing[0]!r}; the right stream has {', '.join(rights.schema.names)}"
-        )
+    check_order(rights.schema, names, "Harness")
     return names

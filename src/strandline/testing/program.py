@@ -109,10 +109,9 @@ def side_of(program: Program, name: str) -> int:
 
 def checked_keys(key: str | Sequence[str], schema: StructType, what: str) -> list[str]:
     """Return the key's columns; errors begin with `what`."""
-    keys = [key] if isinstance(key, str) else list(key)
+    keys = [key] if isinstance(key, str) else list(key) if isinstance(key, Sequence) else [key]
     missing = [name for name in keys if name not in schema.names]
     if missing or not keys:
-        raise ConfigurationError(
-            f"{what} is {', '.join(missing) or 'nothing'}, expected some of the columns {', '.join(schema.names)}"
-        )
+        said = ", ".join(map(str, missing)) or "nothing"
+        raise ConfigurationError(f"{what} is {said}, expected some of the columns {', '.join(schema.names)}")
     return keys
