@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 import strandline as sl
 from tests.spark import functions, small
@@ -107,6 +108,9 @@ def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
 
     refused(lambda: stream.key_by("usr"), "there is no column 'usr'", "seq, user, kind, v")
     refused(lambda: stream.key_by(), "at least one column")
+    refused(lambda: stream.key_by("v", "v"), "the column 'v' is given more than once")
+    with_array = stream.with_column("vs", F.array("v"))
+    refused(lambda: with_array.key_by("user", "vs"), "'vs' cannot be a key", "arrays and maps cannot be keys")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=""), "Count has no uid")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]
     refused(

@@ -22,6 +22,7 @@ from strandline.runtime.aggregation import CountedAggregation, RunningAggregatio
 from strandline.runtime.aggsessions import SessionAggregation
 from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
+from strandline.runtime.windowfunctions import check_window_keys
 from strandline.runtime.windowing import Rules
 from strandline.spark.ddl import ddl_of, quoted
 from strandline.spark.late import LateNode
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 PANE, ROWS = "__strandline_pane", "__strandline_rows"
 FIRST, LAST = "__strandline_first", "__strandline_last"
+_OURS = "__strandline"
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
 _WORTHWHILE = 0.6
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
@@ -141,6 +143,11 @@ class Aggregates:
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
         given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
+        if results is not None and not isinstance(results, Mapping):
+            raise ConfigurationError(
+                f"agg() was given {results!r}, expected aggregates by their names",
+                hint='write agg(n=sl.agg.count(), uid="…"), or give a dict: agg({"n": sl.agg.count()}, uid="…")',
+            )
         keyed, kind, rules = self._cut()
         given = {**(results or {}), **more}
         return build(keyed, kind, rules, given, uid, name or "agg", max_parallelism)
@@ -245,17 +252,24 @@ def _check(keys: tuple[str, ...], ends: bool, given: Mapping[str, Any], uid: str
     if not given:
         raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
     for result, aggregate in given.items():
+        if not isinstance(result, str) or not result.strip() or result.startswith(_OURS):
+            raise ConfigurationError(
+                f"operator '{uid}': {result!r} is no name for a result", hint=f"give it one, not beginning with {_OURS}"
+            )
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(
                 f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
                 hint=f'write {result}=sl.agg.sum("amount")',
             )
+    if ends:
+        check_window_keys(keys, uid)
     taken = [*keys, *((WINDOW_START, WINDOW_END) if ends else ())]
-    for result in given:
-        if result.lower() in [column.lower() for column in taken]:
+    for at, result in enumerate(given):
+        others = [*taken, *list(given)[:at]]
+        if result.lower() in [column.lower() for column in others]:
             raise ConfigurationError(
                 f"operator '{uid}': the result '{result}' has the name of another column of the output",
-                hint=f"the output has {', '.join(taken)} already: give the result another name",
+                hint=f"the output has {', '.join(others)} already: give the result another name",
             )
 
 

@@ -21,9 +21,10 @@ from pyspark.sql.types import (
 
 from strandline.api.aggregates import Aggregate
 from strandline.core.errors import ConfigurationError
+from strandline.format.types import parse_type
 from strandline.runtime import sketches
 from strandline.runtime.aggregates import ResultSpec
-from strandline.spark.ddl import ddl_of, first_line, quoted
+from strandline.spark.ddl import ddl_of, errors_reported, first_line, quoted
 from strandline.spark.times import visible
 
 _PARTIAL = "__strandline_partial"
@@ -45,6 +46,7 @@ def declare(
     """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
     names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
     columns: dict[str, Partial] = {}
+    wanted_by: dict[str, str] = {}
     results = []
     for result, aggregate in given.items():
         column = _sql(probe, aggregate.column)
@@ -61,9 +63,13 @@ def declare(
             if part not in names:
                 names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
                 columns.update(zip(names[part], part, strict=True))
+                wanted_by.update(dict.fromkeys(names[part], result))
             fields += names[part]
-        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields), _ranks(aggregate)))
-    ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
+        results.append(ResultSpec(result, _ddl(kind, result, uid), aggregate.kind, tuple(fields), _ranks(aggregate)))
+    ddls = {}
+    for name, partial in columns.items():
+        result = wanted_by[name]
+        ddls[name] = _ddl(_type_of(probe, partial.of_many, result, uid), result, uid)
     return columns, ddls, results
 
 
@@ -169,12 +175,25 @@ def _whole(aggregate: Aggregate, c: str) -> str:
 
 def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType:
     try:
-        return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
+        with errors_reported():
+            return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
     except AnalysisException as error:
         raise ConfigurationError(
             f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "
             f"({', '.join(visible(probe.columns))}): {first_line(error)}"
         ) from None
+
+
+def _ddl(kind: DataType, result: str, uid: str) -> str:
+    ddl = ddl_of(kind)
+    try:
+        parse_type(ddl)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"operator '{uid}': the aggregate '{result}' is of a type that is not supported: {error.message}",
+            hint="cast the column to a number, a text, a date or a timestamp",
+        ) from None
+    return ddl
 
 
 def _sql(probe: DataFrame, column: str | None) -> str:
