@@ -15,7 +15,6 @@ from strandline.format.keycolumns import key_column
 from strandline.format.types import parse_schema, parse_type
 from strandline.spark.times import visible, without_hidden
 
-
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
