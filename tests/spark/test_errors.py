@@ -73,6 +73,21 @@ def test_output_rows_that_do_not_fit(spark: Any, case: Case, row: Any, said: lis
         assert part in str(error)
 
 
+def test_an_expression_that_rows_do_not_fit(spark: Any, case: Case, capfd: Any) -> None:
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    small.write_rows(case.root / "in", 0, [("ann", "a", (1 << 63) - 1), ("ann", "b", 1)])
+    total = stream.key_by("user").sum("v", uid="total")
+    # More restarts would be allowed: the same rows would only come again.
+    job = case.job_of("small", total.to(sl.sinks.memory()), restart=sl.Restart(attempts=5, delay="10ms"))
+    run = job.start(spark)
+    with pytest.raises(sl.errors.UserCodeError) as caught:
+        run.await_termination(60)
+    assert "rows do not fit an expression of the program: [ARITHMETIC_OVERFLOW]" in str(caught.value)
+    assert "cast to a wider type" in str(caught.value)
+    assert "org.apache.spark" not in "".join((str(caught.value), *capfd.readouterr()))
+    assert run.status().restarts == 0
+
+
 def test_a_state_of_the_wrong_type(spark: Any, case: Case) -> None:
     error = fail(spark, case, functions.BadState(), [("ann", "a", 1)])
     assert type(error) is sl.errors.StateTypeError

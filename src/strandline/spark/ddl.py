@@ -15,7 +15,8 @@ from strandline.format.keycolumns import key_column
 from strandline.format.types import parse_schema, parse_type
 from strandline.spark.times import visible, without_hidden
 
-_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+CONTEXT_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Where PySpark logs each error of an expression, whatever becomes of it."""
 
 
 def input_schema(probe: DataFrame, where: str) -> str:
@@ -70,7 +71,7 @@ def first_line(error: AnalysisException) -> str:
 @contextlib.contextmanager
 def errors_reported() -> Iterator[None]:
     """Keep PySpark from logging what Spark says of an expression, with the JVM's stack: whoever asks reports it."""
-    loggers = [PySparkLogger.getLogger(name) for name in _LOGGERS]
+    loggers = [PySparkLogger.getLogger(name) for name in CONTEXT_LOGGERS]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
