@@ -16,6 +16,7 @@ from strandline.api.windows import Sliding, Tumbling
 from strandline.core.errors import ConfigurationError, CorruptionError, StateLimitError, StateTypeError
 from strandline.core.ids import Epoch
 from strandline.runtime import grouping
+from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.grouping import Groups, group_by
 from strandline.runtime.outputs import FIRED, TIME
 from strandline.runtime.panes import PaneTable
@@ -183,6 +184,51 @@ def test_a_sum_too_large_names_the_operator(tmp_path: Path) -> None:
     bench.close()
 
 
+LONGEST = (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    ("values", "of_row", "sums"),
+    [
+        ([LONGEST, 1], [0, 1], [LONGEST, 1]),
+        ([LONGEST, 1, -1], [0, 0, 0], [LONGEST]),
+        ([-LONGEST - 1, 1, None], [0, 1, 1], [-LONGEST - 1, 1]),
+        ([LONGEST, 1], [0, 0], None),
+        ([-LONGEST, -2], [0, 0], None),
+        # Each is too small to change a double of the sum.
+        ([LONGEST - 1024, *[400] * 20], [0] * 21, None),
+    ],
+)
+def test_sums_of_bigints_are_exact_or_refused(values: list[Any], of_row: list[int], sums: list[int] | None) -> None:
+    column, groups = pa.array(values, pa.int64()), Groups(np.array(of_row), max(of_row) + 1)
+    if sums is None:
+        with pytest.raises(StateTypeError, match="a sum does not fit into bigint"):
+            grouping.summed(column, groups)
+    else:
+        assert grouping.summed(column, groups).to_pylist() == sums
+
+
+@pytest.mark.parametrize(("precision", "digits", "count"), [(38, 37, 2), (38, 37, 4), (35, 34, 3500), (20, 19, 4)])
+def test_sums_of_decimals_too_large_are_refused(precision: int, digits: int, count: int) -> None:
+    kind = pa.decimal128(precision, 2)
+    large, small, less = Decimal(f"9e{digits - 2}"), Decimal("0.01"), Decimal(f"{9 * 10**digits - 1}e-2")
+    groups = Groups(np.array([*[0] * count, 1]), 2)
+    with pytest.raises(StateTypeError, match=f"a sum does not fit into decimal\\({precision},2\\)"):
+        grouping.summed(pa.array([*[large] * count, small], kind), groups)
+    fits = pa.array([large, *[None] * (count - 2), -small, small], kind)
+    assert grouping.summed(fits, groups).to_pylist() == [less, small]
+    assert grouping.summed(fits, groups).type == kind
+
+
+def test_a_mean_too_large_is_refused() -> None:
+    fields = [FieldSpec("total", "decimal(38,10)", "sum"), FieldSpec("n", "bigint", "sum")]
+    mean = Accumulators(fields, [ResultSpec("mean", "decimal(38,14)", "avg", ("total", "n"))])
+    total = pa.array([Decimal(10**25)], pa.decimal128(38, 10))
+    assert mean.give([total, pa.array([100])])[0].to_pylist() == [Decimal(10**23)]
+    with pytest.raises(StateTypeError, match="a mean does not fit into decimal\\(38,14\\)"):
+        mean.give([total, pa.array([1])])
+
+
 class Pass(KeyedProcess):
     def on_event(self, event: Any, ctx: Any) -> Any:
         yield (event.k,)
@@ -244,6 +290,17 @@ def test_equal_is_what_spark_groups_together() -> None:
     structs = pa.array([{"x": 1, "y": None}, {"x": 1, "y": "z"}, {"x": 1, "y": None}])
     assert group_by([structs]).of_row.tolist() == [0, 1, 0]
     assert group_by([pa.array([Decimal("1.10"), Decimal("1.1")], pa.decimal128(5, 2))]).count == 1
+
+
+def test_values_are_kept_once_however_their_zeros_and_nans_are_written() -> None:
+    zeros = [0.0, -0.0, math.nan, -math.nan, 1.0]
+    structs = [{"x": x, "y": "z"} for x in zeros]
+    lists = [[x, None] for x in zeros]
+    for values in (zeros, structs, lists, [{"z": [s, None]} for s in structs]):
+        column = pa.array([values[:1], values[1:], []])
+        (found,) = grouping.united(column, Groups(np.zeros(3, np.int64), 1)).to_pylist()
+        assert len(found) == len(values) - 2
+        assert "-0.0" not in repr(found)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 import strandline as sl
 from tests.spark import functions, small
@@ -72,6 +73,21 @@ def test_output_rows_that_do_not_fit(spark: Any, case: Case, row: Any, said: lis
         assert part in str(error)
 
 
+def test_an_expression_that_rows_do_not_fit(spark: Any, case: Case, capfd: Any) -> None:
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    small.write_rows(case.root / "in", 0, [("ann", "a", (1 << 63) - 1), ("ann", "b", 1)])
+    total = stream.key_by("user").sum("v", uid="total")
+    # More restarts would be allowed: the same rows would only come again.
+    job = case.job_of("small", total.to(sl.sinks.memory()), restart=sl.Restart(attempts=5, delay="10ms"))
+    run = job.start(spark)
+    with pytest.raises(sl.errors.UserCodeError) as caught:
+        run.await_termination(60)
+    assert "rows do not fit an expression of the program: [ARITHMETIC_OVERFLOW]" in str(caught.value)
+    assert "cast to a wider type" in str(caught.value)
+    assert "org.apache.spark" not in "".join((str(caught.value), *capfd.readouterr()))
+    assert run.status().restarts == 0
+
+
 def test_a_state_of_the_wrong_type(spark: Any, case: Case) -> None:
     error = fail(spark, case, functions.BadState(), [("ann", "a", 1)])
     assert type(error) is sl.errors.StateTypeError
@@ -107,6 +123,9 @@ def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
 
     refused(lambda: stream.key_by("usr"), "there is no column 'usr'", "seq, user, kind, v")
     refused(lambda: stream.key_by(), "at least one column")
+    refused(lambda: stream.key_by("v", "v"), "the column 'v' is given more than once")
+    with_array = stream.with_column("vs", F.array("v"))
+    refused(lambda: with_array.key_by("user", "vs"), "'vs' cannot be a key", "arrays and maps cannot be keys")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=""), "Count has no uid")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]
     refused(

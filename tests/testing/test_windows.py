@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -180,6 +181,9 @@ def test_a_function_that_fails_does_not_apply_the_epoch() -> None:
             h.advance_watermark(at(10))
 
 
+AGGREGATE: Any = partial(window(Tumbling("1s")).aggregate, "bigint", output="n bigint")
+
+
 @pytest.mark.parametrize(
     ("make", "given", "message"),
     [
@@ -195,6 +199,18 @@ def test_a_function_that_fails_does_not_apply_the_epoch() -> None:
         (lambda: window(Session("1s")).fold("n int", 0, max), {"uid": "x"}, "fold 'x': session windows can become one"),
         (lambda: window(Tumbling("1s")).fold("n int", "0", max), {"uid": "x"}, "fold 'x': the initial value does not fit"),
         (lambda: window(Tumbling("1s")).fold("user int", 0, max), {}, "the result's column 'user' has a name of the key"),
+        (lambda: window(Tumbling("1s")).fold("User int", 0, max), {}, "the result's column 'User' has a name of the key"),
+        (lambda: window(Tumbling("1s")).fold("n int", 0, None), {"uid": "x"}, "fold 'x': function is None, expected a"),  # type: ignore[arg-type]
+        (lambda: window(Tumbling("1s")).reduce("max"), {"uid": "x"}, "reduce 'x': function is 'max', expected a"),  # type: ignore[arg-type]
+        (lambda: window(Tumbling("1s")).process(None, "n int"), {}, "process: function is None, expected a function"),  # type: ignore[arg-type]
+        (lambda: AGGREGATE(create=0, add=max), {}, "aggregate: create is 0, expected a function"),
+        (lambda: AGGREGATE(create=int, add=max, merge=1), {}, "aggregate: merge is 1, expected a function"),
+        (lambda: window(Tumbling("1s"), late=""), {}, "late is '', expected a name"),
+        (
+            lambda: summed(Tumbling("1s")),
+            {"schema": "window_end int, n int, ts timestamp", "key": "window_end"},
+            "the key 'window_end' has the name of a column that the window's results have",
+        ),
         (lambda: window(Tumbling("1s")).reduce(max), {"schema": "ts timestamp", "key": "ts"}, "no columns beside"),
         (Double, {}, "it is not said which columns its rows have"),
     ],

@@ -28,11 +28,23 @@ from strandline.runtime.aggregation import CountedAggregation, RunningAggregatio
 from strandline.runtime.aggsessions import SessionAggregation
 from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
+from strandline.runtime.windowfunctions import check_window_keys
 from strandline.runtime.windowing import Rules
 
+_OURS = "__strandline"
 NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
 COMPARING = ("max_by", "min_by")
 """Aggregates that give a value of the event whose other value is the greatest or least."""
+
+
+def named(results: Mapping[str, Aggregate] | None, more: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
+    """Return aggregates that are given as a dict and by keywords."""
+    if results is not None and not isinstance(results, Mapping):
+        raise ConfigurationError(
+            f"agg() was given {results!r}, expected aggregates by their names",
+            hint='write agg(n=sl.agg.count(), …), or give a dict: agg({"n": sl.agg.count()}, …)',
+        )
+    return {**(results or {}), **more}
 
 
 @dataclass(frozen=True)
@@ -77,17 +89,24 @@ def check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Map
     if not given:
         raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
     for result, aggregate in given.items():
+        if not isinstance(result, str) or not result.strip() or result.startswith(_OURS):
+            raise ConfigurationError(
+                f"operator '{uid}': {result!r} is no name for a result", hint=f"give it one, not beginning with {_OURS}"
+            )
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(
                 f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
                 hint=f'write {result}=sl.agg.sum("amount")',
             )
-    taken = [*keys, *_bounds(kind)]
-    for result in given:
-        if result.lower() in [column.lower() for column in taken]:
+    bounds = _bounds(kind)
+    if bounds:
+        check_window_keys(keys, uid)
+    for at, result in enumerate(given):
+        others = [*keys, *bounds, *list(given)[:at]]
+        if result.lower() in [column.lower() for column in others]:
             raise ConfigurationError(
                 f"operator '{uid}': the result '{result}' has the name of another column of the output",
-                hint=f"the output has {', '.join(taken)} already: give the result another name",
+                hint=f"the output has {', '.join(others)} already: give the result another name",
             )
     _check_window(kind, rules, uid)
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.windows import WINDOW_END, WINDOW_START
+from strandline.core.errors import StateTypeError
 from strandline.format.columns import conform, to_arrow_type
 from strandline.format.types import parse_type
 from strandline.runtime import grouping, sketches
@@ -145,7 +146,12 @@ def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:
     means: list[Any] = [
         None if t is None or not k else _WIDE.divide(t, k).quantize(unit, context=_WIDE) for t, k in pairs
     ]
-    return pa.array(means, kind)
+    try:
+        return pa.array(means, kind)
+    except pa.ArrowInvalid as error:
+        raise StateTypeError(
+            f"a mean does not fit into {ddl}", hint="cast the column to a narrower decimal or to double"
+        ) from error
 
 
 def _spread(kind: str, n: Any, m2: Any) -> pa.Array:

@@ -17,6 +17,9 @@ from strandline.format.values import ValueCodec
 
 Numbers = np.ndarray[Any, Any]
 _LONGEST = 1 << 63
+_HALF_BITS, _HALF_MASK = 32, (1 << 32) - 1
+_WIDEST_DECIMAL = 10**38
+_MOST_DIGITS = 76
 
 
 class Groups:
@@ -117,16 +120,20 @@ def _ranks(column: pa.Array) -> Numbers:
 
 
 def summed(column: pa.Array, groups: Groups) -> pa.Array:
-    """Add each group's values up; null where there are none. Raises StateTypeError if a bigint is not enough."""
-    if pa.types.is_floating(column.type):
+    """Add each group's values up; null where there are none. Raises StateTypeError if one does not fit the type."""
+    kind = column.type
+    if pa.types.is_floating(kind):
         return _reduced(column, groups, "sum")
-    if not pa.types.is_decimal(column.type):
+    if not pa.types.is_decimal(kind):
         _refuse_overflow(column, groups)
         return _reduced(column, groups, "sum")
+    if 10**kind.precision * len(column) > _WIDEST_DECIMAL:
+        # Arrow's own sums of 128 bits begin anew where they are not enough.
+        column = column.cast(pa.decimal256(_MOST_DIGITS, kind.scale))
     try:
-        return _reduced(column, groups, "sum").cast(column.type)
+        return _reduced(column, groups, "sum").cast(kind)
     except pa.ArrowInvalid as error:
-        raise _too_large(column.type) from error
+        raise _too_large(kind) from error
 
 
 def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
@@ -182,8 +189,9 @@ def joined(column: pa.Array, groups: Groups) -> pa.Array:
 
 
 def united(column: pa.Array, groups: Groups) -> pa.Array:
-    """Join each group's lists, and keep each value once."""
+    """Join each group's lists, and keep each value once: 0.0 for -0.0, wherever in a value it is, as Spark does."""
     values, of_value = _elements(column, groups)
+    values = _without_signed_zeros(values)
     if len(values):
         of_code, count = value_codes(values)
         pairs = Groups(*_coded(pa.array(of_value.astype(np.int64) * count + of_code)))
@@ -224,9 +232,13 @@ def _refuse_overflow(column: pa.Array, groups: Groups) -> None:
     ends = pc.min_max(column).as_py()
     if max(abs(ends["min"]), abs(ends["max"])) * len(column) < _LONGEST:
         return
-    # Rarely needed: as doubles, sums cannot overflow, and are exact enough to tell.
-    about = np.bincount(groups.of_row, column.fill_null(0).to_numpy().astype(np.float64), groups.count)
-    if np.any(np.abs(about) >= float(_LONGEST)):
+    # Rarely needed: the halves' sums cannot overflow, and tell what their sum is.
+    numbers = column.fill_null(0).to_numpy().astype(np.int64)
+    upper, lower = np.zeros((2, groups.count), np.int64)
+    np.add.at(upper, groups.of_row, numbers >> _HALF_BITS)
+    np.add.at(lower, groups.of_row, numbers & _HALF_MASK)
+    upper += lower >> _HALF_BITS
+    if np.any(upper != upper.astype(np.int32)):
         raise _too_large(column.type)
 
 
@@ -242,6 +254,23 @@ def _elements(column: pa.Array, groups: Groups) -> tuple[pa.Array, Numbers]:
     ordered = column.take(pa.array(order))
     lengths = pc.list_value_length(ordered).fill_null(0).to_numpy()
     return ordered.flatten(), np.repeat(groups.of_row[order], lengths)
+
+
+def _without_signed_zeros(values: pa.Array) -> pa.Array:
+    """Return values with 0.0 for -0.0 and one NaN for all of them: what is equal then has equal bytes."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        nan, zero = pa.scalar(np.nan, kind), pa.scalar(0.0, kind)
+        return pc.if_else(pc.is_nan(values), nan, pc.add(values, zero))
+    if pa.types.is_struct(kind):
+        fields = [_without_signed_zeros(field) for field in values.flatten()]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null()) if fields else values
+    if pa.types.is_list(kind):
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy()
+        offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
+        elements = _without_signed_zeros(values.flatten())
+        return pa.ListArray.from_arrays(offsets, elements, type=kind, mask=values.is_null())
+    return values
 
 
 def _listed(values: pa.Array, of_value: Numbers, count: int) -> pa.Array:

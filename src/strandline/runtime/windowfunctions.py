@@ -30,6 +30,8 @@ def rules_of(kind: Any, lateness: str, late: str | None, early: str | None, time
     early_us = 0 if early is None else parse_duration_ms(early, "window: early") * 1000
     if early is not None and not early_us:
         raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
+    if late is not None and (not isinstance(late, str) or not late.strip()):
+        raise ConfigurationError(f"window: late is {late!r}, expected a name for the side output of late events")
     rules = Rules(lateness_us, early_us, late, processing=time == "processing")
     if not follows_event_time(kind, rules) and (lateness_us or late is not None):
         raise ConfigurationError(
@@ -61,6 +63,7 @@ def fold(
     output: str, initial: Any, function: Callable[[Any, Any], Any], merge: Callable[[Any, Any], Any] | None, uid: str
 ) -> WindowFunction:
     """Keep one value, which each event changes."""
+    _check_functions(f"fold '{uid}'", function=function, merge=merge)
     fields = parse_schema(output).fields
     value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
     check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
@@ -70,6 +73,7 @@ def fold(
 
 def reduce(schema: StructType, keys: Sequence[str], function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
     """Keep one event, made of two at a time."""
+    _check_functions(f"reduce '{uid}'", function=function)
     places = [at for at, field in enumerate(schema.fields) if field.name not in keys]
     fields = [schema.fields[at] for at in places]
     if not fields:
@@ -89,6 +93,7 @@ def aggregate(
     output: str,
 ) -> WindowFunction:
     """Keep an accumulator, of which the result is made."""
+    _check_functions("aggregate", create=create, add=add, result=result, merge=merge)
     fields = parse_schema(output).fields
     folding = Folding(parse_type(type).ddl, _names(fields), create=create, add=add, merge=merge, result=result)
     return WindowFunction("aggregate", folding, fields)
@@ -96,8 +101,15 @@ def aggregate(
 
 def process(schema: StructType, function: Callable[[Any, Any, list[Any]], Any], output: str) -> WindowFunction:
     """Keep all events."""
+    _check_functions("process", function=function)
     fields = parse_schema(output).fields
     return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
+
+
+def _check_functions(what: str, **functions: Any) -> None:
+    for name, function in functions.items():
+        if not callable(function) and not (name == "merge" and function is None):
+            raise ConfigurationError(f"{what}: {name} is {function!r}, expected a function")
 
 
 # -- the operator
@@ -141,8 +153,11 @@ def operator_of(kind: WindowKind, contents: Contents, rules: Rules) -> WindowOpe
 def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str) -> str:
     """Return the DDL of results: the key's columns, the window's, then the function's."""
     bounds = [] if isinstance(kind, Global) else [WINDOW_START, WINDOW_END]
+    if bounds:
+        check_window_keys(keys, uid)
+    taken = [name.lower() for name in (*keys, *bounds)]
     for column in fields:
-        if column.name in (*keys, *bounds):
+        if column.name.lower() in taken:
             raise ConfigurationError(
                 f"operator '{uid}': the result's column '{column.name}' has a name of the key's or the window's",
                 hint="rename it, or select other columns before the window",
@@ -151,6 +166,16 @@ def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys:
     parts = [f"{quoted(key)} {by_name[key].type.ddl}" for key in keys]
     parts += [f"{bound} timestamp" for bound in bounds]
     return ", ".join([*parts, *(f"{quoted(column.name)} {column.type.ddl}" for column in fields)])
+
+
+def check_window_keys(keys: Sequence[str], uid: str) -> None:
+    """Refuse keys with the names of the columns that say which window a result is of."""
+    for key in keys:
+        if key.lower() in (WINDOW_START, WINDOW_END):
+            raise ConfigurationError(
+                f"operator '{uid}': the key '{key}' has the name of a column that the window's results have",
+                hint=f"rename it before key_by: with_column('of_window', F.col('{key}'))",
+            )
 
 
 def _names(fields: Sequence[Field]) -> list[str]:

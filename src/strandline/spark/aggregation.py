@@ -140,7 +140,7 @@ class Aggregates:
         given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
         keyed, kind, rules = self._cut()
-        given = {**(results or {}), **more}
+        given = aggfunctions.named(results, more)
         return build(keyed, kind, rules, given, uid, name or "agg", max_parallelism)
 
     def count(self, *, uid: str) -> Stream:

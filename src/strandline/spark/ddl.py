@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
+
 from pyspark.errors import AnalysisException
+from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import parse_schema
+from strandline.format.keycolumns import key_column
+from strandline.format.types import parse_schema, parse_type
 from strandline.spark.times import visible, without_hidden
+
+CONTEXT_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Where PySpark logs each error of an expression, whatever becomes of it."""
 
 
 def input_schema(probe: DataFrame, where: str) -> str:
@@ -26,6 +34,17 @@ def input_schema(probe: DataFrame, where: str) -> str:
         raise ConfigurationError(
             f"{where}: a column's type is not supported: {error.message}", hint="cast it, or select other columns"
         ) from None
+
+
+def check_keys(probe: DataFrame, keys: Sequence[str]) -> None:
+    """Refuse key columns that are there twice, or of a type that no key can have."""
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigurationError(f"key_by: the column '{key}' is given more than once")
+        try:
+            key_column(parse_type(ddl_of(probe.schema[key].dataType)))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"key_by: '{key}' cannot be a key: {error.message}", hint=error.hint) from None
 
 
 def ddl_of(kind: DataType) -> str:
@@ -47,3 +66,17 @@ def quoted(name: str) -> str:
 def first_line(error: AnalysisException) -> str:
     """Return what an error of Spark's says, without the plan behind it."""
     return str(error).strip().splitlines()[0]
+
+
+@contextlib.contextmanager
+def errors_reported() -> Iterator[None]:
+    """Keep PySpark from logging what Spark says of an expression, with the JVM's stack: whoever asks reports it."""
+    loggers = [PySparkLogger.getLogger(name) for name in CONTEXT_LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was

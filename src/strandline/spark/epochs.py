@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.errors import KeeperError, StrandlineError, UserCodeError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
@@ -29,6 +30,7 @@ from strandline.spark.plan import Operator, Plan
 from strandline.spark.worker import unmark
 
 log = logging.getLogger(__name__)
+_DATA_EXCEPTION = re.compile(r"\[[A-Z][A-Z_.0-9]*\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
 
 
 @dataclass
@@ -299,10 +301,22 @@ class EpochDriver:
 
 
 def find_error(error: BaseException) -> BaseException:
-    """Return the error that Spark wrapped, if it is one of ours; else the error itself."""
+    """Return the error that Spark wrapped, if it is one of ours or the rows' own; else the error itself."""
     if isinstance(error, StrandlineError):
         return error
-    return unmark(str(error)) or error
+    said = str(error)
+    return unmark(said) or _of_rows(said) or error
+
+
+def _of_rows(said: str) -> UserCodeError | None:
+    """Return the error of an expression that rows do not fit, by the SQL standard's class of such errors."""
+    found = _DATA_EXCEPTION.search(said)
+    if found is None:
+        return None
+    return UserCodeError(
+        f"rows do not fit an expression of the program: {found[0]}",
+        hint="cast to a wider type, drop such rows, or take an expression that gives null for them, as try_cast does",
+    )
 
 
 def _named(slots: set[Slot]) -> str:

@@ -17,7 +17,7 @@ from strandline.format.types import parse_type
 from strandline.runtime import aggfunctions, sketches
 from strandline.runtime.aggfunctions import COMPARING
 from strandline.runtime.aggregates import ResultSpec
-from strandline.spark.ddl import ddl_of, first_line, quoted
+from strandline.spark.ddl import ddl_of, errors_reported, first_line, quoted
 from strandline.spark.times import visible
 
 _PARTIAL = "__strandline_partial"
@@ -38,6 +38,7 @@ def declare(
     """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
     names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
     columns: dict[str, Partial] = {}
+    wanted_by: dict[str, str] = {}
     results = []
     for result, aggregate in given.items():
         column = _sql(probe, aggregate.column)
@@ -54,9 +55,15 @@ def declare(
             if part not in names:
                 names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
                 columns.update(zip(names[part], part, strict=True))
+                wanted_by.update(dict.fromkeys(names[part], result))
             fields += names[part]
-        results.append(ResultSpec(result, ddl_of(kind), aggregate.kind, tuple(fields), aggregate.ranks))
-    ddls = {name: ddl_of(_type_of(probe, partial.of_many, name, uid)) for name, partial in columns.items()}
+        results.append(
+            ResultSpec(result, _known(kind, result, uid).ddl, aggregate.kind, tuple(fields), aggregate.ranks)
+        )
+    ddls = {}
+    for name, partial in columns.items():
+        result = wanted_by[name]
+        ddls[name] = _known(_type_of(probe, partial.of_many, result, uid), result, uid).ddl
     return columns, ddls, results
 
 
@@ -64,10 +71,10 @@ def _known(kind: DataType, result: str, uid: str) -> OwnType:
     """Return Spark's type as ours."""
     try:
         return parse_type(ddl_of(kind))
-    except ConfigurationError:
+    except ConfigurationError as error:
         raise ConfigurationError(
-            f"operator '{uid}': the aggregate '{result}' is over {kind.simpleString()}, which state cannot hold",
-            hint="cast the column, for example to a number",
+            f"operator '{uid}': the aggregate '{result}' is of a type that is not supported: {error.message}",
+            hint="cast the column to a number, a text, a date or a timestamp",
         ) from None
 
 
@@ -147,7 +154,8 @@ def _whole(aggregate: Aggregate, c: str) -> str:
 
 def _type_of(probe: DataFrame, expression: str, what: str, uid: str) -> DataType:
     try:
-        return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
+        with errors_reported():
+            return probe.groupBy().agg(F.expr(expression).alias("v")).schema["v"].dataType
     except AnalysisException as error:
         raise ConfigurationError(
             f"operator '{uid}': the aggregate '{what}' does not fit the stream's columns "

@@ -19,7 +19,7 @@ from strandline.runtime.program import check_process, check_sides, check_ttl, st
 from strandline.runtime.windowing import Rules
 from strandline.spark.aggregation import Aggregates
 from strandline.spark.checks import check_source, check_source_name
-from strandline.spark.ddl import first_line, input_schema, quoted
+from strandline.spark.ddl import check_keys, errors_reported, first_line, input_schema, quoted
 from strandline.spark.nodes import Node, OperatorNode, SourceNode, Step, StepNode, WatermarkNode, make_operator
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
@@ -88,7 +88,8 @@ class Stream:
         One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
         """
         try:
-            probe = step(self._node.probe)
+            with errors_reported():
+                probe = step(self._node.probe)
         except AnalysisException as error:
             raise ConfigurationError(
                 f"a step does not fit the stream's columns ({', '.join(self.columns)}): {first_line(error)}"
@@ -159,6 +160,7 @@ class Stream:
                     raise ConfigurationError(
                         f"{what}: there is no column '{name}'; the stream has {', '.join(self.columns)}"
                     )
+        check_keys(self._node.probe, keys)
         return KeyedStream(self._node, keys, order)
 
     def to(self, sink: Sink) -> Output:

@@ -38,7 +38,7 @@ def agg(results: Mapping[str, Aggregate] | None = None, /, **more: Aggregate) ->
     >>> second
     [Record(user='ann', n=3, total=8)]
     """
-    return Aggregated(None, Rules(), {**(results or {}), **more})
+    return Aggregated(None, Rules(), aggfunctions.named(results, more))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from strandline.api.aggregates import Aggregate
 from strandline.api.windows import WindowKind
 from strandline.format.types import StructType
-from strandline.runtime import windowfunctions
+from strandline.runtime import aggfunctions, windowfunctions
 from strandline.runtime.windowfunctions import WindowFunction
 from strandline.runtime.windowing import Rules
 from strandline.testing.aggregates import Aggregated
@@ -99,7 +99,7 @@ class Windows:
 
     def agg(self, results: Mapping[str, Aggregate] | None = None, /, **more: Aggregate) -> Aggregated:
         """Compute built-in aggregates of each window's events, over columns of the stream."""
-        return Aggregated(self.kind, self.rules, {**(results or {}), **more})
+        return Aggregated(self.kind, self.rules, aggfunctions.named(results, more))
 
     def count(self) -> Aggregated:
         """Count each window's events into the column `count`."""
