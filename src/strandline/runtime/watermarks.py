@@ -58,19 +58,31 @@ class Watermarks:
                 self._newest[at] = max(at_us, self._newest.get(at, at_us))
                 self._heard[at] = now_us
 
-    def advance(self, now_us: int) -> int | None:
+    def begin(self, now_us: int) -> None:
+        """The sources are looked at for the first time since a start: nobody was silent before."""
+        with self._lock:
+            self._started_us = max(self._started_us, now_us)
+            self._heard = dict.fromkeys(self._newest, self._started_us)
+
+    def advance(self, looked_us: int) -> int | None:
         """Return the watermark as it is now; None while some source that is waited for has not said anything.
 
         The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
+        `looked_us` is when the sources were last looked at: who was silent since is not known.
         """
         with self._lock:
-            return self._advance(now_us)
+            return self._advance(looked_us)
 
-    def _advance(self, now_us: int) -> int | None:
+    @property
+    def may_be_idle(self) -> bool:
+        """Whether it makes a difference how long some source is silent."""
+        return any(spec.idle_us is not None for spec in self._specs)
+
+    def _advance(self, looked_us: int) -> int | None:
         awake: list[int] = []
         idle: dict[tuple[int, str], int] = {}
         for index, spec in enumerate(self._specs):
-            since = None if spec.idle_us is None else now_us - spec.idle_us
+            since = None if spec.idle_us is None else looked_us - spec.idle_us
             mine = [at for at in self._newest if at[0] == index]
             if not mine and (since is None or self._started_us >= since):
                 return self._reached
