@@ -82,6 +82,15 @@ def test_a_silent_origin_is_not_waited_for_and_comes_back() -> None:
     assert marks.advance(130) == 400
 
 
+def test_nobody_is_silent_before_the_sources_are_looked_at() -> None:
+    again = Watermarks([IDLE], {"watermark": 50, "0/a": 300, "0/b": 50}, 1000)
+    again.begin(5000)
+    again.observe(0, {"a": 310}, 5000)
+    assert again.advance(5000) == 50
+    assert again.advance(5100) == 50
+    assert again.advance(5101) == 310
+
+
 def test_origins_that_come_and_go_are_forgotten() -> None:
     marks = Watermarks([IDLE], {}, 0)
     for n in range(1000):

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -121,12 +122,47 @@ def test_the_slowest_origin_holds_the_watermark_unless_idle(spark: Any, case: Ca
         run.process_all_available(60)
         eventually(lambda: run.status().watermark == (at + 3 * timed.HOUR).isoformat(), "the slow one is idle")
 
+    # What an epoch takes is nobody's silence: here, both speak in each of them.
+    source._write([(at + 3 * timed.HOUR, "slow", 1), (at + 9 * timed.HOUR, "fast", SLOWLY)])
+    source._write([(at + 4 * timed.HOUR, "slow", 1), (at + 9 * timed.HOUR, "fast", SLOWLY)])
+    source._write([(at + 5 * timed.HOUR, "slow", 1), (at + 9 * timed.HOUR, "fast", 1)])
+    with start("300ms") as run:
+        run.process_all_available(60)
+        assert run.status().late_rows == 0
+
+
+SLOWLY = 77
+
 
 class Silent(sl.KeyedProcess):
-    """Gives nothing."""
+    """Gives nothing, and may take its time."""
 
     def on_event(self, event: Any, ctx: sl.Context) -> None:
-        pass
+        if event.v == SLOWLY:
+            time.sleep(0.6)
+
+
+class Beat(sl.KeyedProcess):
+    """Fires for ever, sooner than an epoch takes."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> None:
+        ctx.timers.set_processing(ctx.now)
+
+    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> Iterable[Any]:
+        ctx.timers.set_processing(ctx.now + dt.timedelta(milliseconds=1))
+        yield ctx.key, 1
+
+
+def test_timers_that_set_others_for_later_do_not_hold_up_the_end(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    job = small.job(stream, case.root, case.local_dir, sink=sink, process=Beat(), trigger="available-now")
+    with job.start(spark) as run:
+        assert run.await_termination(60)
+    assert small.rows_of(sink)["a", 1] >= 1
+    with small.job(stream, case.root, case.local_dir, sink=sink, process=Beat()).start(spark) as run:
+        run.process_all_available(60)
 
 
 def test_what_cannot_work_is_said_before_anything_starts(spark: Any, case: Case) -> None:

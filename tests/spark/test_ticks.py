@@ -16,12 +16,17 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     ticks: list[float] = []
     made: Any = object.__new__(Attempt)
     made.driver = SimpleNamespace(
-        last_contact=time.monotonic() - idle_s, timers_due=due, is_running=running, tick=lambda: not ticks.append(0)
+        last_contact=time.monotonic() - idle_s,
+        has_due=lambda by_us: due,
+        is_running=running,
+        tick=lambda by_us: not ticks.append(0),
+        heeds_silence=False,
     )
     status = SimpleNamespace(isTriggerActive=lambda: active)
     made._query = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40))
+    made._finished_us = None
     made.ticks = ticks
     return made
 

@@ -76,20 +76,32 @@ class Watermarks:
                 self._newest[at] = max(at_us, self._newest.get(at, at_us))
                 self._heard[at] = now_us
 
-    def advance(self, now_us: int) -> int | None:
+    def begin(self, now_us: int) -> None:
+        """The sources are looked at for the first time since a start: nobody was silent before."""
+        with self._lock:
+            self._started_us = max(self._started_us, now_us)
+            self._heard = dict.fromkeys(self._newest, self._started_us)
+
+    def advance(self, looked_us: int) -> int | None:
         """Return the watermark as it is now; None while some source that is waited for has not said anything.
 
         The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
+        `looked_us` is when the sources were last looked at: who was silent since is not known.
         """
         with self._lock:
-            return self._advance(now_us)
+            return self._advance(looked_us)
 
-    def _advance(self, now_us: int) -> int | None:
+    @property
+    def may_be_idle(self) -> bool:
+        """Whether it makes a difference how long some source is silent."""
+        return any(spec.idle_us is not None for spec in self._specs)
+
+    def _advance(self, looked_us: int) -> int | None:
         awake: list[int] = []
         idle: dict[_Origin, int] = {}
         for index in range(len(self._specs)):
-            mine, dozing = self._times_of(index, now_us)
-            if not mine and not dozing and not self._is_given_up(index, now_us):
+            mine, dozing = self._times_of(index, looked_us)
+            if not mine and not dozing and not self._is_given_up(index, looked_us):
                 return self._reached
             awake += mine.values()
             idle |= dozing
@@ -99,10 +111,10 @@ class Watermarks:
             self._forget(idle, self._reached)
         return self._reached
 
-    def _times_of(self, index: int, now_us: int) -> tuple[dict[_Origin, int], dict[_Origin, int]]:
+    def _times_of(self, index: int, looked_us: int) -> tuple[dict[_Origin, int], dict[_Origin, int]]:
         """Return how far the origins of a source are, those that count, and those that are idle."""
         spec = self._specs[index]
-        since = None if spec.idle_us is None else now_us - spec.idle_us
+        since = None if spec.idle_us is None else looked_us - spec.idle_us
         awake: dict[_Origin, int] = {}
         idle: dict[_Origin, int] = {}
         for at, newest_us in self._newest.items():
@@ -111,19 +123,19 @@ class Watermarks:
                 (awake if is_awake else idle)[at] = newest_us - spec.delay_us
         return awake, idle
 
-    def _is_given_up(self, index: int, now_us: int) -> bool:
+    def _is_given_up(self, index: int, looked_us: int) -> bool:
         """Whether a source that has not said anything yet is idle."""
         idle_us = self._specs[index].idle_us
-        return idle_us is not None and self._started_us < now_us - idle_us
+        return idle_us is not None and self._started_us < looked_us - idle_us
 
-    def look(self, now_us: int) -> list[Reached]:
+    def look(self, looked_us: int) -> list[Reached]:
         """Return how far each source is, and which of its origins is the slowest."""
         with self._lock:
-            return [self._reached_by(index, now_us) for index in range(len(self._specs))]
+            return [self._reached_by(index, looked_us) for index in range(len(self._specs))]
 
-    def _reached_by(self, index: int, now_us: int) -> Reached:
+    def _reached_by(self, index: int, looked_us: int) -> Reached:
         spec = self._specs[index]
-        awake, idle = self._times_of(index, now_us)
+        awake, idle = self._times_of(index, looked_us)
         slowest = min(awake, key=lambda at: awake[at], default=None)
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
         return Reached(spec, time_us, "" if slowest is None else slowest[1], len(awake) + len(idle), len(idle))

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.01
 _QUERY_LOOK_S = 0.2
 _IDLE_S = 0.15
+_NOTICE_S = 0.05
 _PATIENCE_S = 1.0
 _FENCE_LOOK_S = 5.0
 
@@ -83,6 +84,9 @@ class Attempt:
         self._source_names: list[str] = []
         """In the order of Spark's progress files."""
         self._final: Future[CheckpointId] | None = None
+        self._asked = 0.0
+        self._finished_us: int | None = None
+        """When the source was found to have ended: timers that are set for later do not fire any more."""
         self.driver: EpochDriver
         self.coordinator: Coordinator
         self.restored: Manifest | None = None
@@ -153,7 +157,6 @@ class Attempt:
     def watch(self, stopping: Any) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
         looked, checked = 0.0, time.monotonic()
-        finished = False
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
@@ -169,8 +172,11 @@ class Attempt:
                 self._check_fence()
             if now - looked > _QUERY_LOOK_S:
                 looked = now
-                finished = finished or self._query_finished()
-            if finished and not self.driver.tick() and self._final_checkpoint_done():
+                if self._finished_us is None and self._query_finished():
+                    self._finished_us = self.driver.now_us
+            if self._finished_us is None:
+                continue
+            if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
                 return True
         return False
 
@@ -334,7 +340,9 @@ class Attempt:
         idle_s = time.monotonic() - self.driver.last_contact
         if idle_s < _IDLE_S or self.driver.is_running:
             return
-        if self.driver.timers_due and not self._is_batch_coming(idle_s) and self.driver.tick():
+        self._notice_silence()
+        by_us = self._finished_us
+        if self.driver.has_due(by_us) and not self._is_batch_coming(idle_s) and self.driver.tick(by_us):
             return
         due = self.coordinator.is_due
         polled = (due or self.coordinator.pending is not None) and self.driver.poll(may_trigger=due)
@@ -342,6 +350,18 @@ class Attempt:
             assert self._fleet is not None
             self._fleet.ping()
             self.driver.last_contact = time.monotonic()
+
+    def _notice_silence(self) -> None:
+        """When Spark rests, having looked for rows and found none, whoever is silent was so until its last look."""
+        asked = time.monotonic()
+        if self._query is None or not self.driver.heeds_silence or asked - self._asked < _NOTICE_S:
+            return
+        self._asked = asked
+        now_us, status = self.driver.now_us, self._query._jsq.status()
+        if status.isTriggerActive() or status.isDataAvailable() or str(status.message()).startswith("Initializing"):
+            return
+        between = self._b.trigger.get("processingTime", "0")
+        self.driver.look(now_us - int(between.partition(" ")[0]) * 1000)
 
     def _is_batch_coming(self, idle_s: float) -> bool:
         """Whether Spark looks for rows or prepares an epoch with some: an epoch of the timers' own would delay it.

@@ -73,6 +73,9 @@ class EpochDriver:
         self._batch = batch
         self._watermarks = watermarks
         self._clock = clock
+        self._looked_us: int | None = None
+        """When the sources were last looked at, in this run: nobody does while an epoch runs."""
+        self._started_us = self.now_us
         self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
         self._staged: dict[str, list[str]] = {}
@@ -111,9 +114,12 @@ class EpochDriver:
             finally:
                 self.last_contact = time.monotonic()
 
-    def tick(self) -> bool:
-        """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran."""
-        if not self.timers_due or not self._lock.acquire(blocking=False):
+    def tick(self, by_us: int | None = None) -> bool:
+        """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran.
+
+        With `by_us`, only those count that the clock had passed then.
+        """
+        if not self.has_due(by_us) or not self._lock.acquire(blocking=False):
             return False
         try:
             if self._nothing is None:
@@ -131,16 +137,35 @@ class EpochDriver:
         """Whether an epoch, or a conversation with the keepers, is under way."""
         return self._lock.locked()
 
-    @property
-    def timers_due(self) -> bool:
-        """Whether the watermark or the clock have passed some timer that has not fired."""
-        now_us = self._now_us()
-        reached = self._watermarks.advance(now_us)
+    def has_due(self, by_us: int | None = None) -> bool:
+        """Whether the watermark or the clock have passed some timer that has not fired; the clock by now, or then."""
+        by_us = self.now_us if by_us is None else by_us
+        reached = self._advance()
         acks = list(self.progress.acks.values())
-        return any(is_due(ack.next_event_us, ack.next_processing_us, reached, now_us) for ack in acks)
+        return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)
 
-    def _now_us(self) -> int:
+    def look(self, at_us: int) -> None:
+        """The sources were looked at: what had come until then is in an epoch, and whoever is in none was silent."""
+        if self._looked_us is None:
+            self._watermarks.begin(at_us)
+        self._looked_us = max(at_us, self._looked_us or at_us)
+
+    @property
+    def heeds_silence(self) -> bool:
+        """Whether it makes a difference when the sources were last looked at."""
+        return self._watermarks.may_be_idle
+
+    @property
+    def now_us(self) -> int:
+        """The clock."""
         return self._clock.now_ms() * 1000
+
+    def _advance(self) -> int | None:
+        return self._watermarks.advance(self._looked_last_us)
+
+    @property
+    def _looked_last_us(self) -> int:
+        return self._started_us if self._looked_us is None else self._looked_us
 
     def poll(self, *, may_trigger: bool) -> bool:
         """Hear from the keepers while no epoch runs; perhaps begin a checkpoint of the epoch before.
@@ -171,7 +196,7 @@ class EpochDriver:
 
     def look_at_watermarks(self) -> list[Reached]:
         """Return how far each source is."""
-        return self._watermarks.look(self._now_us())
+        return self._watermarks.look(self._looked_last_us)
 
     def take_wanted_source(self) -> tuple[CheckpointId, int] | None:
         """Return the checkpoint that needs the source's progress, and after which batch."""
@@ -223,11 +248,14 @@ class EpochDriver:
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
         self._note(epoch, acks, (time.perf_counter() - started) * 1000)
+        if df is not self._nothing:
+            # Its rows are all that had come when it began: how long it took is nobody's silence.
+            self.look(instructions.now_us)
         for (uid, _), ack in acks.items():
             for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
                 self._watermarks.observe(index, newest_us, instructions.now_us)
         self._watermarks.fired_us = instructions.watermark_us
-        self._watermarks.advance(instructions.now_us)
+        self._advance()
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
             self.epoch_carries_trigger = False
@@ -262,16 +290,15 @@ class EpochDriver:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
         pending = self._coordinator.pending
         confirmed = self._coordinator.confirmed
-        now_us = self._now_us()
         return Instructions(
             generation=self._generation,
             epoch=epoch,
             trigger=trigger,
             confirmed=confirmed,
             pending=pending,
-            watermark_us=self._watermarks.advance(now_us),
+            watermark_us=self._advance(),
             fired_us=self._watermarks.fired_us,
-            now_us=now_us,
+            now_us=self.now_us,
         )
 
     def _heed(self, acks: dict[Slot, Ack]) -> None:

@@ -134,6 +134,7 @@ class Run:
         Rows are visible after the next checkpoint.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        exhausted_by: tuple[Attempt, int] | None = None
         while True:
             self._raise_if_failed()
             if self._ended.is_set():
@@ -143,7 +144,11 @@ class Run:
             attempt = self._attempt
             if self._state == "running" and attempt is not None and attempt.query is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                idle = _exhausted(attempt.query, left) and not attempt.driver.timers_due
+                exhausted = _exhausted(attempt.query, left)
+                if exhausted and (exhausted_by is None or exhausted_by[0] is not attempt):
+                    # Timers that fire may set others, for later, on and on.
+                    exhausted_by = attempt, attempt.driver.now_us
+                idle = exhausted_by is not None and exhausted and not attempt.driver.has_due(exhausted_by[1])
                 if idle and self._attempt is attempt and not attempt.driver.failed.is_set():
                     return
             time.sleep(0.02)
