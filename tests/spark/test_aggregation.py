@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.spark.aggregation import Reduction
+from strandline.spark.partials import declare
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -172,6 +173,20 @@ def by_fives(case: Case) -> list[tuple[Any, ...]]:
             given = [v for v in values[at : at + 5] if v is not None]
             found.append((k, 5, sum(given) if given else None))
     return found
+
+
+def test_what_is_stored_is_found_by_the_results_names(spark: Any, case: Case) -> None:
+    probe = source(spark, case.root / "in").key_by("k")._node.probe
+    first = {"t": sl.agg.sum("v"), "u": sl.agg.max("v"), "m": sl.agg.avg("v"), "a b": sl.agg.min("v")}
+    columns, ddls, results = declare(probe, first, "x")
+    again, _, others = declare(probe, dict(reversed(first.items())), "x")
+    assert [*columns] == [*again]
+    assert [result.name for result in results] == [*first]
+    assert {result.name: result for result in results} == {result.name: result for result in others}
+    kinds = "a_b_min_0", "m_avg_0", "m_avg_1", "t_sum_0", "u_max_0"
+    assert [*ddls] == [f"__strandline_{kind}" for kind in kinds]
+    swapped, _, _ = declare(probe, {**first, "t": sl.agg.max("v"), "u": sl.agg.sum("v")}, "x")
+    assert {*swapped} != {*columns}
 
 
 def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> None:
