@@ -178,6 +178,20 @@ def by_fives(case: Case) -> list[tuple[Any, ...]]:
     return found
 
 
+def test_what_is_stored_is_found_by_the_results_names(spark: Any, case: Case) -> None:
+    probe = source(spark, case.root / "in").key_by("k")._node.probe
+    first = {"t": sl.agg.sum("v"), "u": sl.agg.max("v"), "m": sl.agg.avg("v"), "a b": sl.agg.min("v")}
+    columns, ddls, results = declare(probe, first, "x")
+    again, _, others = declare(probe, dict(reversed(first.items())), "x")
+    assert [*columns] == [*again]
+    assert [result.name for result in results] == [*first]
+    assert {result.name: result for result in results} == {result.name: result for result in others}
+    kinds = "a_b_min_0", "m_avg_0", "m_avg_1", "t_sum_0", "u_max_0"
+    assert [*ddls] == [f"__strandline_{kind}" for kind in kinds]
+    swapped, _, _ = declare(probe, {**first, "t": sl.agg.max("v"), "u": sl.agg.sum("v")}, "x")
+    assert {*swapped} != {*columns}
+
+
 def test_aggregating_before_the_shuffle_goes_on_while_it_makes_rows_fewer() -> None:
     reduction = Reduction()
     reduction.observe(1000, 10)

@@ -6,13 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 import strandline as sl
 from strandline.core.errors import IncompatibleStateError
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, StateInfo
+from strandline.format.types import parse_schema
+from strandline.runtime import windowfunctions
+from strandline.runtime.joins import IntervalJoin, Layout, WindowJoin
 from strandline.runtime.program import state_infos
+from strandline.runtime.windowing import Rules
 from strandline.spark.compat import check_compatible
+from tests.runtime.aggregating import COUNTS, process_of
 
 
 def declared(ttl: sl.TTL | None) -> list[StateInfo]:
@@ -55,6 +60,57 @@ TTLS = [None, sl.TTL("1h"), sl.TTL("2h", refresh="read"), sl.TTL("1h", time="eve
 @pytest.mark.parametrize("now", TTLS, ids=str)
 def test_a_ttl_may_change(before: sl.TTL | None, now: sl.TTL | None) -> None:
     go_on(declared(before), declared(now))
+
+
+def windowed(kind: Any) -> list[StateInfo]:
+    fold = windowfunctions.fold("n bigint", 0, max, max, "x")
+    schema = parse_schema("k int, ts timestamp")
+    return state_infos(windowfunctions.plan_windows(kind, Rules(), fold, schema, ["k"], "x").operator)
+
+
+def aggregated(kind: Any) -> list[StateInfo]:
+    return state_infos(process_of(kind, COUNTS, Rules()))
+
+
+def joined(kind: Any) -> list[StateInfo]:
+    row = parse_schema("k int, v int")
+    return state_infos(WindowJoin(Layout(row, row), kind))
+
+
+@pytest.mark.parametrize("made_of", [windowed, aggregated, joined])
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (sl.Tumbling("10s"), sl.Tumbling("60s")),
+        (sl.Tumbling("10s"), sl.Tumbling("10s", offset="5s")),
+        (sl.Sliding("10s", every="5s"), sl.Sliding("10s", every="2s")),
+        (sl.Global(count=10), sl.Global(count=5)),
+    ],
+)
+def test_windows_may_not_be_cut_otherwise(made_of: Any, before: Any, now: Any) -> None:
+    if made_of is joined and isinstance(before, sl.Global):
+        return
+    go_on(made_of(before), made_of(before))
+    with pytest.raises(IncompatibleStateError, match=r"operator 'op': the windows of state '\w+' are .*, were .*"):
+        go_on(made_of(before), made_of(now))
+    # A checkpoint of an earlier release does not say how they were cut.
+    go_on([structs.replace(state, windows=UNSET) for state in made_of(before)], made_of(now))
+
+
+def test_an_interval_may_not_be_another() -> None:
+    row = parse_schema("k int, v int")
+    made = [state_infos(IntervalJoin(Layout(row, row), lower, upper)) for lower, upper in ((0, 5000), (-5000, 5000))]
+    go_on(made[0], made[0])
+    with pytest.raises(
+        IncompatibleStateError, match="the windows of state 'left' are -5 ms to 5 ms apart, were 0 ms to 5"
+    ):
+        go_on(made[0], made[1])
+
+
+def test_windows_that_may_be_cut_otherwise() -> None:
+    for made_of in (windowed, aggregated):
+        go_on(made_of(sl.Session("10s")), made_of(sl.Session("20s")))
+        go_on(made_of(sl.Tumbling("10s")), made_of(sl.Sliding("10000 ms", every="10s", offset="20s")))
 
 
 def test_a_state_with_a_ttl_may_not_vanish() -> None:

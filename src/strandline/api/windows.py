@@ -122,6 +122,20 @@ class Global:
 WindowKind = Tumbling | Sliding | Session | Global
 
 
+def described(kind: WindowKind) -> str:
+    """Say how windows are cut, as far as state depends on it: "" if state tells by itself where its windows end.
+
+    >>> described(Tumbling("10s", offset="25s")), described(Session("10s"))
+    ('10000 ms every 10000 ms from 5000 ms', '')
+    """
+    if isinstance(kind, Session):
+        return ""
+    if isinstance(kind, Global):
+        return "" if kind.count is None else f"{kind.count} events"
+    size, every, start = (us // 1000 for us in (kind.size_us, kind.every_us, kind.offset_us % kind.every_us))
+    return f"{size} ms every {every} ms from {start} ms"
+
+
 def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
     """Return the windows that a time is in, the earliest first.
 

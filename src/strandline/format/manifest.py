@@ -50,6 +50,8 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema_id: int = 0
     ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
     """Left out for a state that does not expire."""
+    windows: str | msgspec.UnsetType = msgspec.UNSET
+    """How the windows are cut that the state is of; left out where it can be read without knowing that."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):

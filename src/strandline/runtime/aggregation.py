@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.states import State, Value
+from strandline.api.windows import Global, described
 from strandline.runtime.aggregates import Accumulators
 from strandline.runtime.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.grouping import Groups, Numbers, edge, extreme, group_by
@@ -112,6 +113,7 @@ class CountedAggregation(KeyedAggregation):
     def __init__(self, keys: Sequence[str], accumulators: Accumulators, count: int) -> None:
         super().__init__(keys, accumulators)
         self._count = count
+        self.own_windows = described(Global(count=count))
         self.own_states: dict[str, State] = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.api.windows import Sliding, Tumbling
+from strandline.api.windows import Sliding, Tumbling, described
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.manifest import StateInfo
 from strandline.format.types import StructType, parse_schema
@@ -42,6 +42,7 @@ class WindowedAggregation(ColumnarProcess):
         self._accumulators = accumulators
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
         self._lateness, self._processing = rules.lateness_us, rules.processing
+        self.own_windows = described(kind)
         self.pane_us = math.gcd(self._size, self._every)
         self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))
         self.table_infos = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]

@@ -154,7 +154,11 @@ def state_infos(process: Process) -> list[StateInfo]:
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     if has_ttl(process):
         found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
-    return found + own_tables(process)
+    found += own_tables(process)
+    windows = getattr(process, "own_windows", "")
+    if windows:
+        found[0] = msgspec.structs.replace(found[0], windows=windows)
+    return found
 
 
 def _ttl_info(state: State) -> TTLInfo | msgspec.UnsetType:

@@ -14,7 +14,7 @@ from typing import Any
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
-from strandline.api.windows import Global, Sliding, Tumbling, Window
+from strandline.api.windows import Global, Sliding, Tumbling, Window, described
 from strandline.runtime.contents import Contents, Row
 
 
@@ -122,6 +122,7 @@ class TimeWindows(EndingWindows):
 
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
         super().__init__(contents, rules)
+        self.own_windows = described(kind)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
 
     def on_event(self, event: Any, ctx: Any) -> None:
@@ -184,6 +185,7 @@ class GlobalWindows(WindowOperator):
 
     def __init__(self, kind: Global, contents: Contents, rules: Rules) -> None:
         super().__init__(contents, rules)
+        self.own_windows = described(kind)
         self._count, self._when = kind.count, kind.when
 
     def _declared(self, value_type: str) -> State:

@@ -86,4 +86,9 @@ def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName)
         ):
             if was != is_now:
                 found.append(f"{where}: the {what} of state '{before_state.name}' is {is_now}, was {was}")
+        if before_state.windows and before_state.windows != now_state.windows:
+            found.append(
+                f"{where}: the windows of state '{before_state.name}' are {now_state.windows or 'of another kind'}, "
+                f"were {before_state.windows}"
+            )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from strandline.runtime.aggregates import ResultSpec
 from strandline.spark.ddl import ddl_of, errors_reported, first_line, quoted
 from strandline.spark.times import visible
 
-_PARTIAL = "__strandline_partial"
+_PARTIAL = "__strandline"
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,15 @@ class Partial:
 def declare(
     probe: DataFrame, given: Mapping[str, Aggregate], uid: str
 ) -> tuple[dict[str, Partial], dict[str, str], list[ResultSpec]]:
-    """Return the accumulator's columns, their types, and the results; what several aggregates need is there once."""
+    """Return the accumulator's columns, their types, and the results; what several aggregates need is there once.
+
+    State is found by the names of columns and their order: of results that need them, however these are ordered.
+    """
     names: dict[tuple[Partial, ...], tuple[str, ...]] = {}
     columns: dict[str, Partial] = {}
     wanted_by: dict[str, str] = {}
-    results = []
-    for result, aggregate in given.items():
+    specs: dict[str, ResultSpec] = {}
+    for result, aggregate in sorted(given.items()):
         column = _sql(probe, aggregate.column)
         kind = _type_of(probe, _whole(aggregate, column), result, uid)
         by = _sql(probe, aggregate.by)
@@ -53,18 +57,24 @@ def declare(
         fields: list[str] = []
         for part in parts:
             if part not in names:
-                names[part] = tuple(f"{_PARTIAL}_{len(columns) + i}" for i in range(len(part)))
+                places = range(len(fields), len(fields) + len(part))
+                names[part] = tuple(_named(result, aggregate.kind, at, [*columns]) for at in places)
                 columns.update(zip(names[part], part, strict=True))
                 wanted_by.update(dict.fromkeys(names[part], result))
             fields += names[part]
-        results.append(
-            ResultSpec(result, _known(kind, result, uid).ddl, aggregate.kind, tuple(fields), aggregate.ranks)
-        )
+        ddl = _known(kind, result, uid).ddl
+        specs[result] = ResultSpec(result, ddl, aggregate.kind, tuple(fields), aggregate.ranks)
     ddls = {}
     for name, partial in columns.items():
         result = wanted_by[name]
         ddls[name] = _known(_type_of(probe, partial.of_many, result, uid), result, uid).ddl
-    return columns, ddls, results
+    return columns, ddls, [specs[result] for result in given]
+
+
+def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
+    """Return the name of a new column of the accumulator, which needs no quotes."""
+    name = f"{_PARTIAL}_{re.sub(r'[^0-9a-zA-Z]', '_', result).lower()}_{kind}_{at}"
+    return name if name not in taken else _named(f"{result}_", kind, at, taken)
 
 
 def _known(kind: DataType, result: str, uid: str) -> OwnType:
