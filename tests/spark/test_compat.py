@@ -11,8 +11,11 @@ from msgspec import UNSET
 import strandline as sl
 from strandline.core.errors import IncompatibleStateError
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, StateInfo
+from strandline.format.types import parse_schema
+from strandline.runtime.joins import IntervalJoin, Layout, WindowJoin
 from strandline.runtime.program import state_infos
 from strandline.spark.compat import check_compatible
+from strandline.testing import window
 
 
 def declared(ttl: sl.TTL | None) -> list[StateInfo]:
@@ -22,10 +25,11 @@ def declared(ttl: sl.TTL | None) -> list[StateInfo]:
     return state_infos(Function())
 
 
-def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
+def go_on(before: list[StateInfo], now: list[StateInfo], shape: str = "", shape_now: str = "") -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
-    stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
-    check_compatible(made([stored]), [SimpleNamespace(**operator, states=now)], "rocksdb", [], [])  # type: ignore[list-item]
+    stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[], shape=shape or UNSET)
+    going_on: Any = SimpleNamespace(**operator, states=now, shape=shape_now)
+    check_compatible(made([stored]), [going_on], "rocksdb", [], [])
 
 
 def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Manifest:
@@ -60,6 +64,39 @@ def test_a_ttl_may_change(before: sl.TTL | None, now: sl.TTL | None) -> None:
 def test_a_state_with_a_ttl_may_not_vanish() -> None:
     with pytest.raises(IncompatibleStateError, match="the state 'seen' is not declared any more"):
         go_on(declared(sl.TTL("1h")), [])
+
+
+def layout() -> Layout:
+    return Layout(parse_schema("k int"), parse_schema("k int"))
+
+
+def windows(kind: Any) -> Any:
+    made = window(kind).fold("n int", 0, lambda n, event: n + 1, merge=lambda a, b: a + b)
+    return made.plan(parse_schema("k int, ts timestamp"), ["k"], "op", timed=True).operator
+
+
+SHAPES: list[tuple[Any, Any, str]] = [
+    (IntervalJoin(layout(), 0, 5), IntervalJoin(layout(), 0, 6), "it is a join .inner. within 0 to 6 µs, was a join"),
+    (IntervalJoin(layout(), 0, 5), IntervalJoin(layout(), 0, 5, "left"), "it is a join .left. within 0 to 5 µs, was"),
+    (WindowJoin(layout(), sl.Tumbling("1s")), WindowJoin(layout(), sl.Tumbling("2s")), "a join of windows of 2000000"),
+    (windows(sl.Tumbling("1s")), windows(sl.Sliding("2s", every="1s")), "windows of 2000000 µs, one every 1000000 µs"),
+    (windows(sl.Session("1s")), windows(sl.Session("3s")), "it is sessions with gaps of 3000000 µs, was sessions"),
+    (windows(sl.Session("1s")), sl.KeyedProcess(), "it is a function, was sessions"),
+]
+
+
+@pytest.mark.parametrize(("before", "now", "said"), SHAPES)
+def test_what_the_state_of_windows_and_joins_depends_on_may_not_change(before: Any, now: Any, said: str) -> None:
+    shape, shape_now = before.own_shape, getattr(now, "own_shape", "")
+    go_on([], [], shape, shape)
+    # Made before the shape stood in manifests.
+    go_on([], [], "", shape)
+    with pytest.raises(IncompatibleStateError, match=said):
+        go_on([], [], shape, shape_now)
+
+
+def test_the_same_windows_in_other_words_fit() -> None:
+    assert windows(sl.Tumbling("60s")).own_shape == windows(sl.Tumbling("1 min")).own_shape
 
 
 @pytest.mark.parametrize(

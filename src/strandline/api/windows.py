@@ -122,6 +122,13 @@ class Global:
 WindowKind = Tumbling | Sliding | Session | Global
 
 
+def shape_of(kind: Tumbling | Sliding | Session) -> str:
+    """Return in words what the state of windows depends on, the same for windows that are the same."""
+    if isinstance(kind, Session):
+        return f"sessions with gaps of {kind.gap_us} µs"
+    return f"windows of {kind.size_us} µs, one every {kind.every_us} µs from {kind.offset_us} µs on"
+
+
 def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
     """Return the windows that a time is in, the earliest first.
 

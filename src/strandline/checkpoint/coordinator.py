@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
@@ -67,6 +69,7 @@ class OperatorPlan:
     max_parallelism: int
     key_schema: str
     states: Sequence[StateInfo] = ()
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +387,7 @@ class Coordinator:
                 uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
                 key_schema=plan.key_schema, states=list(plan.states),
                 partitions=[pending.partitions[plan.uid, i] for i in range(plan.parallelism)],
+                shape=plan.shape or UNSET,
             )
             for plan in self._operators.values()
         ]  # fmt: skip

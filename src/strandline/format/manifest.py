@@ -75,6 +75,8 @@ class OperatorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Spark DDL of the key columns: 'name type, …'."""
     states: list[StateInfo]
     partitions: list[PartitionInfo]
+    shape: str | msgspec.UnsetType = msgspec.UNSET
+    """Of a window or a join: what else its state depends on."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.states import State, Value
-from strandline.api.windows import WINDOW_END, WINDOW_START, Session
+from strandline.api.windows import WINDOW_END, WINDOW_START, Session, shape_of
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
@@ -90,6 +90,7 @@ class SessionAggregation(ColumnarProcess):
         self._keys = parse_schema(key_schema)
         self._accumulators = accumulators
         self._gap, self._rules = kind.gap_us, rules
+        self.own_shape = shape_of(kind)
         session = parse_schema(f"{_SPAN}, {accumulators.ddl}")
         self._fields = list(arrow_schema(session))
         self.own_states: dict[str, State] = {

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling
+from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, shape_of
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.manifest import StateInfo
 from strandline.format.types import StructType, parse_schema
@@ -41,6 +41,7 @@ class WindowedAggregation(ColumnarProcess):
         self._keys = parse_schema(key_schema)
         self._accumulators = accumulators
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
+        self.own_shape = shape_of(kind)
         self._lateness, self._processing = rules.lateness_us, rules.processing
         self.pane_us = math.gcd(self._size, self._every)
         self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))

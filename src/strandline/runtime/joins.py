@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.states import Map
-from strandline.api.windows import Sliding, Tumbling, windows_of
+from strandline.api.windows import Sliding, Tumbling, shape_of, windows_of
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.format.records import record_type
 from strandline.format.types import StructType
@@ -166,6 +166,7 @@ class IntervalJoin(TimedJoin):
         super().__init__(layout, how)
         self._bounds = lower_us, upper_us
         self._width = max(1, upper_us - lower_us)
+        self.own_shape = f"a join ({how}) within {lower_us} to {upper_us} µs"
         self.own_states = {
             "left": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.left.ddl}>>"),
             "right": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.right.ddl}>>"),
@@ -278,6 +279,7 @@ class WindowJoin(TimedJoin):
         super().__init__(layout, how)
         self._kind = kind
         self._size_us = kind.size_us
+        self.own_shape = f"a join of {shape_of(kind)}"
         self.own_states = {
             "left": Map("bigint", f"array<{layout.left.ddl}>"),
             "right": Map("bigint", f"array<{layout.right.ddl}>"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from strandline.api.states import Map, State
-from strandline.api.windows import Session, Window
+from strandline.api.windows import Session, Window, shape_of
 from strandline.runtime.contents import Contents, Row
 from strandline.runtime.windowing import EndingWindows, Rules
 
@@ -25,6 +25,7 @@ class SessionWindows(EndingWindows):
     def __init__(self, kind: Session, contents: Contents, rules: Rules) -> None:
         super().__init__(contents, rules)
         self._gap = kind.gap_us
+        self.own_shape = shape_of(kind)
 
     def _declared(self, value_type: str) -> State:
         return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}>")

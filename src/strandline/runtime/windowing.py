@@ -14,7 +14,7 @@ from typing import Any
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
-from strandline.api.windows import Global, Sliding, Tumbling, Window
+from strandline.api.windows import Global, Sliding, Tumbling, Window, shape_of
 from strandline.runtime.contents import Contents, Row
 
 
@@ -123,6 +123,7 @@ class TimeWindows(EndingWindows):
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
         super().__init__(contents, rules)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
+        self.own_shape = shape_of(kind)
 
     def on_event(self, event: Any, ctx: Any) -> None:
         """Put the event into each of its windows that is not too old."""

@@ -279,6 +279,7 @@ class Attempt:
             max_parallelism=operator.max_parallelism,
             key_schema=operator.key_schema,
             states=operator.states,
+            shape=operator.shape,
         )
 
     def _rewind(self, manifest: Manifest | None) -> None:

@@ -70,6 +70,8 @@ def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName)
         )
         if before != now
     ]
+    if stored.shape and stored.shape != operator.shape:
+        found.append(f"{where}: it is {operator.shape or 'a function'}, was {stored.shape}")
     states = {state.name: state for state in operator.states}
     for before_state in stored.states:
         now_state = states.get(before_state.name)

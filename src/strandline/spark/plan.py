@@ -44,6 +44,11 @@ class Operator:
         return key_schema(self.node.input_schema, list(self.node.keys))
 
     @property
+    def shape(self) -> str:
+        """Of a window or a join: what else its state depends on, apart from keys and types."""
+        return getattr(self.node.process, "own_shape", "")
+
+    @property
     def states(self) -> list[StateInfo]:
         """The declared states."""
         return state_infos(self.node.process)
