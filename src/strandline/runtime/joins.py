@@ -167,7 +167,7 @@ class IntervalJoin(TimedJoin):
         self._bounds = lower_us, upper_us
         self._width = max(1, upper_us - lower_us)
         # Rows are found by what they can match.
-        self.own_windows = f"{lower_us // 1000} ms to {upper_us // 1000} ms apart"
+        self.own_windows = f"{lower_us // 1000} ms to {upper_us // 1000} ms apart, {how}"
         self.own_states = {
             "left": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.left.ddl}>>"),
             "right": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.right.ddl}>>"),
