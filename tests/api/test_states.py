@@ -88,6 +88,14 @@ def test_a_state_that_cannot_work_is_refused_before_the_job_runs(base: type, sta
     assert said in caught.value.message
 
 
+class BatchTimers(KeyedBatchProcess):
+    def on_batch(self, batch: Any, ctx: Any) -> None:
+        pass
+
+    def on_timer(self, timer: Any, ctx: Any) -> None:
+        pass
+
+
 @pytest.mark.parametrize(
     ("process", "said"),
     [
@@ -95,6 +103,7 @@ def test_a_state_that_cannot_work_is_refused_before_the_job_runs(base: type, sta
         (len, "was given a builtin_function_or_method"),
         (KeyedProcess(), "KeyedProcess does not define on_event"),
         (KeyedBatchProcess(), "KeyedBatchProcess does not define on_batch"),
+        (BatchTimers(), "BatchTimers is a KeyedBatchProcess, which has no timers: its on_timer would never be called"),
     ],
 )
 def test_what_is_no_process_function(process: Any, said: str) -> None:

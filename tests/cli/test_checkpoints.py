@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.check import verify
-from strandline.cli.output import time_text
+from strandline.cli.output import moment_text, time_text
 from strandline.core.ids import CheckpointId
 from tests.cli.conftest import Command
 from tests.cli.fabricate import WATERMARKS, FabricatedJob
@@ -278,3 +278,10 @@ def test_gc_needs_a_job_and_a_sensible_grace(strandline: Command, alerts: Fabric
     found = strandline("checkpoints", "gc", alerts.directory, "--job", "alerts", "--grace", "soon")
     assert found.code == 1
     assert "--grace is 'soon'" in found.stderr
+
+
+def test_event_times_may_be_any_that_a_timestamp_can_be() -> None:
+    assert moment_text(1_700_000_000_123_456) == time_text(1_700_000_000_123)
+    assert moment_text(0) == moment_text(999_999) != time_text(0)
+    assert moment_text(1_700_000_000_000_000_000) == "after the year 9999"
+    assert moment_text(-(1 << 63)) == "before the year 1"

@@ -124,6 +124,13 @@ def test_a_poll_waits_for_the_epoch_that_runs(keeper: Keeper) -> None:
         assert polling.finish()[1].epoch == keeper.epoch
 
 
+def test_a_poll_tells_what_the_last_epoch_brought_as_its_own_ack_may_be_lost(keeper: Keeper) -> None:
+    ack = keeper.run([("k", "count", 0, 0), ("l", "count", 0, 0)])[1]
+    asked = keeper.poll()
+    assert (asked.rows_in, asked.rows_out) == (ack.rows_in, ack.rows_out) == (2, 2)
+    assert (asked.newest_us, asked.late_rows, asked.source_rows) == (ack.newest_us, ack.late_rows, ack.source_rows)
+
+
 def test_a_ping_is_answered_in_the_middle_of_an_epoch(keeper: Keeper) -> None:
     with keeper.connect() as running, keeper.connect() as pinging:
         running.begin(keeper.instructions(keeper.epoch + 1))

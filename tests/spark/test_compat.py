@@ -99,12 +99,12 @@ def test_windows_may_not_be_cut_otherwise(made_of: Any, before: Any, now: Any) -
 
 def test_an_interval_may_not_be_another() -> None:
     row = parse_schema("k int, v int")
-    made = [state_infos(IntervalJoin(Layout(row, row), lower, upper)) for lower, upper in ((0, 5000), (-5000, 5000))]
+    bounds = [(0, "inner"), (-5000, "inner"), (0, "left")]
+    made = [state_infos(IntervalJoin(Layout(row, row), lower, 5000, how)) for lower, how in bounds]  # type: ignore[arg-type]
     go_on(made[0], made[0])
-    with pytest.raises(
-        IncompatibleStateError, match="the windows of state 'left' are -5 ms to 5 ms apart, were 0 ms to 5"
-    ):
-        go_on(made[0], made[1])
+    for other, said in ((made[1], "-5 ms to 5 ms apart, inner"), (made[2], "0 ms to 5 ms apart, left")):
+        with pytest.raises(IncompatibleStateError, match=f"of state 'left' are {said}, were 0 ms to 5 ms apart, inner"):
+            go_on(made[0], other)
 
 
 def test_windows_that_may_be_cut_otherwise() -> None:

@@ -171,9 +171,22 @@ def test_what_cannot_work_is_said_before_anything_starts(spark: Any, case: Case)
         stream.watermark("v")
     timed_stream = stream.with_column("ts", small_time()).watermark("ts")
     assert timed_stream.columns == ["seq", "user", "kind", "v", "ts"]
-    with pytest.raises(sl.errors.ConfigurationError, match="has a watermark already"):
+    with pytest.raises(sl.errors.ConfigurationError, match=r"has a watermark already"):
         timed_stream.watermark("ts")
-    with pytest.raises(sl.errors.ConfigurationError, match="no side output 'late'"):
+    for column in (small_time(), 5):
+        with pytest.raises(
+            sl.errors.ConfigurationError, match=r"watermark: column=.* is no column; the stream has seq"
+        ):
+            stream.watermark(column)
+        with pytest.raises(sl.errors.ConfigurationError, match=r"order_by was given .* expected a column's name"):
+            stream.key_by("user", order_by=column)
+    mapped = stream.select_expr("user", "map(user, v) as m")
+    with pytest.raises(
+        sl.errors.ConfigurationError, match=r"order_by: rows cannot be sorted by m: .*MAP<STRING"
+    ) as caught:
+        mapped.key_by("user", order_by="m")
+    assert len(caught.value.message.splitlines()) == 1
+    with pytest.raises(sl.errors.ConfigurationError, match=r"no side output 'late'"):
         timed_stream.side("late")
     mapped = timed_stream.select("user", "v").map(lambda row: (row.user,), output="user string")
     assert mapped.columns == ["user"]

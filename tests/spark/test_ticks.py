@@ -1,14 +1,17 @@
-"""When timers get an epoch of their own: while the source gives nothing, not while Spark prepares an epoch with rows."""
+"""When timers get an epoch of their own, and when everything is processed, as far as a driver can tell. Without Spark."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from strandline.spark.attempt import Attempt
+from strandline.spark.run import Run
 
 
 def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
@@ -46,3 +49,55 @@ def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], t
     made = attempt(**given)
     made._poll_if_idle()
     assert len(made.ticks) == ticks
+
+
+def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
+    run: Any = object.__new__(Run)
+    run._state, run._error, run._ended = "running", None, threading.Event()
+
+    def attempt_with(process: Callable[[], None]) -> Any:
+        driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
+        return SimpleNamespace(query=SimpleNamespace(processAllAvailable=process), driver=driver)
+
+    processed: list[int] = []
+    again = attempt_with(lambda: processed.append(1))
+
+    def restart() -> None:
+        run._attempt, run._state = again, "running"
+
+    def stopped() -> None:
+        # Spark's call returns when the query is stopped; the next attempt takes a moment.
+        run._state = "restarting"
+        threading.Timer(0.1, restart).start()
+
+    run._attempt = attempt_with(stopped)
+    run.process_all_available(10)
+    assert processed
+
+
+def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
+    looks: list[int] = []
+
+    def notice(
+        trigger: dict[str, Any], *, active: bool = False, available: bool = False, said: str = "Waiting"
+    ) -> None:
+        made = attempt(active=active, idle_s=1)
+        made.driver.heeds_silence, made.driver.now_us, made.driver.look = True, 9_000_000, looks.append
+        status = SimpleNamespace(
+            isTriggerActive=lambda: active, isDataAvailable=lambda: available, message=lambda: said
+        )
+        made._query, made._b.trigger, made._asked = (
+            SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status)),
+            trigger,
+            0,
+        )
+        made._notice_silence()
+        made._notice_silence()
+
+    notice({})
+    notice({"processingTime": "2000 milliseconds"})
+    assert looks == [9_000_000, 7_000_000]
+    notice({}, active=True)
+    notice({}, available=True)
+    notice({}, said="Initializing sources")
+    assert len(looks) == 2

@@ -8,7 +8,7 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from strandline.cli.output import add_row, console, duration_text, size_text, table, time_text
+from strandline.cli.output import add_row, console, duration_text, moment_text, size_text, table, time_text
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, StateInfo
 
 
@@ -111,7 +111,7 @@ def print_tables(manifest: Manifest) -> None:
         ("increment", size_text(manifest.uploaded_bytes)),
         ("engine", manifest.engine_version),
         ("source progress", _source_text(manifest.source)),
-        *((_watermark_name(name), time_text(at_us // 1000)) for name, at_us in manifest.watermarks.items()),
+        *((_watermark_name(name), moment_text(at_us)) for name, at_us in manifest.watermarks.items()),
     ):
         add_row(facts, name, value)
     out.print(facts)

@@ -85,6 +85,8 @@ class Keeper:
         self._version = Epoch(0)
         self._kept: KeptOutput | None = None
         self._ack: Ack | None = None
+        self._brought: dict[str, Any] = {}
+        """What the last epoch brought, as its ack said."""
         self._restore_ms = 0.0
         self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
         self._serving: Connection | None = None
@@ -251,15 +253,15 @@ class Keeper:
         if begin.instructions.trigger is not None:
             pause_ms = opened.snapshots.trigger(begin.instructions.trigger)
         failpoints.hit("keeper.applied")
-        self._ack = self._make_ack(
-            rows_in=rows_in,
-            rows_out=rows_out,
-            late_rows=task.late_rows,
-            source_rows=task.source_rows,
-            newest_us=task.newest_us,
-            process_ms=round((time.perf_counter() - started) * 1000, 3),
-            pause_ms=round(pause_ms, 3),
-        )
+        self._brought = {
+            "rows_in": rows_in,
+            "rows_out": rows_out,
+            "late_rows": task.late_rows,
+            "source_rows": task.source_rows,
+            "newest_us": task.newest_us,
+            "process_ms": round((time.perf_counter() - started) * 1000, 3),
+        }
+        self._ack = self._make_ack(**self._brought, pause_ms=round(pause_ms, 3))
         connection.send(p.ACK, self._ack)
         opened.snapshots.write_behind()
         self._collect_due = True
@@ -286,7 +288,8 @@ class Keeper:
             )
         if instructions.trigger is not None:
             opened.snapshots.trigger(instructions.trigger)
-        connection.send(p.ACK, self._make_ack())
+        # What the epoch brought, too: its own ack may have been lost.
+        connection.send(p.ACK, self._make_ack(**self._brought))
 
     def _checked(self, instructions: Instructions) -> Opened:
         assert self._opened is not None

@@ -210,6 +210,12 @@ def check_process(process: Any, uid: str) -> None:
     method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
     if getattr(type(process), method) is getattr(base, method):
         raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+    if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
+        raise ConfigurationError(
+            f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no timers: its on_timer "
+            "would never be called",
+            hint="write it as a KeyedProcess",
+        )
     for name, state in declared_states(process).items():
         if name in vars(process):
             raise ConfigurationError(

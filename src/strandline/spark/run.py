@@ -149,7 +149,8 @@ class Run:
                     # Timers that fire may set others, for later, on and on.
                     exhausted_by = attempt, attempt.driver.now_us
                 idle = exhausted_by is not None and exhausted and not attempt.driver.has_due(exhausted_by[1])
-                if idle and self._attempt is attempt and not attempt.driver.failed.is_set():
+                # A query that is stopped, since the attempt failed, has not processed everything.
+                if idle and self._attempt is attempt and self._is_at_work() and not attempt.driver.failed.is_set():
                     return
             time.sleep(0.02)
 
@@ -181,6 +182,9 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _is_at_work(self) -> bool:
+        return self._state == "running"
 
     # -- supervision, in a thread of its own
 

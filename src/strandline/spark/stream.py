@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
@@ -146,7 +147,8 @@ class Stream:
         Rows of one key meet in one place, in the order in which Spark's shuffle delivers them; with `order_by`, the
         rows of each epoch are sorted by these columns.
         """
-        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        one = isinstance(order_by, str | Column) or not isinstance(order_by, Iterable)
+        order: tuple[Any, ...] = (order_by,) if one else tuple(order_by)
         if not keys:
             raise ConfigurationError("key_by() needs at least one column", hint='write key_by("customer")')
         for what, names in (("key_by", keys), ("order_by", order)):
@@ -161,7 +163,19 @@ class Stream:
                         f"{what}: there is no column '{name}'; the stream has {', '.join(self.columns)}"
                     )
         check_keys(self._node.probe, keys)
+        if order:
+            self._check_order(order)
         return KeyedStream(self._node, keys, order)
+
+    def _check_order(self, order: Sequence[str]) -> None:
+        try:
+            with errors_reported():
+                self._node.probe.sortWithinPartitions(*(F.col(quoted(name)) for name in order))
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"order_by: rows cannot be sorted by {', '.join(order)}: {first_line(error)}",
+                hint="order by numbers, strings, times, or arrays and structs of them",
+            ) from None
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""

@@ -19,7 +19,7 @@ def make_spec(probe: DataFrame, column: str, delay: str, per: str | None, idle: 
     """Check what watermark() was given."""
     names = visible(probe.columns)
     for what, name in (("column", column), ("per", per)):
-        if name is not None and name not in names:
+        if name is not None and (not isinstance(name, str) or name not in names):
             raise ConfigurationError(f"watermark: {what}={name!r} is no column; the stream has {', '.join(names)}")
     kind: Any = probe.schema[column].dataType
     if not isinstance(kind, TimestampType):
