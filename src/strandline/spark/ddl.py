@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
@@ -36,8 +38,20 @@ def input_schema(probe: DataFrame, where: str) -> str:
         ) from None
 
 
-def check_keys(probe: DataFrame, keys: Sequence[str]) -> None:
-    """Refuse key columns that are there twice, or of a type that no key can have."""
+def check_keys(probe: DataFrame, keys: Sequence[Any], order: Sequence[Any]) -> None:
+    """Refuse what key_by() was given: columns that are not there, or twice, or of a type that no key can have."""
+    if not keys:
+        raise ConfigurationError("key_by() needs at least one column", hint='write key_by("customer")')
+    columns = visible(probe.columns)
+    for what, names in (("key_by", keys), ("order_by", order)):
+        for name in names:
+            if not isinstance(name, str):
+                raise ConfigurationError(
+                    f"{what} was given {name!r}, expected a column's name",
+                    hint='compute the column first: .with_column("k", expression).key_by("k")',
+                )
+            if name not in columns:
+                raise ConfigurationError(f"{what}: there is no column '{name}'; the stream has {', '.join(columns)}")
     for key in keys:
         if keys.count(key) > 1:
             raise ConfigurationError(f"key_by: the column '{key}' is given more than once")
@@ -45,6 +59,16 @@ def check_keys(probe: DataFrame, keys: Sequence[str]) -> None:
             key_column(parse_type(ddl_of(probe.schema[key].dataType)))
         except ConfigurationError as error:
             raise ConfigurationError(f"key_by: '{key}' cannot be a key: {error.message}", hint=error.hint) from None
+    if not order:
+        return
+    try:
+        with errors_reported():
+            probe.sortWithinPartitions(*(F.col(quoted(name)) for name in order))
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"order_by: rows cannot be sorted by {', '.join(order)}: {first_line(error)}",
+            hint="order by numbers, strings, times, or arrays and structs of them",
+        ) from None
 
 
 def ddl_of(kind: DataType) -> str:

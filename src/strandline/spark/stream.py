@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
@@ -149,33 +148,8 @@ class Stream:
         """
         one = isinstance(order_by, str | Column) or not isinstance(order_by, Iterable)
         order: tuple[Any, ...] = (order_by,) if one else tuple(order_by)
-        if not keys:
-            raise ConfigurationError("key_by() needs at least one column", hint='write key_by("customer")')
-        for what, names in (("key_by", keys), ("order_by", order)):
-            for name in names:
-                if not isinstance(name, str):
-                    raise ConfigurationError(
-                        f"{what} was given {name!r}, expected a column's name",
-                        hint='compute the column first: .with_column("k", expression).key_by("k")',
-                    )
-                if name not in self.columns:
-                    raise ConfigurationError(
-                        f"{what}: there is no column '{name}'; the stream has {', '.join(self.columns)}"
-                    )
-        check_keys(self._node.probe, keys)
-        if order:
-            self._check_order(order)
+        check_keys(self._node.probe, keys, order)
         return KeyedStream(self._node, keys, order)
-
-    def _check_order(self, order: Sequence[str]) -> None:
-        try:
-            with errors_reported():
-                self._node.probe.sortWithinPartitions(*(F.col(quoted(name)) for name in order))
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"order_by: rows cannot be sorted by {', '.join(order)}: {first_line(error)}",
-                hint="order by numbers, strings, times, or arrays and structs of them",
-            ) from None
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
