@@ -101,11 +101,11 @@ ANSWERS = {
         SELECT bidder, min(ts) AS window_start, max(ts) + INTERVAL 10 SECONDS AS window_end, count(*) AS bids FROM (
           SELECT bidder, ts, sum(is_first) OVER (PARTITION BY bidder ORDER BY ts) AS session FROM (
             SELECT bidder, ts,
-              CASE WHEN ts - lag(ts) OVER (PARTITION BY bidder ORDER BY ts) < INTERVAL 10 SECONDS THEN 0 ELSE 1 END
+              CASE WHEN ts - lag(ts) OVER (PARTITION BY bidder ORDER BY ts) <= INTERVAL 10 SECONDS THEN 0 ELSE 1 END
               AS is_first
             FROM bid
           )
-        ) GROUP BY bidder, session HAVING window_end <= (SELECT reached FROM watermark)
+        ) GROUP BY bidder, session HAVING window_end < (SELECT reached FROM watermark)
         """,
         "SELECT bidder, window_start, window_end, bids FROM gave",
     ),

@@ -64,11 +64,11 @@ class Model:
         found = []
         for k, sessions in self.sessions.items():
             for session in sessions:
-                if reached is not None and session.end <= reached and not session.given:
+                if reached is not None and session.end < reached and not session.given:
                     found.append(self._row(k, session))
                     session.given = True
             self.sessions[k] = [
-                s for s in sessions if not s.given or (reached is not None and s.end + self.lateness > reached)
+                s for s in sessions if not s.given or (reached is not None and s.end + self.lateness >= reached)
             ]
         return found
 
@@ -88,7 +88,7 @@ class Model:
         # What is merged has older sessions' values first, then those of the epoch as they came.
         for at, session in enumerate(merged):
             session.values = [(at, i, v) for i, v in enumerate(session.values)]
-        while pair := next(((a, b) for a, b in combinations(merged, 2) if a.start < b.end and b.start < a.end), None):
+        while pair := next(((a, b) for a, b in combinations(merged, 2) if a.start <= b.end and b.start <= a.end), None):
             first, second = pair
             first.start, first.end = min(first.start, second.start), max(first.end, second.end)
             first.values += second.values
@@ -99,14 +99,14 @@ class Model:
             session.values = [v for _, _, v in sorted(session.values, key=lambda value: value[:2])]
         kept = []
         for session in merged:
-            if not session.is_known and reached is not None and session.end + self.lateness <= reached:
+            if not session.is_known and reached is not None and session.end + self.lateness < reached:
                 self.late += len(session.values)
             else:
                 kept.append(session)
         self.sessions[k] = kept
         found = []
         for session in kept:
-            if reached is not None and session.end <= reached and not session.given:
+            if reached is not None and session.end < reached and not session.given:
                 found.append(self._row(k, session))
                 session.given = True
         touched = any(s.start <= t < s.end for s in kept if not s.given for t, _ in spans)
@@ -232,17 +232,18 @@ def test_a_late_event_joins_two_sessions_that_were_given(tmp_path: Path) -> None
     assert bench.epoch_of([("a", 9, 4)]) == [("a", 0, 28, 3, 7)]
     # Nothing changed since, so nothing comes.
     assert bench.epoch_of([("b", 40, 1)], watermark=35) == []
-    assert bench.task.next_timers_us == (50 * SECOND, None)
+    assert bench.task.next_timers_us == (50 * SECOND + 1, None)
     assert bench.epoch_of(watermark=87) == [("b", 40, 50, 1, 1)]
-    assert bench.epoch_of([("a", 9, 1)], watermark=88) == []
+    assert bench.epoch_of([("a", 9, 1)], watermark=89) == []
     assert bench.task.late_rows == 1
     bench.close()
 
 
-def test_an_event_at_the_very_end_begins_another_session(tmp_path: Path) -> None:
+def test_an_event_at_the_very_end_belongs_to_the_session(tmp_path: Path) -> None:
     bench = sessions(tmp_path)
     assert bench.epoch_of([("a", 0, 1), ("a", 10, 2)], [("a", 19, 3)], watermark=0) == []
-    assert bench.epoch_of(watermark=100) == [("a", 0, 10, 1, 1), ("a", 10, 29, 2, 5)]
+    assert bench.epoch_of([("a", 29, 4)], watermark=29) == []
+    assert bench.epoch_of([("a", 40, 5)], watermark=40) == [("a", 0, 39, 4, 10)]
     bench.close()
 
 
@@ -252,7 +253,7 @@ def test_an_epochs_events_are_one_set(tmp_path: Path) -> None:
     bench.epoch_of(watermark=20)
     assert bench.epoch_of([("a", 5, 1)], [("a", 14, 2)]) == []
     assert bench.task.late_rows == 0
-    assert bench.epoch_of(watermark=24) == [("a", 5, 24, 2, 3)]
+    assert bench.epoch_of(watermark=25) == [("a", 5, 24, 2, 3)]
     assert bench.epoch_of([("a", 13, 1), ("b", 14, 1), ("b", 15, 4)]) == [], "ends at the watermark, or touches nothing"
     assert bench.task.late_rows == 1
     bench.close()
@@ -263,8 +264,8 @@ def test_a_key_has_many_sessions_at_once(tmp_path: Path) -> None:
     starts = list(range(0, 300, 20))
     bench.epoch_of([("a", t, t) for t in reversed(starts)], watermark=0)
     bench.restore(bench.snapshot(), 1)
-    assert bench.epoch_of([("a", 25, 1), ("a", 299, 1)], watermark=10) == [("a", 0, 10, 1, 0)]
-    found = bench.epoch_of(watermark=290)
+    assert bench.epoch_of([("a", 25, 1), ("a", 299, 1)], watermark=11) == [("a", 0, 10, 1, 0)]
+    found = bench.epoch_of(watermark=291)
     assert found == [("a", 20, 35, 2, 21), *(("a", t, t + 10, 1, t) for t in starts[2:])]
     assert bench.epoch_of(watermark=1000) == [("a", 299, 309, 1, 1)]
     assert bench.left() == []
@@ -276,7 +277,7 @@ def test_many_keys_are_looked_at_some_at_a_time(tmp_path: Path) -> None:
     keys = [f"k{i}" for i in range(40)]
     bench.epoch_of([(k, i % 3, 1) for i, k in enumerate(keys)], watermark=0)
     bench.write(bench.freeze())
-    found = bench.epoch_of([("k0", 20, 1)], watermark=12)
+    found = bench.epoch_of([("k0", 20, 1)], watermark=13)
     assert sorted(found) == sorted((k, i % 3, i % 3 + 10, 1, 1) for i, k in enumerate(keys))
     assert bench.epoch_of(watermark=40) == [("k0", 20, 30, 1, 1)]
     assert bench.task.next_timers_us == (None, None)

@@ -104,12 +104,13 @@ def test_late_events_change_the_result_while_lateness_lasts(make: Make, contents
 def test_sessions_end_after_a_gap(make: Make, contents: Contents) -> None:
     bench = make(Session("10s"), contents)
     bench.step([("a", 1, 0), ("a", 2, 9), ("b", 3, 5), ("a", 4, 40)])
-    assert bench.step([("a", 5, 18)], 15) == [row("b", 5, 15, "3")]
-    assert bench.step((), 27) == []
-    assert bench.step((), 28) == [row("a", 0, 28, "1,2,5")]
-    # The gap was silent: what comes at the very end is not late, and begins another.
+    assert bench.step([("a", 5, 18)], 15) == []
+    assert bench.step((), 16) == [row("b", 5, 15, "3")]
+    # What comes at the very end belongs to it.
     assert bench.step([("a", 6, 28)], 28) == []
-    assert bench.step((), 100) == [row("a", 28, 38, "6"), row("a", 40, 50, "4")]
+    assert bench.step((), 38) == []
+    assert bench.step((), 39) == [row("a", 0, 38, "1,2,5,6")]
+    assert bench.step((), 100) == [row("a", 40, 50, "4")]
     assert bench.late == []
 
 
@@ -120,8 +121,8 @@ def test_an_event_makes_sessions_one(make: Make, contents: Contents) -> None:
     bench.step([("a", 3, 30)])
     # The first and the second are 15 s apart; the third stays alone.
     bench.step([("a", 4, 8)], 5)
-    assert bench.step((), 24) == []
-    assert bench.step((), 25) == [row("a", 0, 25, "1,2,4")]
+    assert bench.step((), 25) == []
+    assert bench.step((), 26) == [row("a", 0, 25, "1,2,4")]
     assert bench.step((), 100) == [row("a", 30, 40, "3")]
 
 
@@ -140,18 +141,18 @@ def test_late_events_join_sessions_that_were_given(make: Make, contents: Content
     # It grows beyond the watermark: it is open again.
     bench.step([("a", 4, 24)], 27)
     assert bench.step([("a", 5, 30)], 33.9) == []
-    assert bench.step((), 40) == [row("a", 0, 40, "1,2,3,4,5")]
+    assert bench.step((), 41) == [row("a", 0, 40, "1,2,3,4,5")]
     # Too late for a session of its own, but not for this one.
     bench.step([("a", 6, -1), ("a", 7, -20)], 69)
     assert bench.late == [("a", 7, -20)]
-    assert bench.step([("a", 8, 29)], 70) == [row("a", -1, 40, "1,2,3,4,5,6")]
+    assert bench.step([("a", 8, 29)], 71) == [row("a", -1, 40, "1,2,3,4,5,6")]
     assert bench.late[1:] == [("a", 8, 29)]
 
 
 def test_a_late_session_does_not_give_another_s_result_again(make: Make, contents: Contents) -> None:
     bench = make(Session("10s"), contents, lateness=100)
     bench.step([("a", 1, 50)])
-    assert bench.step([("a", 2, 0)], 60) == [row("a", 50, 60, "1")]
+    assert bench.step([("a", 2, 0)], 61) == [row("a", 50, 60, "1")]
     assert bench.step((), 61) == [row("a", 0, 10, "2")]
     assert bench.step((), 109.9) == []
 
@@ -215,7 +216,7 @@ def test_sessions_by_the_clock(make: Make, contents: Contents) -> None:
     bench.step([("a", 1, None)], None, 1005)
     bench.step([("a", 2, None)], None, 1014)
     assert bench.step([("b", 3, None)], None, 1023) == []
-    assert bench.step([("a", 4, None)], None, 1024) == [("a", 1005, 1024, "1,2", None)]
+    assert bench.step([("a", 4, None)], None, 1025) == [("a", 1005, 1024, "1,2", None)]
 
 
 def test_reducing_gives_one_of_the_events(make: Make) -> None:
@@ -273,7 +274,7 @@ def test_events_without_a_time_are_late(make: Make) -> None:
     bench = make(Session("10s"), joined())
     bench.step([("a", 1, None), ("a", 2, 0)])
     assert bench.late == [("a", 1, None)]
-    assert bench.step((), 10) == [row("a", 0, 10, "2")]
+    assert bench.step((), 11) == [row("a", 0, 10, "2")]
 
 
 def test_late_events_that_nobody_wants_are_counted(make: Make) -> None:
@@ -288,7 +289,7 @@ def test_late_events_that_nobody_wants_are_counted(make: Make) -> None:
 def test_keys_of_several_columns(make: Make, contents: Contents, kind: Any) -> None:
     bench = make(kind, contents, keys=("k", "v"))
     bench.step([("a", 1, 0), ("a", 2, 0), ("a", 1, 0)])
-    given = bench.step((), 10)
+    given = bench.step((), 11)
     assert sorted(given, key=lambda r: r[3]) == [row("a", 0, 10, "1,1"), row("a", 0, 10, "2")]
 
 

@@ -162,7 +162,7 @@ def all_at_once(kind: Any, given_events: list[Timed]) -> dict[Any, list[str]]:
             continue
         gap = kind.gap_us // SECOND
         last = next((w for w in reversed(found) if w[0] == k), None)
-        if last is not None and time < last[2]:
+        if last is not None and time <= last[2]:
             found[k, last[1], time + gap] = [*found.pop(last), v]
         else:
             found[k, time, time + gap] = [v]

@@ -164,6 +164,8 @@ class Model:
         self.kind, self.lateness, self.early, self.processing = kind, lateness, early, processing
         self.by_epoch = by_epoch
         """Whether windows that merge put their values in the order of the epochs, or one window's behind the other's."""
+        # A session is over when nothing can come at its very end.
+        self.slack = 1 / SECOND if isinstance(kind, Session) else 0
         self.epoch = 0
         self.open: dict[str, list[Open]] = {}
         self.marks: dict[str, set[int]] = {}
@@ -184,17 +186,19 @@ class Model:
         given = []
         for k, windows in self.open.items():
             for window in sorted(windows, key=lambda w: w.end):
-                if reached is not None and window.end <= reached and not window.closed:
+                if self._is_over(window.end, reached) and not window.closed:
                     given.append(self._row(k, window))
                     window.closed = True
-            if reached is not None:
-                self.open[k] = [w for w in windows if w.end + self.lateness > reached]
+            self.open[k] = [w for w in windows if not self._is_over(w.end + self.lateness, reached)]
             due = {mark for mark in self.marks.get(k, ()) if mark <= now}
             self.marks.get(k, set()).difference_update(due)
             for window in sorted(self.open[k], key=lambda w: w.end) if due else ():
-                if window.fresh and (reached is None or window.end > reached):
+                if window.fresh and not self._is_over(window.end, reached):
                     given.append(self._row(k, window))
         return given
+
+    def _is_over(self, end: int, reached: int | None) -> bool:
+        return reached is not None and end + self.slack <= reached
 
     def _row(self, k: str, window: Open) -> Row:
         window.fresh = False
@@ -204,13 +208,13 @@ class Model:
     def _add(self, k: str, v: int, time: int | None, reached: int | None, now: int) -> None:
         windows = self.open.setdefault(k, [])
         found = [] if time is None else self._of(time, windows)
-        taken = [w for w in found if w in windows or reached is None or w.end + self.lateness > reached]
+        taken = [w for w in found if w in windows or not self._is_over(w.end + self.lateness, reached)]
         for window in taken:
             if window not in windows:
                 windows.append(window)
             window.values.append((self.epoch, v))
             window.fresh, window.closed = True, False
-            if self.early and (reached is None or window.end > reached or isinstance(self.kind, Session)):
+            if self.early and (not self._is_over(window.end, reached) or isinstance(self.kind, Session)):
                 self.marks.setdefault(k, set()).add(now - now % self.early + self.early)
         if not taken and (found or time is None):
             self.late.append((k, v, time))
@@ -222,7 +226,7 @@ class Model:
             return [there.get(end) or Open(start, end) for start, end in found]
         assert isinstance(self.kind, Session)
         gap = self.kind.gap_us // SECOND
-        touched = sorted((w for w in windows if w.start < time + gap and time < w.end), key=lambda w: w.start)
+        touched = sorted((w for w in windows if w.start <= time + gap and time <= w.end), key=lambda w: w.start)
         if not touched:
             return [Open(time, time + gap)]
         first = touched[0]

@@ -108,7 +108,7 @@ def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce:
     assert stream.schema.simpleString() == grouped.schema.simpleString()
 
 
-WINDOWS = [sl.Sliding("20s", every="5s", offset="2s"), sl.Session("1500 ms")]
+WINDOWS = [sl.Sliding("20s", every="5s", offset="2s"), sl.Session("1s")]
 
 
 def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:

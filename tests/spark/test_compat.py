@@ -107,6 +107,13 @@ def test_an_interval_may_not_be_another() -> None:
             go_on(made[0], other)
 
 
+@pytest.mark.parametrize("kind", [sl.Session("1s"), sl.Tumbling("1s")])
+def test_windows_follow_the_events_or_the_clock_for_good(kind: Any) -> None:
+    made = [state_infos(process_of(kind, COUNTS, Rules(processing=processing))) for processing in (False, True)]
+    with pytest.raises(IncompatibleStateError, match="by the clock, were"):
+        go_on(made[0], made[1])
+
+
 def test_windows_that_may_be_cut_otherwise() -> None:
     for made_of in (windowed, aggregated):
         go_on(made_of(sl.Session("10s")), made_of(sl.Session("20s")))

@@ -83,7 +83,7 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A window for each burst of a key's events: it ends when none came for `gap`.
+    """A window for each burst of a key's events: no two that follow each other are more than `gap` apart.
 
     >>> Session("30 min")
     Session(gap='30 min')
@@ -122,18 +122,20 @@ class Global:
 WindowKind = Tumbling | Sliding | Session | Global
 
 
-def described(kind: WindowKind) -> str:
-    """Say how windows are cut, as far as state depends on it: "" if state tells by itself where its windows end.
+def described(kind: WindowKind, *, processing: bool = False) -> str:
+    """Say how windows are cut, as far as state depends on it: "" if that says all by itself.
 
-    >>> described(Tumbling("10s", offset="25s")), described(Session("10s"))
-    ('10000 ms every 10000 ms from 5000 ms', '')
+    >>> described(Tumbling("10s", offset="25s")), described(Session("10s"), processing=True)
+    ('10000 ms every 10000 ms from 5000 ms', 'sessions by the clock')
     """
-    if isinstance(kind, Session):
-        return ""
     if isinstance(kind, Global):
         return "" if kind.count is None else f"{kind.count} events"
+    by = " by the clock" if processing else ""
+    if isinstance(kind, Session):
+        # Those in state have their ends.
+        return f"sessions{by}"
     size, every, start = (us // 1000 for us in (kind.size_us, kind.every_us, kind.offset_us % kind.every_us))
-    return f"{size} ms every {every} ms from {start} ms"
+    return f"{size} ms every {every} ms from {start} ms{by}"
 
 
 def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:

@@ -4,6 +4,9 @@ A row of the input is the key's columns, how many events it stands for, the firs
 columns of the accumulator. Spark may have aggregated events that are less than the gap apart: they are in one session
 whatever else comes. So an epoch's events count as one set; which of them are late does not depend on their order.
 
+As in windows of Python functions, a session ends in state a microsecond after its window: what is at the window's very
+end belongs to it.
+
 State is the newest session of each key, and a list of further ones where there are any. A session that is not complete
 has a timer at some time up to its end, one that waits for late events at the end of its lateness; when a timer fires,
 all sessions of the key are looked at, and those that stay get a timer again. So an event that makes a session longer
@@ -22,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.states import State, Value
-from strandline.api.windows import Session
+from strandline.api.windows import Session, described
 from strandline.format.columns import arrow_schema, conform
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
@@ -89,7 +92,8 @@ class SessionAggregation(ColumnarProcess):
     def __init__(self, key_schema: str, accumulators: Accumulators, kind: Session, rules: Rules) -> None:
         self._keys = parse_schema(key_schema)
         self._accumulators = accumulators
-        self._gap, self._rules = kind.gap_us, rules
+        self._length, self._rules = kind.gap_us + 1, rules
+        self.own_windows = described(kind, processing=rules.processing)
         session = parse_schema(f"{_SPAN}, {accumulators.ddl}")
         self._fields = list(arrow_schema(session))
         self.own_states: dict[str, State] = {
@@ -117,7 +121,7 @@ class SessionAggregation(ColumnarProcess):
         else:
             start, last = (column.to_numpy() for column in (more.pop(0), more.pop(0)))
         keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
-        columns = [rows.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._gap)]
+        columns = [rows.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
         columns += self._accumulators.conform(more)
         self._spans.append(pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns))))))
         settle(self._spans, self._merged)
@@ -271,7 +275,7 @@ class SessionAggregation(ColumnarProcess):
         some = sessions.only(np.argsort(sessions.end, kind="stable"))
         of_key = pa.array(some.of_key)
         owners = {name: column.take(of_key) for name, column in zip(self._keys.names, keys.columns, strict=True)}
-        yield results_of(owners, some.start, some.end, self._accumulators, some.columns)
+        yield results_of(owners, some.start, some.end - 1, self._accumulators, some.columns)
 
     # -- state
 

@@ -42,7 +42,7 @@ class WindowedAggregation(ColumnarProcess):
         self._accumulators = accumulators
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
         self._lateness, self._processing = rules.lateness_us, rules.processing
-        self.own_windows = described(kind)
+        self.own_windows = described(kind, processing=rules.processing)
         self.pane_us = math.gcd(self._size, self._every)
         self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))
         self.table_infos = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]

@@ -1,7 +1,11 @@
-"""Session windows: each event is a window of its own length, the gap, and windows of a key that overlap are one.
+"""Session windows: each event is a window as long as the gap, and windows of a key that overlap or touch are one.
 
 A session is named by a number that stays while it grows: the time of the event that it began with, or of the oldest
 session that it took in. That time is in it, so no other session of the key can have the same name.
+
+In state a session ends a microsecond after its window: up to there it is open to others, and its result comes when
+nothing at the window's very end can come any more. So what is in which session does not depend on how far the watermark
+was when events came.
 
 Timers: a session that is not complete has a timer at some time up to its end. When it fires and the session has
 grown meanwhile, it is set again, at the end: so an event that makes a session longer sets no timer. A session is
@@ -14,17 +18,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from strandline.api.states import Map, State
-from strandline.api.windows import Session, Window
+from strandline.api.windows import Session, Window, described
 from strandline.runtime.contents import Contents, Row
 from strandline.runtime.windowing import EndingWindows, Rules
 
 
 class SessionWindows(EndingWindows):
-    """Sessions of each key. An event at the very end of one begins another: the gap was silent."""
+    """Sessions of each key. An event at the very end of one is the last that can belong to it."""
 
     def __init__(self, kind: Session, contents: Contents, rules: Rules) -> None:
         super().__init__(contents, rules)
-        self._gap = kind.gap_us
+        self._length = kind.gap_us + 1
+        self.own_windows = described(kind, processing=rules.processing)
 
     def _declared(self, value_type: str) -> State:
         return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}>")
@@ -35,7 +40,7 @@ class SessionWindows(EndingWindows):
         if time is None:
             self._refuse(event, ctx)
             return
-        start, end = time, time + self._gap
+        start, end = time, time + self._length
         touched = sorted((s for s in self.windows.items() if s[1].start < end and start < s[1].end), key=_start_of)
         if not touched:
             if reached is not None and end + self._rules.lateness_us <= reached:
@@ -70,7 +75,7 @@ class SessionWindows(EndingWindows):
                 if session.fresh:
                     self._set_timer(session.end, ctx)
             elif session.end == now_us:
-                yield from self._results(Window(session.start, session.end), at, session.value, ctx)
+                yield from self._results(_window(session), at, session.value, ctx)
                 if lateness:
                     self.windows[at] = (session.start, session.end, False, session.value)
                     self._set_timer(now_us + lateness, ctx)
@@ -83,9 +88,13 @@ class SessionWindows(EndingWindows):
         _, reached = self._times(ctx)
         for at, session in sorted(self.windows.items(), key=_start_of):
             if session.fresh and (reached is None or session.end > reached):
-                yield from self._results(Window(session.start, session.end), at, session.value, ctx)
+                yield from self._results(_window(session), at, session.value, ctx)
                 self.windows[at] = (session.start, session.end, False, session.value)
                 self._set_timer(session.end, ctx)
+
+
+def _window(session: Any) -> Window:
+    return Window(session.start, session.end - 1)
 
 
 def _start_of(named: tuple[int, Any]) -> int:

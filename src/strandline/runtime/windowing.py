@@ -122,7 +122,7 @@ class TimeWindows(EndingWindows):
 
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
         super().__init__(contents, rules)
-        self.own_windows = described(kind)
+        self.own_windows = described(kind, processing=rules.processing)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
 
     def on_event(self, event: Any, ctx: Any) -> None:
