@@ -83,9 +83,7 @@ def test_windows_of_a_stream_with_late_events_across_a_restart(spark: Any, case:
         (r["user"], seconds(r, "window_start"), seconds(r, "window_end"), r["vs"]) for r in sinks["sessions"].rows
     )
     # a: 1 | 9 13 16; b: 4, which the late event at 3 s joins, since at 11 s another may come at the very end | 12 19.
-    assert sessions == Counter(
-        [("a", 1, 8, "1"), ("a", 9, 23, "3,4,5"), ("b", 3, 11, "100,2"), ("b", 12, 26, "6,7")]
-    )
+    assert sessions == Counter([("a", 1, 8, "1"), ("a", 9, 23, "3,4,5"), ("b", 3, 11, "100,2"), ("b", 12, 26, "6,7")])
 
 
 def test_what_window_refuses(spark: Any, case: Case) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, NullKeyError
 from strandline.testing import Harness, agg, window
 from tests.runtime.bench import KINDS
 
@@ -208,6 +208,12 @@ def test_what_cannot_be(make: Any, where: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Harness(make(), schema=SCHEMA, key="k", **where)
     assert caught.value.message == message
+
+
+def test_a_null_key_is_shown_without_what_nobody_wrote() -> None:
+    with Harness(agg(n=sl.agg.count()), schema=SCHEMA, key=("k", "s")) as h, pytest.raises(NullKeyError) as caught:
+        h.push({"k": "a", "v": 1})
+    assert "is null in the event Record(k='a', s=None)" in caught.value.message
 
 
 def test_state_is_not_shown_and_the_directory_goes(tmp_path: Path, monkeypatch: Any) -> None:

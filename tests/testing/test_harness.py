@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import doctest
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +362,16 @@ def test_harnesses_that_cannot_work(given: dict[str, Any], message: str) -> None
     usual = {"process": Everything(), "schema": "k string, ts timestamp", "key": "k", "output": OUT}
     with pytest.raises(ConfigurationError, match=message):
         Harness(**{**usual, **given})
+
+
+def test_a_harness_that_nobody_closes_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    h = everything()
+    h.push(event("a"))
+    assert list(tmp_path.iterdir())
+    del h
+    gc.collect()
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_mistakes() -> None:

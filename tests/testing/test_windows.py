@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strandline import Global, KeyedProcess, Session, Sliding, Tumbling, Value
-from strandline.core.errors import ConfigurationError, OutputError, UserCodeError
+from strandline.core.errors import ConfigurationError, OutputError, StateTypeError, UserCodeError
 from strandline.testing import Harness, Right, window
 from tests.runtime.bench import KINDS
 
@@ -179,6 +179,22 @@ def test_a_function_that_fails_does_not_apply_the_epoch() -> None:
         h.push(event("a", 1))
         with pytest.raises(OutputError, match=r"a result row is \(1, 2\), expected a dict or a tuple of n"):
             h.advance_watermark(at(10))
+
+
+def test_a_function_that_gives_what_does_not_fit_is_told_of_nothing_else() -> None:
+    windows = [window(Tumbling("1s")), window(Session("1s")), window(Global(count=9))]
+    cases: list[Any] = [("n int", "x", "int: expected int, got"), ("a int, b int", (1, "x"), "expected int at .b, got")]
+    for made in windows:
+        for output, gives, said in cases:
+            function = made.fold(output, None, lambda value, event, gives=gives: gives, merge=max)
+            with Harness(function, **TIMED) as h, pytest.raises(StateTypeError) as caught:
+                h.push(event("a", 1))
+            message = caught.value.message
+            assert "operator 'operator': the function of windows raised for key 'a', in the event Record(" in message
+            assert "what it gave does not fit " in message
+            assert f"{said} 'x' (str)" in message
+            assert "fresh" not in message
+            assert str(caught.value).count("next step") == 1
 
 
 AGGREGATE: Any = partial(window(Tumbling("1s")).aggregate, "bigint", output="n bigint")

@@ -196,6 +196,7 @@ class ValueCodec:
             hint="make the value fit, or declare another type",
             expected=self.type.ddl,
             path=path,
+            why=why,
             actual=f"{shown(value)} ({type(value).__name__})",
         )
 

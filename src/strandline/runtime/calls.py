@@ -18,6 +18,7 @@ from strandline.runtime.outputs import RawOutput
 from strandline.runtime.program import Process
 from strandline.runtime.scope import Scope, Timer
 from strandline.runtime.timers import TimerTable
+from strandline.runtime.windowing import WindowOperator
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _OUTPUT_ROWS = 20_000
@@ -125,10 +126,14 @@ def user_error(
     text = _users_trace(error, trace)
     what = "for the timer" if method == "on_timer" else "in the event"
     where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
+    if isinstance(process, WindowOperator):
+        whose, error = "the function of windows", process.explained(error)
+    else:
+        whose = f"{method} of {type(process).__name__}"
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
     return kind(
-        f"operator '{uid}': {method} of {type(process).__name__} raised{where}: {said}\n{text}",
+        f"operator '{uid}': {whose} raised{where}: {said}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or "fix the function and start again: the job goes on from its last checkpoint",
         operator=uid,
         key=repr(key),
@@ -138,7 +143,12 @@ def user_error(
 
 
 def _users_trace(error: BaseException, trace: TracebackType | None) -> str:
-    """Format a traceback without the frames of this package: a handle that refuses a value is no help to look at."""
+    """Format a traceback without the frames of this package: a handle that refuses a value is no help to look at.
+
+    What an error of ours says is said beside it.
+    """
     said = traceback.TracebackException(type(error), error, trace)
     said.stack = traceback.StackSummary.from_list([f for f in said.stack if not f.filename.startswith(_PACKAGE)])
+    if isinstance(error, StrandlineError):
+        return "".join(["Traceback (most recent call last):\n", *said.stack.format()]).rstrip() if said.stack else ""
     return "".join(said.format()).rstrip()

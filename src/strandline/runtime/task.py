@@ -333,9 +333,11 @@ class Task:
         for at in self._key_at:
             if columns[at].null_count:
                 row = columns[at].is_null().index(True).as_py()
-                fields = self._schema.fields
-                values = [to_python(c.slice(row, 1), f.type)[0] for c, f in zip(columns, fields, strict=True)]
-                event = given_event(self._make_event(values), self._schema.names)
+                # Operators of ours get more than users know of.
+                known = range(len(columns)) if self._columnar is None else self._key_at
+                names = [self._schema.names[i] for i in known]
+                values = [to_python(columns[i].slice(row, 1), self._schema.fields[i].type)[0] for i in known]
+                event = given_event(record_type(names)._make(values), names)
                 raise NullKeyError(
                     f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
                     f"{event!r}",

@@ -15,7 +15,11 @@ from typing import Any
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
 from strandline.api.windows import Global, Sliding, Tumbling, Window, described
+from strandline.core.errors import StateTypeError
 from strandline.runtime.contents import Contents, Row
+
+_VALUE = ".value"
+"""Where what a function gave is in a window's entry."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,17 @@ class WindowOperator(KeyedProcess):
     def open(self) -> None:
         """Give the contents their states."""
         self._contents.open(self)
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what a function is told whose value does not fit: it knows nothing of the state that it is kept in."""
+        if not isinstance(error, StateTypeError) or not error.fields.get("path", "").startswith(_VALUE):
+            return error
+        inner = error.path.removeprefix(_VALUE)
+        why = error.why.replace(f" at {error.path}", f" at {inner}" if inner else "")
+        return StateTypeError(
+            f"what it gave does not fit {self._contents.value_type}: {why}",
+            hint="return what fits, or declare another type",
+        )
 
     def _times(self, ctx: Any) -> tuple[int | None, int | None]:
         """Return the event's time, and how far time has come: nothing before it can still be expected."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class Chain:
     def __init__(self) -> None:
         self._operators: list[Operator] = []
         self._directory = Path(tempfile.mkdtemp(prefix="strandline-harness-"))
+        # Also of a harness that nobody closes.
+        self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._closed = False
 
     # -- life
@@ -67,7 +70,7 @@ class Chain:
         finally:
             for operator in self._operators:
                 operator.abandon()
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._remove()
 
     # -- epochs
 
