@@ -124,6 +124,8 @@ def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
     refused(lambda: stream.key_by("usr"), "there is no column 'usr'", "seq, user, kind, v")
     refused(lambda: stream.key_by(), "at least one column")
     refused(lambda: stream.key_by("v", "v"), "the column 'v' is given more than once")
+    twice = stream.select_expr("user", "v", "kind as V").key_by("user")
+    refused(lambda: twice.process(count(), output="n bigint", uid="n"), "the column v, V is there more than once")
     with_array = stream.with_column("vs", F.array("v"))
     refused(lambda: with_array.key_by("user", "vs"), "'vs' cannot be a key", "arrays and maps cannot be keys")
     refused(lambda: stream.key_by("user").process(count(), output="n bigint", uid=""), "Count has no uid")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,10 +24,13 @@ CONTEXT_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 def input_schema(probe: DataFrame, where: str) -> str:
     """Return the DDL of a step's input columns."""
-    names = visible(probe.columns)
-    twice = sorted({name for name in names if names.count(name) > 1})
+    counted = Counter(name.lower() for name in visible(probe.columns))
+    twice = [name for name in visible(probe.columns) if counted[name.lower()] > 1]
     if twice:
-        raise ConfigurationError(f"{where}: the column {', '.join(twice)} is there more than once", hint="rename one")
+        raise ConfigurationError(
+            f"{where}: the column {', '.join(dict.fromkeys(twice))} is there more than once",
+            hint="rename one: Spark does not tell upper from lower case",
+        )
     parts = []
     for column in without_hidden(probe).schema.fields:
         parts.append(f"{quoted(column.name)} {ddl_of(column.dataType)}")
