@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.core.errors import ConfigurationError, CorruptionError, OutputError, StateTypeError
+from strandline.core.errors import ConfigurationError, OutputError, StateTypeError, UserCodeError
 from strandline.format.columns import arrow_schema, from_arrow_type, from_python, to_arrow_type, to_python
 from strandline.format.records import record_type
 from strandline.format.types import DataType, LongType, parse_schema, parse_type
@@ -102,7 +102,7 @@ def test_arrow_types_without_counterpart(arrow: pa.DataType) -> None:
 def test_moments_beyond_python_are_reported() -> None:
     for kind, number, arrow in (("date", 2**31 - 1, pa.int32()), ("timestamp_ntz", -(2**62), pa.int64())):
         column = pa.array([number], arrow).view(to_arrow_type(parse_type(kind)))
-        with pytest.raises(CorruptionError, match="outside the years 1 to 9999"):
+        with pytest.raises(UserCodeError, match="outside the years 1 to 9999"):
             to_python(column, parse_type(kind))
 
 

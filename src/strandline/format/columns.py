@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
+from strandline.core.errors import ConfigurationError, CorruptionError, OutputError, StateTypeError, UserCodeError
 from strandline.format.coercion import MisfitError, coercion, shown
 from strandline.format.records import record_type
 from strandline.format.scalars import FIXED_SCALARS, Numbers
@@ -136,9 +136,13 @@ def _may_cast(given: DataType, wanted: DataType) -> bool:
 def to_python(array: pa.Array | pa.ChunkedArray, kind: DataType) -> list[Any]:
     """Return a column as Python values: None for null, Records for structs, dicts for maps, aware datetimes in UTC.
 
-    Raises StateTypeError if the column is of another type.
+    Raises StateTypeError if the column is of another type, UserCodeError if it holds a moment that Python cannot hold.
     """
-    return _to_python(array, kind, False)
+    try:
+        return _to_python(array, kind, False)
+    except CorruptionError as error:
+        # Nothing is damaged: the rows are so, and come again.
+        raise UserCodeError(error.message, hint=error.hint) from error
 
 
 def _to_python(array: pa.Array | pa.ChunkedArray, kind: DataType, hashable: bool) -> list[Any]:
