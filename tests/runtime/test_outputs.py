@@ -112,7 +112,7 @@ def test_rows_with_a_name_twice_are_refused(build: OutputBuilder) -> None:
 def test_a_table_that_stays_in_pieces_is_refused_rather_than_cut(build: OutputBuilder) -> None:
     pieces = [pa.record_batch({"k": ["a"], "n": [1]})] * 2
     with pytest.raises(OutputError, match="too large for one batch"):
-        build._one(pieces)
+        build._one(pieces, "on_batch returned")
 
 
 def test_a_column_of_nothing_but_nulls_fits_any_type(build: OutputBuilder) -> None:

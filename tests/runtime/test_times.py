@@ -12,12 +12,11 @@ import pytest
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Value
-from strandline.core.errors import ConfigurationError, OutputError, StateLimitError, StateTypeError, UserCodeError
+from strandline.core.errors import OutputError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
 from strandline.format.scalars import EPOCH, timestamp_to_us
 from strandline.runtime import calls, timers
 from strandline.runtime.outputs import FIRED, SIDE, TIME, raw_ddl
-from strandline.runtime.program import check_sides
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.runtime.conftest import Make
 
@@ -394,8 +393,6 @@ def test_a_vectorised_function_in_event_time(stage: Any, is_phased: bool) -> Non
     assert [(row["k"], row["said"], row[TIME], row[FIRED]) for row in rows] == [first, ("b", "2 of 6", None, False)]
     assert s.bench.task.late_rows == (0 if is_phased else 1)
     assert s.bench.task.newest_us == ({} if is_phased else {"": 9})
-    with pytest.raises(ConfigurationError, match="has no side outputs"):
-        check_sides(Sums(), "op", {"late": "n int"})
 
 
 @pytest.mark.parametrize("kind", KINDS)

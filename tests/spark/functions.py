@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 import strandline as sl
 
@@ -61,8 +62,11 @@ class CountWide(sl.KeyedProcess):
         yield (*ctx.key, self.seen.value)
 
 
+LARGE = 90
+
+
 class CountBatch(sl.KeyedBatchProcess):
-    """Count and sum with whole columns; one row a key and batch."""
+    """Count and sum with whole columns; one row a key and batch. Large values are sent aside."""
 
     stats = sl.Value("struct<n: bigint, total: bigint>")
 
@@ -75,6 +79,7 @@ class CountBatch(sl.KeyedBatchProcess):
         total = added + old.field("total").fill_null(0).to_numpy()
         new = pa.StructArray.from_arrays([pa.array(n), pa.array(total)], names=["n", "total"])
         self.stats.put_many(keys, new)
+        ctx.emit("large", batch.select(["v", "user"]).filter(pc.greater(batch.column("v"), LARGE)))
         return pa.RecordBatch.from_arrays([keys.columns[0], pa.array(n), pa.array(total)], names=["user", "n", "total"])
 
 

@@ -18,7 +18,7 @@ from strandline.format.murmur import key_group
 from strandline.format.types import parse_type
 from strandline.spark.exchange import Exchange
 from tests.spark import pipeline, small
-from tests.spark.functions import Count, CountBatch, CountWide
+from tests.spark.functions import LARGE, Count, CountBatch, CountWide
 from tests.spark.harness import Case, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
@@ -152,18 +152,21 @@ def test_a_checkpoint_before_the_first_event(spark: Any, case: Case) -> None:
 
 
 def test_a_vectorised_function_gives_what_its_oracle_does(spark: Any, case: Case) -> None:
-    sink = sl.sinks.memory()
+    sink, aside = sl.sinks.memory(name="counts"), sl.sinks.memory(name="large")
     for _ in range(2):
         case.add(2)
-        stream = sl.stream(small.source(spark, case.root / "in"))
-        job = small.job(
-            stream, case.root, case.local_dir, sink=sink, process=CountBatch(),
+        keyed = sl.stream(small.source(spark, case.root / "in")).key_by("user")
+        counts = keyed.process(
+            CountBatch(),
             output="user string, n bigint, total bigint",
-        )  # fmt: skip
-        with job.start(spark) as run:
+            sides={"large": "user string, v int"},
+            uid="count",
+        )
+        with case.job_of("batch", counts.to(sink), counts.side("large").to(aside)).start(spark) as run:
             settle(run)
     # Each file was one epoch, and each of a key's epochs gave one row.
     wanted: Counter[tuple[Any, ...]] = Counter()
+    large: Counter[tuple[Any, ...]] = Counter()
     so_far: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for file in range(case.files):
         events = pipeline.events_of(case.seed, file, 40)
@@ -171,7 +174,10 @@ def test_a_vectorised_function_gives_what_its_oracle_does(spark: Any, case: Case
             n, total = so_far[e["user"]]
             so_far[e["user"]] = (n + 1, total + e["v"])
         wanted.update((user, *so_far[user]) for user in {e["user"] for e in events})
+        large.update((e["user"], e["v"]) for e in events if e["v"] > LARGE)
     assert small.rows_of(sink) == wanted
+    assert small.rows_of(aside) == large
+    assert large
 
 
 # A column of each type that a key can have; every value appears in two epochs.

@@ -115,6 +115,10 @@ class BatchContext(Protocol):
     partition: int
     uid: str
 
+    def emit(self, side: str, rows: pa.RecordBatch | pa.Table) -> None:
+        """Send rows to a side output that `sides` of process() declares."""
+        ...
+
 
 class _StatefulFunction:
     """What both kinds of functions share: an assignment does not put something else into the place of a state."""

@@ -50,6 +50,7 @@ class RawOutput:
         self._timed = timed
         self._side_rows: dict[str, list[Any]] = {name: [] for name in sides}
         self._side_times: dict[str, list[int | None]] = {name: [] for name in sides}
+        self._side_batches: list[pa.RecordBatch] = []
 
     def from_rows(self, rows: list[Any], times: Sequence[int | None]) -> pa.RecordBatch:
         """Convert main output; `times` may be empty where no times are asked for."""
@@ -62,15 +63,18 @@ class RawOutput:
 
     def add_side(self, side: str, row: Any, time_us: int | None) -> None:
         """Keep a row for a side output."""
-        if side not in self.sides:
-            raise OutputError(
-                f"operator '{self._uid}' has no side output '{side}', only {', '.join(self.sides)}",
-                hint="declare it in `sides` of process()",
-                operator=self._uid,
-            )
+        self._check_side(side)
         self._side_rows[side].append(row)
         self._side_times[side].append(time_us)
         self.waiting += 1
+
+    def add_side_batch(self, side: str, given: Any) -> None:
+        """Keep a vectorised function's rows for a side output; they have no times."""
+        self._check_side(side)
+        batch = self.sides[side].from_arrow(given, f"emit('{side}', …) was given")
+        if batch is not None:
+            at = 1 + list(self.sides).index(side)
+            self._side_batches.append(self._complete(batch, [None] * batch.num_rows, side=at))
 
     def take_sides(self) -> Iterator[pa.RecordBatch]:
         """Give what was kept for side outputs."""
@@ -80,13 +84,24 @@ class RawOutput:
                 yield self._complete(batch, self._side_times[side], side=at)
                 self._side_rows[side], self._side_times[side] = [], []
         self.waiting = 0
+        batches, self._side_batches = self._side_batches, []
+        yield from batches
 
     def forget(self) -> None:
         """Forget rows that were not taken, and that timers gave them."""
         for side in self.sides:
             self._side_rows[side], self._side_times[side] = [], []
+        self._side_batches = []
         self.waiting = 0
         self.fired = False
+
+    def _check_side(self, side: str) -> None:
+        if side not in self.sides:
+            raise OutputError(
+                f"operator '{self._uid}' has no side output '{side}', only {', '.join(self.sides)}",
+                hint="declare it in `sides` of process()",
+                operator=self._uid,
+            )
 
     def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None] | pa.Array, side: int = 0) -> pa.RecordBatch:
         if not self._timed and not self.sides:
@@ -131,17 +146,17 @@ class OutputBuilder:
                 raise self._error(f"{error.message}, in the output row {row!r}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def from_arrow(self, result: Any) -> pa.RecordBatch | None:
+    def from_arrow(self, result: Any, what: str = "on_batch returned") -> pa.RecordBatch | None:
         """Convert a RecordBatch or Table; columns are matched by name and must fit without loss."""
         if isinstance(result, pa.Table):
-            result = self._one(result.combine_chunks().to_batches())
+            result = self._one(result.combine_chunks().to_batches(), what)
         if result is None:
             return None
         if not isinstance(result, pa.RecordBatch):
-            raise self._error(f"on_batch returned a {type(result).__name__}, expected a pyarrow RecordBatch or Table")
+            raise self._error(f"{what} a {type(result).__name__}, expected a pyarrow RecordBatch or Table")
         given = result.schema.names
         if sorted(given) != sorted(self._names):
-            raise self._error(f"on_batch returned the columns {', '.join(given)}; expected {', '.join(self._names)}")
+            raise self._error(f"{what} the columns {', '.join(given)}; expected {', '.join(self._names)}")
         arrays = []
         for field, type_ in zip(self.schema, self._types, strict=True):
             column = result.column(field.name)
@@ -152,10 +167,10 @@ class OutputBuilder:
                 raise self._error(said, error.hint) from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _one(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    def _one(self, batches: list[pa.RecordBatch], what: str) -> pa.RecordBatch | None:
         """A table stays in pieces where a column has more than 2 GB of text."""
         if len(batches) > 1:
-            raise self._error("on_batch returned a table too large for one batch", "return smaller tables")
+            raise self._error(f"{what} a table too large for one batch", "give smaller tables")
         return batches[0] if batches else None
 
     def _columns(self, rows: list[Any]) -> Sequence[list[Any]]:

@@ -224,17 +224,12 @@ def check_process(process: Any, uid: str) -> None:
             )
 
 
-def check_sides(process: Process, uid: str, sides: Mapping[str, str]) -> None:
-    """Refuse side outputs that are none, and those of a function that cannot send anything there."""
+def check_sides(uid: str, sides: Any) -> None:
+    """Refuse side outputs that are none."""
     if not isinstance(sides, Mapping) or not all(isinstance(name, str) for name in sides):
         raise ConfigurationError(
             f"operator '{uid}': sides is {sides!r}, expected schemas by name",
             hint='write sides={"late": "user string, at timestamp"}',
-        )
-    if sides and isinstance(process, KeyedBatchProcess):
-        raise ConfigurationError(
-            f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no side outputs",
-            hint="give all rows in the main output and tell them apart by a column, or write it as a KeyedProcess",
         )
 
 

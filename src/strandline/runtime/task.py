@@ -47,6 +47,8 @@ class Task:
         self._columnar = process if isinstance(process, ColumnarProcess) else None
         self.scope = Scope(program.uid, partition)
         self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
+        if self._calls is None and program.sides:
+            self.scope._emit = self._outputs.add_side_batch
         self.store = Store(program, process, self.scope, backend, cache_bytes)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
         self._at_end = program.phased or self.store.broadcasts is not None
@@ -276,6 +278,7 @@ class Task:
         given = self._outputs.from_arrow(result)
         if given is not None:
             yield given
+        yield from self._outputs.take_sides()
 
     def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
         times = batch.column(1) if self._program.timed else None

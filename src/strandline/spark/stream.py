@@ -210,7 +210,7 @@ class KeyedStream(Aggregates):
                 hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
             )
         check_process(process, uid)
-        check_sides(process, uid, sides or {})
+        check_sides(uid, sides or {})
         check_inputs(process, uid, self._made_by)
         state_infos(process)
         schema = parse_schema(output).ddl

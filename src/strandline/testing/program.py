@@ -48,7 +48,7 @@ def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism
     planned = _planned(wanted, schema, keys, timed=reads.timed)
     process, sides, before = planned.operator, planned.sides, planned.before
     check_process(process, uid)
-    check_sides(process, uid, sides)
+    check_sides(uid, sides)
     state_infos(process)
     most = wanted.max_parallelism or default_max_parallelism(parallelism)
     check_parallelism(uid, parallelism, most)
