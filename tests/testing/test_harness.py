@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import doctest
 import gc
+import math
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from strandline import Aggregating, KeyedBatchProcess, KeyedProcess, List, Map, Reducing, Value
+from strandline import Aggregating, Global, KeyedBatchProcess, KeyedProcess, List, Map, Reducing, Value, agg
 from strandline.core.errors import (
     ConfigurationError,
     NullKeyError,
@@ -394,6 +395,25 @@ def test_harnesses_that_cannot_work(given: dict[str, Any], message: str) -> None
     usual = {"process": Everything(), "schema": "k string, ts timestamp", "key": "k", "output": OUT}
     with pytest.raises(ConfigurationError, match=message):
         Harness(**{**usual, **given})
+
+
+class Listed(KeyedProcess):
+    said = Value("string", default="")
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        self.said.value += f"{event.n} "
+
+
+def test_events_of_an_epoch_are_sorted_as_spark_sorts_them() -> None:
+    given: Any = {"schema": "k string, n int, x double", "key": "k", "output": "k string"}
+    with Harness(Listed(), **given, order_by=["x", "n"]) as h:
+        h.push(("a", 1, math.nan), ("a", 2, 7.0), ("a", 3, None), ("a", 5, -math.inf), ("a", 4, -math.inf))
+        h.push(("a", 7, 2.0), ("a", 6, 1.0))
+        assert h.state("a") == {"said": "3 4 5 2 1 6 7 "}
+    with Harness(window(Global(count=2)).agg(first=agg.first("n")), **{**given, "output": None}, order_by="n") as h:
+        assert h.push(("a", 4, None), ("a", 2, None), ("a", 3, None), ("a", 1, None)) == [("a", 1), ("a", 3)]
+    with pytest.raises(ConfigurationError, match="Harness: order_by names 'y'; the stream has k, n, x"):
+        Harness(Listed(), **given, order_by="y")
 
 
 def test_a_harness_that_nobody_closes_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ A Broadcast state is a map of no key. Its entries are stored in each partition u
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,14 +13,15 @@ import pyarrow.compute as pc
 
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.backends.base import Backend
-from strandline.core.errors import ConfigurationError, OutputError, UserCodeError
+from strandline.core.errors import OutputError, UserCodeError
 from strandline.core.ids import KeyGroup
 from strandline.format.columns import to_python
 from strandline.format.keys import KeyCodec
-from strandline.format.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructType, parse_type
+from strandline.format.types import StructType, parse_type
 from strandline.format.values import ValueCodec
 from strandline.runtime.handles import MapHandle
 from strandline.runtime.maptable import Cell, MapTable
+from strandline.runtime.ordering import comparable
 from strandline.runtime.scope import Scope
 
 GROUP_BYTES = 2
@@ -111,7 +111,7 @@ class Broadcasts:
         self._scope = scope
         self._rule = rule
         self._codec = ValueCodec(rule)
-        self._order = [(at, _comparable(rule.fields[at].type)) for at in map(rule.names.index, order_by)]
+        self._order = [(at, comparable(rule.fields[at].type)) for at in map(rule.names.index, order_by)]
         self._prefix = first.to_bytes(GROUP_BYTES, "big")
         self._waiting: list[tuple[Any, Any, int | None]] = []
 
@@ -133,7 +133,7 @@ class Broadcasts:
         times: list[int | None] = rules.column(1).to_pylist() if timed else [None] * rules.num_rows
         for rule, time in zip(to_python(rules.column(at), self._rule), times, strict=True):
             plain = tuple(rule)
-            order = [comparable(plain[at]) for at, comparable in self._order]
+            order = [sortable(plain[at]) for at, sortable in self._order]
             # In the end by what it says: arrival differs from one partition to another.
             key = (order, (time is not None, time), self._codec.encode(rule))
             self._waiting.append((key, rule, time))
@@ -166,49 +166,3 @@ class Broadcasts:
     def forget(self) -> None:
         """Forget the rules of an epoch that failed."""
         self._waiting = []
-
-
-def check_order(rule: StructType, order_by: Sequence[str], who: str) -> None:
-    """Refuse to sort rules by a column that there is not, or that has no order; errors begin with `who`."""
-    for name in order_by:
-        if name not in rule.names:
-            raise ConfigurationError(
-                f"{who}: order_by names {name!r}; the broadcast stream has {', '.join(rule.names)}"
-            )
-        kind = rule.fields[rule.names.index(name)].type
-        if _holds_map(kind):
-            raise ConfigurationError(
-                f"{who}: order_by names '{name}', a {kind.ddl}, and maps have no order",
-                hint="order by something that says which rule is the later one, as a version or a time",
-            )
-
-
-def _holds_map(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_holds_map(field.type) for field in kind.fields)
-    return isinstance(kind, MapType) or (isinstance(kind, ArrayType) and _holds_map(kind.element))
-
-
-def _comparable(kind: DataType) -> Callable[[Any], Any]:
-    """Return what makes of values something that sorts as Spark sorts them: null comes first, NaN last."""
-    some: Callable[[Any], Any]
-    if isinstance(kind, ArrayType):
-        one = _comparable(kind.element)
-
-        def some(value: Any) -> Any:
-            return list(map(one, value))
-    elif isinstance(kind, StructType):
-        each = [_comparable(field.type) for field in kind.fields]
-
-        def some(value: Any) -> Any:
-            return [part(of) for part, of in zip(each, tuple(value), strict=True)]
-    elif isinstance(kind, FloatType | DoubleType):
-
-        def some(value: Any) -> Any:
-            return (True, 0.0) if math.isnan(value) else (False, value)
-    else:
-
-        def some(value: Any) -> Any:
-            return value
-
-    return lambda value: (False,) if value is None else (True, some(value))

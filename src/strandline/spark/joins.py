@@ -18,8 +18,8 @@ from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import parse_schema
-from strandline.runtime.broadcast import check_order
 from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
+from strandline.runtime.ordering import check_order
 from strandline.spark.ddl import ddl_of, input_schema, quoted
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import Node, OperatorNode, WatermarkNode
@@ -257,7 +257,9 @@ def _check_rules(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) ->
             f"broadcast() was given a {type(rules).__name__}, expected a Stream",
             hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
         )
-    check_order(parse_schema(input_schema(rules._node.probe, "broadcast")), order_by, "broadcast")
+    check_order(
+        parse_schema(input_schema(rules._node.probe, "broadcast")), order_by, "broadcast", "the broadcast stream"
+    )
     if TIME in rules._node.probe.columns and TIME not in left._node.probe.columns:
         raise ConfigurationError(
             "broadcast: only the broadcast stream has event time",

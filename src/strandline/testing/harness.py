@@ -43,6 +43,8 @@ class Harness:
     with `watermark` too, it follows the events at this delay, as `Stream.watermark` lets it: when an epoch has ended.
     The clock moves only when told to; it starts at 2024-01-01 UTC.
 
+    With `order_by`, each epoch's events come in the order of these columns, as `key_by(…, order_by=)` sorts them.
+
     A function of two streams, a KeyedCoProcess or KeyedBroadcastProcess, has the schema of the other one as `right`,
     whose events are given by `push_right`, or by `push` in `Right`. Of connected streams, `right_key`,
     `right_event_time` and `right_watermark` are as on the left unless given, and the slower side's watermark counts.

@@ -16,8 +16,8 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.core.errors import ConfigurationError
 from strandline.format.columns import to_arrow_type
 from strandline.format.types import Field, StructType
-from strandline.runtime.broadcast import check_order
 from strandline.runtime.joins import LEFT, RIGHT, check_inputs
+from strandline.runtime.ordering import check_order
 from strandline.runtime.program import check_process
 from strandline.testing.plans import Prepared
 from strandline.testing.program import Input, checked_keys
@@ -95,12 +95,12 @@ def streams_of(
                 hint='say what its events are: Harness(…, right="customer string, name string")',
             )
         return TwoStreams(process, uid, left, right, order_by)
-    if right != Told("") or order_by is not None:
+    if right != Told(""):
         raise ConfigurationError(
             f"Harness: {type(process).__name__} is a function of one stream, and something was said of a right one",
-            hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave order_by and all of right… out",
+            hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave all of right… out",
         )
-    return OneStream(left)
+    return OneStream(left, _listed(order_by))
 
 
 def check_one_stream(process: Any, uid: str) -> None:
@@ -150,11 +150,15 @@ def _check_alike(streams: Sequence[Stream], keys: Sequence[Sequence[int]]) -> No
 
 
 def _order(order_by: Sequence[str] | str | None, rights: Stream, is_broadcast: bool) -> Sequence[str]:
-    names = (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
+    names = _listed(order_by)
     if names and not is_broadcast:
         raise ConfigurationError(
-            "Harness: order_by is for the rules of a KeyedBroadcastProcess",
+            "Harness: order_by is for the events of one stream, or the rules of a KeyedBroadcastProcess",
             hint="leave it out: events of connected streams come in the order in which they are pushed",
         )
-    check_order(rights.schema, names, "Harness")
+    check_order(rights.schema, names, "Harness", "the broadcast stream")
     return names
+
+
+def _listed(order_by: Sequence[str] | str | None) -> tuple[str, ...]:
+    return (order_by,) if isinstance(order_by, str) else tuple(order_by or ())

@@ -15,6 +15,7 @@ from strandline.format.columns import build, to_python
 from strandline.format.records import record_type
 from strandline.format.scalars import timestamp_to_us
 from strandline.format.types import StructType, parse_schema
+from strandline.runtime.ordering import comparable
 from strandline.runtime.outputs import FIRED, SIDE, TIME
 from strandline.runtime.program import Program
 
@@ -47,17 +48,22 @@ class Rows:
 
 
 class Events:
-    """Checks the events of a test against the stream's schema."""
+    """Checks the events of a test against the stream's schema, and puts each epoch's in order."""
 
-    def __init__(self, schema: StructType, event_time: str | None, which: str = "") -> None:
+    def __init__(
+        self, schema: StructType, event_time: str | None, which: str = "", order_by: Sequence[str] = ()
+    ) -> None:
         self._schema = schema
         self._what = f"{which}event"
         self._coercions = [coercion(field.type) for field in schema.fields]
+        self._order = [(at, comparable(schema.fields[at].type)) for at in map(schema.names.index, order_by)]
         self._time_at = None if event_time is None else schema.names.index(event_time)
 
     def rows(self, events: Sequence[Any]) -> Rows:
         """Return events, dicts or tuples, as rows; raise ConfigurationError for one that does not fit."""
         fitting = [self._fit(event) for event in events]
+        if self._order:
+            fitting.sort(key=lambda event: [sortable(event[at]) for at, sortable in self._order])
         columns = [[event[at] for event in fitting] for at in range(len(self._coercions))]
         times = None
         if self._time_at is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.types import StructType, TimestampType, parse_schema
+from strandline.runtime.ordering import check_order
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.testing.program import Input
 from strandline.testing.rows import Events, Right, Rows
@@ -25,22 +26,23 @@ class Told:
 
 
 class Stream:
-    """One stream; `which` is "right " for the right one of two."""
+    """One stream; `which` is "right " for the right one of two. Each epoch's events are sorted by `order_by`."""
 
-    def __init__(self, told: Told, which: str = "") -> None:
+    def __init__(self, told: Told, which: str = "", order_by: Sequence[str] = ()) -> None:
         self.schema = parse_schema(told.schema)
         _check_event_time(self.schema, told, which)
         self.is_timed, self.follows = told.event_time is not None, told.watermark is not None
         delay_us = parse_duration_ms(told.watermark or "0s", f"Harness: {_argument(which)}watermark") * 1000
         self.specs = [WatermarkSpec(told.event_time, delay_us)] if told.event_time is not None else []
-        self.events = Events(self.schema, told.event_time, which)
+        check_order(self.schema, order_by, "Harness", "the stream")
+        self.events = Events(self.schema, told.event_time, which, order_by)
 
 
 class OneStream:
     """The stream of a function of one, as its input."""
 
-    def __init__(self, told: Told) -> None:
-        stream = Stream(told)
+    def __init__(self, told: Told, order_by: Sequence[str]) -> None:
+        stream = Stream(told, order_by=order_by)
         self.input = Input(stream.schema.ddl, timed=stream.is_timed, measured=stream.follows)
         self.specs = stream.specs
         self._events = stream.events
