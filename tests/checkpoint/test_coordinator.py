@@ -204,6 +204,27 @@ def test_a_failing_partition_fails_the_checkpoint(run: Run) -> None:
     assert stored(run.jobdir) == set()
 
 
+def test_a_new_keeper_has_not_heard_of_the_pending_checkpoint(run: Run) -> None:
+    """Another checkpoint is taken, for those who asked; what the old keeper had uploaded is not lost on it."""
+    wanted = run.coordinator.request()
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.change("detect", 0)
+    run.coordinator.report("detect", 0, checkpoint, run.snapshot("detect", 0, checkpoint))
+    run.coordinator.retake("detect", 0)
+    run.coordinator.advance()
+    assert run.coordinator.pending == checkpoint, "this one's part is there"
+    run.coordinator.retake("detect", 1)
+    assert run.coordinator.advance() is None
+    assert run.coordinator.pending is None
+    assert "operator 'detect', partition 1 has a new keeper" in run.coordinator.history[-1].failure
+    assert not wanted.done()
+    run.coordinator.retake("detect", 1)
+    run.checkpoint()
+    assert wanted.result(0) == checkpoint + 1
+    restorable(run)
+
+
 def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, tolerable_failures=1))
 

@@ -1,4 +1,4 @@
-"""When timers get an epoch of their own, and when everything is processed, as far as a driver can tell. Without Spark."""
+"""What a driver can tell, without Spark: when timers get an epoch, when everything is processed, whose ack it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from strandline.core.ids import Epoch
+from strandline.runtime.protocol import Ack, Trigger
 from strandline.spark.attempt import Attempt
+from strandline.spark.epochs import EpochDriver, Progress
 from strandline.spark.run import Run
 
 
@@ -101,3 +104,22 @@ def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
     notice({}, available=True)
     notice({}, said="Initializing sources")
     assert len(looks) == 2
+
+
+def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
+    """Only before any epoch since a restore: after one, it would not be at the state that is expected."""
+    retaken: list[Any] = []
+    driver: Any = object.__new__(EpochDriver)
+    driver.progress = Progress(Epoch(0))
+    driver._coordinator = SimpleNamespace(retake=lambda uid, partition: retaken.append((uid, partition)))
+
+    def heed(pids: list[int], trigger: Any = None) -> list[Any]:
+        acks = {("op", at): Ack(uid="op", partition=at, epoch=0, pid=pid, host="h") for at, pid in enumerate(pids)}
+        driver._heed(acks, trigger)
+        return retaken
+
+    assert heed([1, 2]) == []
+    assert heed([1, 2]) == []
+    assert heed([3, 2], Trigger(1, "full")) == [], "the new one has been told"
+    assert heed([3, 4]) == [("op", 1)]
+    assert heed([3, 4]) == [("op", 1)]

@@ -256,6 +256,22 @@ class Coordinator:
                     f"checkpoint {checkpoint} failed in operator '{uid}', partition {partition}: {message}"
                 )
 
+    def retake(self, uid: str, partition: int) -> None:
+        """Another process is in the place of one that was told of the pending checkpoint, and knows nothing of it.
+
+        Unless its part is there already, the checkpoint fails with the next `advance`, and another one is taken for
+        those who asked for it.
+        """
+        with self._lock:
+            pending = self._pending
+            if pending is None or self._completing or pending.failure or (uid, partition) in pending.partitions:
+                return
+            where = f"operator '{uid}', partition {partition} has a new keeper"
+            pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was given up: {where}")
+            pending.tolerated = True
+            self._requests = [*pending.waiting, *self._requests]
+            pending.waiting = []
+
     def add_source(self, checkpoint: CheckpointId, source: SourceInfo | None) -> None:
         """Take the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
         with self._lock:

@@ -32,8 +32,9 @@ from strandline.runtime.places import Places
 from strandline.runtime.program import Program, Restore, pickle_process
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.compat import check_compatible
-from strandline.spark.epochs import EpochDriver, find_error
+from strandline.spark.epochs import EpochDriver
 from strandline.spark.exchange import Exchange
+from strandline.spark.failures import find_error
 from strandline.spark.fleet import Fleet
 from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pyspark.sql import DataFrame
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import KeeperError, StrandlineError, UserCodeError
+from strandline.core.errors import KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
@@ -22,15 +21,14 @@ from strandline.runtime.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
 from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, make_nothing, prepare_session
+from strandline.spark.failures import find_error
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.joins import TO, PairNode
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import OperatorNode
 from strandline.spark.plan import Operator, Plan
-from strandline.spark.worker import unmark
 
 log = logging.getLogger(__name__)
-_DATA_EXCEPTION = re.compile(r"\[[A-Z][A-Z_.0-9]*\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
 
 
 @dataclass
@@ -181,7 +179,7 @@ class EpochDriver:
             missing = self._fleet.slots - acks.keys()
             if missing:
                 raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
-            self._heed(acks)
+            self._heed(acks, trigger)
         except Exception as error:
             raise find_error(error) from error
         finally:
@@ -259,7 +257,7 @@ class EpochDriver:
         if trigger is not None:
             self._add_sinks(CheckpointId(trigger.checkpoint))
             self.epoch_carries_trigger = False
-        self._heed(acks)
+        self._heed(acks, trigger)
         failpoints.hit("epoch.done")
 
     def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
@@ -301,9 +299,14 @@ class EpochDriver:
             now_us=self.now_us,
         )
 
-    def _heed(self, acks: dict[Slot, Ack]) -> None:
+    def _heed(self, acks: dict[Slot, Ack], trigger: Trigger | None) -> None:
+        """Take in what keepers say, who have just been told of the trigger, if there is one."""
+        before = dict(self.progress.acks)
         self.progress.acks.update(acks)
-        for ack in acks.values():
+        for slot, ack in acks.items():
+            if trigger is None and slot in before and (before[slot].host, before[slot].pid) != (ack.host, ack.pid):
+                # One that died before any epoch since its restore is started anew, without a restart of the job.
+                self._coordinator.retake(*slot)
             for report in ack.reports:
                 checkpoint, partition = CheckpointId(report.checkpoint), Partition(ack.partition)
                 if report.info is not None:
@@ -325,25 +328,6 @@ class EpochDriver:
             if node.reduction is not None:
                 mine = [ack for (uid, _), ack in acks.items() if uid == node.uid]
                 node.reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
-
-
-def find_error(error: BaseException) -> BaseException:
-    """Return the error that Spark wrapped, if it is one of ours or the rows' own; else the error itself."""
-    if isinstance(error, StrandlineError):
-        return error
-    said = str(error)
-    return unmark(said) or _of_rows(said) or error
-
-
-def _of_rows(said: str) -> UserCodeError | None:
-    """Return the error of an expression that rows do not fit, by the SQL standard's class of such errors."""
-    found = _DATA_EXCEPTION.search(said)
-    if found is None:
-        return None
-    return UserCodeError(
-        f"rows do not fit an expression of the program: {found[0]}",
-        hint="cast to a wider type, drop such rows, or take an expression that gives null for them, as try_cast does",
-    )
 
 
 def _named(slots: set[Slot]) -> str:

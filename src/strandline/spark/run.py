@@ -28,7 +28,7 @@ from strandline.core.errors import (
 from strandline.core.ids import CheckpointId
 from strandline.runtime.places import sweep
 from strandline.spark.attempt import Attempt, Blueprint
-from strandline.spark.epochs import find_error
+from strandline.spark.failures import find_error
 from strandline.spark.quiet import hide_reported_errors
 from strandline.spark.status import State, Status, status_of_epochs
 
