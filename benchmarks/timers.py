@@ -45,9 +45,9 @@ class Scale:
 
     pending: int = 10_000_000
     rows_per_epoch: int = 500_000
-    epochs: int = 14
+    epochs: int = 18
     warm_up: int = 4
-    rest: int = 12
+    rest: int = 36
     """More epochs that are not counted, where nothing fires: RocksDB still merges what ten million timers left."""
 
 
