@@ -18,6 +18,9 @@ __all__ = [
     "sum", "var_pop", "variance",
 ]  # fmt: skip
 
+COMPARING = ("max_by", "min_by")
+"""Those that give a value of the event whose other value is the greatest or least."""
+SPREADS = ("stddev", "stddev_pop", "variance", "var_pop")
 _LEAST_RSD, _MOST_RSD = 0.001, 0.3
 _MOST_ACCURACY = 20_000
 
@@ -38,7 +41,7 @@ class Aggregate:
     def __post_init__(self) -> None:
         if self.column is None and self.kind == "count":
             return
-        pair = self.kind in ("max_by", "min_by")
+        pair = self.kind in COMPARING
         for given in (self.column, self.by) if pair else (self.column,):
             if not isinstance(given, str) or not given.strip():
                 raise ConfigurationError(

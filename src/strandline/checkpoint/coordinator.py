@@ -268,9 +268,7 @@ class Coordinator:
                 return
             where = f"operator '{uid}', partition {partition} has a new keeper"
             pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was given up: {where}")
-            pending.tolerated = True
-            self._requests = [*pending.waiting, *self._requests]
-            pending.waiting = []
+            self._ask_again(pending)
 
     def add_source(self, checkpoint: CheckpointId, source: SourceInfo | None) -> None:
         """Take the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
@@ -427,10 +425,14 @@ class Coordinator:
         """A driver that was replaced published under this number meanwhile; snapshots carry theirs, so start over."""
         with self._lock:
             self._next_id = max(self._next_id, error.next_id)
-            self._requests = pending.waiting + self._requests
+            self._ask_again(pending)
+        self._fail(pending, error)
+
+    def _ask_again(self, pending: Pending) -> None:
+        """Another checkpoint is to be taken for those who asked for this one, whose end is nobody's fault."""
+        self._requests = [*pending.waiting, *self._requests]
         pending.waiting = []
         pending.tolerated = True
-        self._fail(pending, error)
 
     def _fail(self, pending: Pending, error: StrandlineError, keep_files: bool = False) -> None:
         """End a checkpoint that is not published; raise if the job must end with it."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strandline.api.aggregates import Aggregate
-from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, WindowKind
+from strandline.api.aggregates import COMPARING, Aggregate
+from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import (
     ArrayType,
@@ -28,13 +28,12 @@ from strandline.runtime.aggregation import CountedAggregation, RunningAggregatio
 from strandline.runtime.aggsessions import SessionAggregation
 from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.columnar import ColumnarProcess
-from strandline.runtime.windowfunctions import check_window_keys
+from strandline.runtime.windowfunctions import bounds_of, check_window_keys
 from strandline.runtime.windowing import Rules
 
-_OURS = "__strandline"
+OURS = "__strandline"
+"""How our own columns begin."""
 NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
-COMPARING = ("max_by", "min_by")
-"""Aggregates that give a value of the event whose other value is the greatest or least."""
 
 
 def named(results: Mapping[str, Aggregate] | None, more: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
@@ -57,7 +56,7 @@ class AggregationPlan:
 
 def plan(kind: WindowKind | None, rules: Rules, keys: StructType, accumulators: Accumulators) -> AggregationPlan:
     """Return the operator of a keyed stream's aggregation, in windows or, without a kind, of everything so far."""
-    bounds = [Field(bound, TimestampType()) for bound in _bounds(kind)]
+    bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
     output = StructType((*keys.fields, *bounds, *results)).ddl
     return AggregationPlan(_operator_of(kind, rules, keys, accumulators), output)
@@ -76,10 +75,6 @@ def _operator_of(
     return WindowedAggregation(keys.ddl, accumulators, kind, rules)
 
 
-def _bounds(kind: WindowKind | None) -> tuple[str, ...]:
-    return () if kind is None or isinstance(kind, Global) else (WINDOW_START, WINDOW_END)
-
-
 def check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Mapping[str, Any], uid: str) -> None:
     """Refuse what cannot be an aggregation."""
     if not isinstance(uid, str) or not uid.strip():
@@ -89,16 +84,16 @@ def check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Map
     if not given:
         raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
     for result, aggregate in given.items():
-        if not isinstance(result, str) or not result.strip() or result.startswith(_OURS):
+        if not isinstance(result, str) or not result.strip() or result.startswith(OURS):
             raise ConfigurationError(
-                f"operator '{uid}': {result!r} is no name for a result", hint=f"give it one, not beginning with {_OURS}"
+                f"operator '{uid}': {result!r} is no name for a result", hint=f"give it one, not beginning with {OURS}"
             )
         if not isinstance(aggregate, Aggregate):
             raise ConfigurationError(
                 f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
                 hint=f'write {result}=sl.agg.sum("amount")',
             )
-    bounds = _bounds(kind)
+    bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)
     for at, result in enumerate(given):

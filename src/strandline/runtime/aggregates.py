@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from strandline.api.aggregates import COMPARING, SPREADS
 from strandline.api.windows import WINDOW_END, WINDOW_START
 from strandline.core.errors import StateTypeError
 from strandline.format.columns import conform, to_arrow_type
@@ -98,7 +99,7 @@ def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[p
     """Merge the first of some columns, and as many after it as belong to it."""
     if how == "moments":
         return grouping.moments(columns[0], columns[1], columns[2], groups)
-    if how in ("max_by", "min_by"):
+    if how in COMPARING:
         return grouping.best(columns[0], columns[1], groups, how[:3])
     if how.startswith(sketches.KINDS):
         return sketches.merged(how, columns[0], columns[1], groups)
@@ -131,7 +132,7 @@ def _number(spec: ResultSpec, columns: list[pa.Array], how: str) -> pa.Array:
         return pc.list_value_length(columns[0])
     if spec.kind == "approx_count_distinct":
         return sketches.distinct_counts(how, columns[0], columns[1])
-    if spec.kind in ("stddev", "stddev_pop", "variance", "var_pop"):
+    if spec.kind in SPREADS:
         return _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
     return columns[0]
 

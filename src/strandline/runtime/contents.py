@@ -224,13 +224,7 @@ class ChunksHandle:
 
     def append(self, at: int, element: Any) -> None:
         """Add an element at the end of a list."""
-        element = self._coerce(element)
-        key, entry = self._scope.key, (at, self._scope.epoch)
-        chunk = self._table.peek(key, entry)
-        if chunk is not None and (key, entry) in self._table.undo:
-            chunk.append(element)
-        else:
-            self._table.put_new(key, entry, [element])
+        self._table.append(self._scope.key, (at, self._scope.epoch), self._coerce(element))
 
     def get(self, at: int) -> list[Any]:
         """Return a copy of a whole list."""

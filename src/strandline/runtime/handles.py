@@ -197,13 +197,7 @@ class ListHandle:
         self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
 
     def append(self, element: Any) -> None:
-        element = self._coerce(element)
-        key, epoch = self._scope.key, self._scope.epoch
-        chunk = self._table.peek(key, epoch)
-        if chunk is not None and (key, epoch) in self._table.undo:
-            chunk.append(element)
-        else:
-            self._table.put_new(key, epoch, [element])
+        self._table.append(self._scope.key, self._scope.epoch, self._coerce(element))
 
     def extend(self, elements: Iterable[Any]) -> None:
         for element in elements:

@@ -70,15 +70,16 @@ def called(process: object, method: str, event: Any) -> tuple[str, Any]:
     """Return which method of the user's was called, and with which event: for error messages."""
     if method != "on_event" or not isinstance(process, KeyedCoProcess) or event is None:
         return method, event
-    left, right, *_ = event
-    return ("on_right", right) if left is None else ("on_left", left)
+    return "on_right" if event[0] is None else "on_left", _half(event)
 
 
 def given_event(event: Any, names: Sequence[str]) -> Any:
     """Return the event that a user knows: of a pair, the half that is there."""
-    if names[0] != LEFT:
-        return event
-    left, right, *_ = event
+    return _half(event) if names[0] == LEFT else event
+
+
+def _half(pair: Any) -> Any:
+    left, right, *_ = pair
     return right if left is None else left
 
 

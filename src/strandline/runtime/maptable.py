@@ -98,6 +98,14 @@ class MapTable:
             cell = self.cells[key] = {}
         cell[sub] = value
 
+    def append(self, key: Any, sub: Any, element: Any) -> None:
+        """Add to a list that only this epoch writes, as its name says; reads nothing."""
+        chunk = self.peek(key, sub) if self.is_ours(key, sub) else None
+        if chunk is None:
+            self.put_new(key, sub, [element])
+        else:
+            chunk.append(element)
+
     def is_ours(self, key: Any, sub: Any) -> bool:
         """Whether this epoch has put the entry: what was put is seen by nobody else, and may be changed in place."""
         return (key, sub) in self.undo

@@ -106,6 +106,10 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     reports: list[Report] = []
     metrics: dict[str, int] = {}
 
+    def is_of_keeper(self, other: Ack) -> bool:
+        """Whether the process that gave the other one gave this."""
+        return (self.host, self.pid) == (other.host, other.pid)
+
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An error on its way to the driver."""

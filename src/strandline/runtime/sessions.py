@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from strandline.api.states import Map, State
-from strandline.api.windows import Session, Window, described
+from strandline.api.windows import Session, Window
 from strandline.runtime.contents import Contents, Row
 from strandline.runtime.windowing import EndingWindows, Rules
 
@@ -27,9 +27,8 @@ class SessionWindows(EndingWindows):
     """Sessions of each key. An event at the very end of one is the last that can belong to it."""
 
     def __init__(self, kind: Session, contents: Contents, rules: Rules) -> None:
-        super().__init__(contents, rules)
+        super().__init__(kind, contents, rules)
         self._length = kind.gap_us + 1
-        self.own_windows = described(kind, processing=rules.processing)
 
     def _declared(self, value_type: str) -> State:
         return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}>")

@@ -152,7 +152,7 @@ def operator_of(kind: WindowKind, contents: Contents, rules: Rules) -> WindowOpe
 
 def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str) -> str:
     """Return the DDL of results: the key's columns, the window's, then the function's."""
-    bounds = [] if isinstance(kind, Global) else [WINDOW_START, WINDOW_END]
+    bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)
     taken = [name.lower() for name in (*keys, *bounds)]
@@ -166,6 +166,11 @@ def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys:
     parts = [f"{quoted(key)} {by_name[key].type.ddl}" for key in keys]
     parts += [f"{bound} timestamp" for bound in bounds]
     return ", ".join([*parts, *(f"{quoted(column.name)} {column.type.ddl}" for column in fields)])
+
+
+def bounds_of(kind: WindowKind | None) -> tuple[str, ...]:
+    """Return the columns that say which window a result is of: there are none without windows, or of Global ones."""
+    return () if kind is None or isinstance(kind, Global) else (WINDOW_START, WINDOW_END)
 
 
 def check_window_keys(keys: Sequence[str], uid: str) -> None:

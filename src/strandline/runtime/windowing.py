@@ -14,7 +14,7 @@ from typing import Any
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
-from strandline.api.windows import Global, Sliding, Tumbling, Window, described
+from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind, described
 from strandline.core.errors import StateTypeError
 from strandline.runtime.contents import Contents, Row
 
@@ -47,7 +47,8 @@ class WindowOperator(KeyedProcess):
 
     windows: Any
 
-    def __init__(self, contents: Contents, rules: Rules) -> None:
+    def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
+        self.own_windows = described(kind, processing=rules.processing)
         self._contents = contents
         self._rules = rules
         self._early_us = rules.early_us
@@ -136,8 +137,7 @@ class TimeWindows(EndingWindows):
     """Tumbling and sliding windows: a window is named by its end."""
 
     def __init__(self, kind: Tumbling | Sliding, contents: Contents, rules: Rules) -> None:
-        super().__init__(contents, rules)
-        self.own_windows = described(kind, processing=rules.processing)
+        super().__init__(kind, contents, rules)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
 
     def on_event(self, event: Any, ctx: Any) -> None:
@@ -199,8 +199,7 @@ class GlobalWindows(WindowOperator):
     """One window a key, which a count or a function ends; the next event begins a new one."""
 
     def __init__(self, kind: Global, contents: Contents, rules: Rules) -> None:
-        super().__init__(contents, rules)
-        self.own_windows = described(kind)
+        super().__init__(kind, contents, rules)
         self._count, self._when = kind.count, kind.when
 
     def _declared(self, value_type: str) -> State:

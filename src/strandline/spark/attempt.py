@@ -38,6 +38,7 @@ from strandline.spark.failures import find_error
 from strandline.spark.fleet import Fleet
 from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan
+from strandline.spark.reported import errors_reported
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.times import FIRED, ORIGIN
 
@@ -98,6 +99,7 @@ class Attempt:
         """Spark's own query."""
         return self._query
 
+    @errors_reported()
     def start(self) -> None:
         """Restore the newest complete checkpoint and start the query after it."""
         b = self._b
@@ -155,6 +157,7 @@ class Attempt:
             writer = writer.trigger(**b.trigger)
         self._query = writer.start()
 
+    @errors_reported()
     def watch(self, stopping: Any) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
         looked, checked = 0.0, time.monotonic()
@@ -181,12 +184,14 @@ class Attempt:
                 return True
         return False
 
+    @errors_reported()
     def stop_query(self) -> None:
         """Stop Spark's query; what it was doing is forgotten."""
         if self._query is not None:
             with contextlib.suppress(Exception):
                 self._query.stop()
 
+    @errors_reported()
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
         if hasattr(self, "driver"):

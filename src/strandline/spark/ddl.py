@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.logger import PySparkLogger
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -16,10 +14,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from strandline.core.errors import ConfigurationError
 from strandline.format.keycolumns import key_column
 from strandline.format.types import parse_schema, parse_type
+from strandline.spark.reported import errors_reported
 from strandline.spark.times import visible, without_hidden
-
-CONTEXT_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
-"""Where PySpark logs each error of an expression, whatever becomes of it."""
 
 
 def input_schema(probe: DataFrame, where: str) -> str:
@@ -94,17 +90,3 @@ def quoted(name: str) -> str:
 def first_line(error: AnalysisException) -> str:
     """Return what an error of Spark's says, without the plan behind it."""
     return str(error).strip().splitlines()[0]
-
-
-@contextlib.contextmanager
-def errors_reported() -> Iterator[None]:
-    """Keep PySpark from logging what Spark says of an expression, with the JVM's stack: whoever asks reports it."""
-    loggers = [PySparkLogger.getLogger(name) for name in CONTEXT_LOGGERS]
-    before = [logger.disabled for logger in loggers]
-    for logger in loggers:
-        logger.disabled = True
-    try:
-        yield
-    finally:
-        for logger, was in zip(loggers, before, strict=True):
-            logger.disabled = was

@@ -27,6 +27,7 @@ from strandline.spark.joins import TO, PairNode
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import OperatorNode
 from strandline.spark.plan import Operator, Plan
+from strandline.spark.reported import errors_reported
 
 log = logging.getLogger(__name__)
 
@@ -212,6 +213,7 @@ class EpochDriver:
                 done = set(sink.pending)
                 self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
 
+    @errors_reported()
     def _run(self, df: DataFrame, epoch: Epoch) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
@@ -304,7 +306,7 @@ class EpochDriver:
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
-            if trigger is None and slot in before and (before[slot].host, before[slot].pid) != (ack.host, ack.pid):
+            if trigger is None and slot in before and not ack.is_of_keeper(before[slot]):
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
                 self._coordinator.retake(*slot)
             for report in ack.reports:

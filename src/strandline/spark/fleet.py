@@ -170,7 +170,7 @@ def _only_executor(spark: SparkSession) -> Executor | None:
 
 def _refuse_other_keeper(ack: Ack, before: Ack | None) -> None:
     """Two keepers that have applied one epoch would both go on. A task that is retried finds the one that was there."""
-    if before is None or before.epoch != ack.epoch or (before.host, before.pid) == (ack.host, ack.pid):
+    if before is None or before.epoch != ack.epoch or ack.is_of_keeper(before):
         return
     raise KeeperError(
         f"operator '{ack.uid}', partition {ack.partition}: epoch {ack.epoch} was applied by two keepers, process "

@@ -11,17 +11,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, DateType, DecimalType, TimestampType
 
-from strandline.api.aggregates import Aggregate
+from strandline.api.aggregates import COMPARING, SPREADS, Aggregate
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import DataType as OwnType
 from strandline.format.types import parse_type
 from strandline.runtime import aggfunctions, sketches
-from strandline.runtime.aggfunctions import COMPARING
+from strandline.runtime.aggfunctions import OURS
 from strandline.runtime.aggregates import ResultSpec
-from strandline.spark.ddl import ddl_of, errors_reported, first_line, quoted
+from strandline.spark.ddl import ddl_of, first_line, quoted
+from strandline.spark.reported import errors_reported
 from strandline.spark.times import visible
-
-_PARTIAL = "__strandline"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def declare(
 
 def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
     """Return the name of a new column of the accumulator, which needs no quotes."""
-    name = f"{_PARTIAL}_{re.sub(r'[^0-9a-zA-Z]', '_', result).lower()}_{kind}_{at}"
+    name = f"{OURS}_{re.sub(r'[^0-9a-zA-Z]', '_', result).lower()}_{kind}_{at}"
     return name if name not in taken else _named(f"{result}_", kind, at, taken)
 
 
@@ -97,7 +96,7 @@ def _partials(aggregate: Aggregate, c: str, by: str, type: DataType) -> list[Par
     if kind == "avg":
         exact = isinstance(type, DecimalType)
         return [Partial(f"sum({c})" if exact else f"sum(cast({c} as double))", c, "sum"), counted]
-    if kind in ("stddev", "stddev_pop", "variance", "var_pop"):
+    if kind in SPREADS:
         number = f"cast({c} as double)"
         squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
         return [

@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 import threading
 from importlib.resources import files
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
-from pyspark.logger import PySparkLogger
 
-from strandline.spark import attempt, epochs
-from strandline.spark.ddl import CONTEXT_LOGGERS
 from strandline.spark.epochs import EpochDriver
 
 _STDERR = 2
@@ -61,24 +56,10 @@ def start_jvm(settings: dict[str, str]) -> None:
 
 
 def hide_reported_errors() -> None:
-    """Keep py4j and PySpark from logging the traceback of an epoch that failed: the run reports it, or was stopped."""
+    """Keep py4j from logging the traceback of an epoch that failed: the run reports it, or was stopped."""
     logger = logging.getLogger("py4j.clientserver")
     if _is_news not in logger.filters:
         logger.addFilter(_is_news)
-    for name in CONTEXT_LOGGERS:
-        logger = PySparkLogger.getLogger(name)
-        if _is_a_users not in logger.filters:
-            logger.addFilter(_is_a_users)
-
-
-def _is_a_users(record: logging.LogRecord) -> bool:
-    """Return False for what Spark says to this package, which passes it on."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_globals.get("__name__") in (epochs.__name__, attempt.__name__):
-            return False
-        frame = frame.f_back
-    return True
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -142,7 +142,7 @@ class Run:
             if deadline is not None and time.monotonic() > deadline:
                 raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout} seconds")
             attempt = self._attempt
-            if self._state == "running" and attempt is not None and attempt.query is not None:
+            if self._is_at_work() and attempt is not None and attempt.query is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 exhausted = _exhausted(attempt.query, left)
                 if exhausted and (exhausted_by is None or exhausted_by[0] is not attempt):
@@ -184,6 +184,7 @@ class Run:
         self.stop()
 
     def _is_at_work(self) -> bool:
+        # Another thread changes it: what was true a moment ago need not be any more.
         return self._state == "running"
 
     # -- supervision, in a thread of its own

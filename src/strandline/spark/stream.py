@@ -19,8 +19,9 @@ from strandline.runtime.program import check_process, check_sides, check_ttl, st
 from strandline.runtime.windowing import Rules
 from strandline.spark.aggregation import Aggregates
 from strandline.spark.checks import check_source, check_source_name
-from strandline.spark.ddl import check_keys, errors_reported, first_line, input_schema, quoted
+from strandline.spark.ddl import check_keys, first_line, input_schema, quoted
 from strandline.spark.nodes import Node, OperatorNode, SourceNode, Step, StepNode, WatermarkNode, make_operator
+from strandline.spark.reported import errors_reported
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.times import TIME, hidden_of, visible, without_hidden

@@ -14,14 +14,13 @@ from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.format.types import Field, LongType, StructType, parse_schema
 from strandline.runtime import aggfunctions
+from strandline.runtime.aggfunctions import OURS
 from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.aggwindows import WindowedAggregation
 from strandline.runtime.windowing import Rules
 from strandline.testing.partials import Part, make_result
 from strandline.testing.plans import Before, Planned, Prepared, check_timed
 from strandline.testing.rows import Rows
-
-_PREFIX = "__strandline_"
 
 
 def agg(results: Mapping[str, Aggregate] | None = None, /, **more: Aggregate) -> Aggregated:
@@ -65,7 +64,7 @@ class Aggregated(Prepared):
         results: list[ResultSpec] = []
         for name, aggregate in self.given.items():
             result = make_result(name, aggregate, schema, uid)
-            columns = [f"{_PREFIX}partial_{len(parts) + at}" for at in range(len(result.parts))]
+            columns = [f"{OURS}_partial_{len(parts) + at}" for at in range(len(result.parts))]
             parts += result.parts
             fields += [FieldSpec(at, part.type.ddl, part.merge) for at, part in zip(columns, result.parts, strict=True)]
             results.append(ResultSpec(name, result.type.ddl, aggregate.kind, tuple(columns), aggregate.ranks))
@@ -88,7 +87,7 @@ class Times:
     @property
     def fields(self) -> list[Field]:
         """Return the columns."""
-        return [Field(_PREFIX + name, LongType()) for name in self.names]
+        return [Field(f"{OURS}_{name}", LongType()) for name in self.names]
 
     def columns(self, n: int, at_us: pa.Array | None) -> list[pa.Array]:
         """Return the values of some events."""

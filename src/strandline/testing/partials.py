@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.api.aggregates import Aggregate
+from strandline.api.aggregates import SPREADS, Aggregate
 from strandline.core.errors import ConfigurationError
 from strandline.format.columns import to_arrow_type, to_python
 from strandline.format.types import (
@@ -28,8 +28,7 @@ from strandline.format.values import ValueCodec
 from strandline.runtime import sketches
 from strandline.runtime.aggfunctions import NUMBERS, check_type
 
-_SPREADS = ("stddev", "stddev_pop", "variance", "var_pop")
-_COMPUTING = ("sum", "avg", *_SPREADS)
+_COMPUTING = ("sum", "avg", *SPREADS)
 Make = Callable[[Sequence[pa.Array], int], pa.Array]
 """Gets the columns of a stream and how many rows they have."""
 
@@ -76,7 +75,7 @@ def _of_column(aggregate: Aggregate, kind: DataType, at: int) -> Result:
         total = _sum_type(kind, exact=how == "sum")
         summed = Part(total, "sum", lambda columns, n: columns[at].cast(to_arrow_type(total)))
         return Result(total, [summed]) if how == "sum" else Result(_mean_type(kind), [summed, counted])
-    if how in _SPREADS:
+    if how in SPREADS:
         number = Part(DoubleType(), "moments", lambda columns, n: columns[at].cast(pa.float64()))
         squares = Part(DoubleType(), "moments", lambda columns, n: pa.array(np.zeros(n)))
         return Result(DoubleType(), [Part(LongType(), "moments", counted.make), number, squares])
