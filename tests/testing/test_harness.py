@@ -353,8 +353,9 @@ def test_events_of_an_epoch_are_sorted_as_spark_sorts_them() -> None:
         assert h.state("a") == {"said": "3 4 5 2 1 6 7 "}
     with Harness(window(Global(count=2)).agg(first=agg.first("n")), **{**given, "output": None}, order_by="n") as h:
         assert h.push(("a", 4, None), ("a", 2, None), ("a", 3, None), ("a", 1, None)) == [("a", 1), ("a", 3)]
-    with pytest.raises(ConfigurationError, match="Harness: order_by names 'y'; the stream has k, n, x"):
-        Harness(Listed(), **given, order_by="y")
+    for wrong, said in (("y", "'y'"), (["n", "y"], "'y'"), (3, "3")):
+        with pytest.raises(ConfigurationError, match=f"Harness: order_by names {said}; the stream has k, n, x"):
+            Harness(Listed(), **given, order_by=wrong)
 
 
 def test_a_harness_that_nobody_closes_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

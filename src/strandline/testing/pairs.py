@@ -160,5 +160,8 @@ def _order(order_by: Sequence[str] | str | None, rights: Stream, is_broadcast: b
     return names
 
 
-def _listed(order_by: Sequence[str] | str | None) -> tuple[str, ...]:
-    return (order_by,) if isinstance(order_by, str) else tuple(order_by or ())
+def _listed(order_by: Any) -> tuple[Any, ...]:
+    if order_by is None:
+        return ()
+    # What is no column's name is refused with the names that there are.
+    return tuple(order_by) if isinstance(order_by, Sequence) and not isinstance(order_by, str) else (order_by,)
