@@ -26,6 +26,7 @@ from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
+from strandline.runtime.tally import Tally
 from strandline.runtime.task import Task
 from strandline.runtime.watchdog import process_start
 from tests.runtime.bench import ANSWERS, Event, batch_of, program
@@ -91,6 +92,8 @@ class Talk:
 
     def __init__(self, connection: Connection, program: Program) -> None:
         self.connection = connection
+        self.tally = Tally()
+        self.is_replay = False
         self._program = program
 
     def ask(self, kind: int, message: Any, *answers: int) -> tuple[int, pa.Buffer]:
@@ -104,13 +107,21 @@ class Talk:
 
     def begin(self, instructions: Instructions) -> int:
         schema = batch_of([], self._program.input_schema).schema
-        return self.ask(
+        answer, _ = self.ask(
             p.BEGIN, Begin(instructions=instructions, schema=schema.serialize().to_pybytes()), p.READY, p.REPLAY
-        )[0]
+        )
+        self.is_replay = answer == p.REPLAY
+        return answer
 
     def rows(self, *batches: Sequence[Event]) -> None:
         for events in batches:
-            self.connection.send(p.ROWS, batch_of(events).serialize())
+            batch = batch_of(events)
+            self.tally.add(batch.column(0))
+            if not self.is_replay:
+                self.connection.send(p.ROWS, batch.serialize())
+
+    def end(self) -> None:
+        self.connection.send(p.END, self.tally.whole)
 
     def finish(self) -> tuple[list[bytes], Ack]:
         """Read the rest; return the output's frames and the ack."""
@@ -141,6 +152,8 @@ class Keeper:
         self.program = program(Counter(), **given)
         self.generation = self.program.generation
         self.epoch = self.program.restore.epoch if self.program.restore else 0
+        self.last: Sequence[Sequence[Event]] = ()
+        """The batches of the last epoch."""
         self.places = Places(root, self.program.store_url, self.program.job)
         self.places.make()
         self.socket = self.places.socket(self.program.uid, Partition(0), Generation(self.generation))
@@ -180,11 +193,13 @@ class Keeper:
         """Have an epoch processed, the next one if none is given, or replayed."""
         epoch = epoch or self.epoch + 1
         with self.connect() as talk:
-            if talk.begin(self.instructions(epoch, **given)) == p.READY:
-                # A keeper that gives up closes its side; why, it has said before.
-                with contextlib.suppress(OSError):
-                    talk.rows(*batches)
-                    talk.connection.send(p.END)
+            talk.begin(self.instructions(epoch, **given))
+            # A keeper that gives up closes its side; why, it has said before.
+            with contextlib.suppress(OSError):
+                talk.rows(*(batches or self.last if talk.is_replay else batches))
+                talk.end()
+            if not talk.is_replay:
+                self.last = batches
             found = talk.finish()
         self.epoch = epoch
         return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
@@ -44,6 +46,39 @@ def test_an_epoch_is_processed_once_and_replayed_as_it_was(keeper: Keeper) -> No
     for _ in range(3):
         assert keeper.run(epoch=keeper.epoch) == first
     assert keeper.counts("a") == [("a", "3")]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        [[("a", "count", 0, 0)]],
+        [[("a", "count", 0, 0), ("b", "count", 0, 0), ("a", "count", 0, 0)]],
+        [[("a", "count", 0, 0), ("c", "count", 0, 0)]],
+    ],
+    ids=["fewer", "more", "others"],
+)
+def test_other_rows_than_those_applied_are_never_answered_with_what_those_gave(
+    keeper: Keeper, again: list[list[Any]]
+) -> None:
+    applied = [("a", "count", 0, 0), ("b", "count", 0, 0)]
+    first = keeper.run(applied)
+    with pytest.raises(VersionMismatchError, match=rf"came again with other rows: {len(again[0])}, and 2 were applied"):
+        keeper.run(*again, epoch=keeper.epoch)
+    # In another order, and cut into other batches, they are the same rows.
+    assert keeper.run(applied[1:], applied[:1], epoch=keeper.epoch) == first
+
+
+def test_rows_that_did_not_all_come_are_not_applied(keeper: Keeper) -> None:
+    before = count(keeper)
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(keeper.epoch + 1))
+        talk.rows([("k", "count", 0, 0)])
+        talk.tally.add(pa.array([1], pa.int32()))
+        talk.end()
+        with pytest.raises(KeeperError):
+            talk.finish()
+    assert keeper.poll().epoch == keeper.epoch
+    assert count(keeper) == before + 1
 
 
 def test_an_epoch_without_rows_counts(keeper: Keeper) -> None:
@@ -91,7 +126,7 @@ def test_a_connection_that_breaks_in_an_epoch_changes_nothing(keeper: Keeper, ro
 def test_a_connection_that_says_nothing_or_nonsense_harms_nobody(keeper: Keeper) -> None:
     before = count(keeper)
     with keeper.connect() as silent, keeper.connect() as early, keeper.connect() as wrong:
-        early.connection.send(p.END)
+        early.end()
         with pytest.raises(KeeperError):
             early.connection.receive()
         wrong.connection.send(p.BEGIN, b"\xc1")
@@ -119,7 +154,7 @@ def test_a_poll_waits_for_the_epoch_that_runs(keeper: Keeper) -> None:
         running.rows([("k", "count", 0, 0)])
         running.connection.expect(p.OUTPUT)
         polling.connection.send(p.POLL, keeper.instructions(keeper.epoch + 1))
-        running.connection.send(p.END)
+        running.end()
         keeper.epoch = running.finish()[1].epoch
         assert polling.finish()[1].epoch == keeper.epoch
 
@@ -138,7 +173,7 @@ def test_a_ping_is_answered_in_the_middle_of_an_epoch(keeper: Keeper) -> None:
         running.connection.expect(p.OUTPUT)
         pinging.connection.send(p.PING, keeper.instructions(keeper.epoch))
         assert pinging.finish()[1].pid == keeper.pid
-        running.connection.send(p.END)
+        running.end()
         keeper.epoch = running.finish()[1].epoch
 
 

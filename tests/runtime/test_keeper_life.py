@@ -96,7 +96,7 @@ def test_an_epoch_may_take_longer_than_the_lease(nursery: Nursery) -> None:
     with keeper.connect() as talk:
         talk.begin(keeper.instructions(1))
         talk.rows([("a", "wait", 1500, 0)])
-        talk.connection.send(p.END)
+        talk.end()
         assert talk.finish()[1].rows_out == 1
 
 

@@ -31,11 +31,12 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
-from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, unique_name
 from strandline.runtime import protocol as p
 from strandline.runtime.opening import Opened, open_partition
 from strandline.runtime.program import Program
 from strandline.runtime.protocol import Ack, Begin, Connection, Instructions
+from strandline.runtime.tally import Whole
 from strandline.runtime.watchdog import Watchdog, process_start
 
 log = logging.getLogger("strandline.keeper")
@@ -52,6 +53,8 @@ class KeptOutput:
     """The output of the last epoch, for a Spark task that is retried. Large output goes to a file."""
 
     def __init__(self, directory: Path) -> None:
+        self.input = Whole(0, 0)
+        """What it was computed from."""
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY_BYTES, dir=str(directory))  # noqa: SIM115
         self._sizes: list[int] = []
 
@@ -79,6 +82,7 @@ class Keeper:
     ) -> None:
         self._socket_path = socket_path
         self._generation = generation
+        self._name = unique_name()
         self._directory = directory
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._opened: Opened | None = None
@@ -227,12 +231,15 @@ class Keeper:
             while True:
                 kind, payload = connection.expect(p.ROWS, p.END)
                 if kind == p.END:
+                    kept.input = msgspec.msgpack.decode(payload, type=Whole)
                     break
                 batch = pa.ipc.read_record_batch(payload, schema)
                 rows_in += batch.num_rows
                 give(task.process(batch))
                 task.evict()
                 failpoints.hit("keeper.epoch.middle")
+            if rows_in != kept.input.rows:
+                raise KeeperError(f"epoch {epoch}: {rows_in} rows came, and {kept.input.rows} were sent")
             give(task.finish())
             task.check()
         except BaseException:
@@ -269,11 +276,23 @@ class Keeper:
     def _replay(self, connection: Connection) -> None:
         assert self._kept is not None
         assert self._ack is not None
-        log.info("epoch %d is replayed", self._version)
         connection.send(p.REPLAY)
+        _, payload = connection.expect(p.END)
+        self._refuse_other_rows(self._kept.input, msgspec.msgpack.decode(payload, type=Whole))
+        log.info("epoch %d is replayed", self._version)
         for frame in self._kept.frames():
             connection.send(p.OUTPUT, frame)
         connection.send(p.ACK, self._ack)
+
+    def _refuse_other_rows(self, applied: Whole, again: Whole) -> None:
+        if again == applied:
+            return
+        raise VersionMismatchError(
+            f"operator '{self._uid}', partition {self._partition}: epoch {self._version} came again with other rows: "
+            f"{again.rows}, and {applied.rows} were applied; the steps before it give other rows each time",
+            hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as rand(), "
+            "sample() and limit() without an order",
+        )
 
     def _poll(self, connection: Connection, instructions: Instructions) -> None:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
@@ -307,19 +326,26 @@ class Keeper:
             None if confirmed is None else CheckpointId(confirmed), None if pending is None else CheckpointId(pending)
         )
 
+    @property
+    def _uid(self) -> str:
+        return self._opened.program.uid if self._opened else ""
+
     def _ack_of_ping(self) -> Ack:
-        uid = self._opened.program.uid if self._opened else ""
-        return Ack(uid=uid, partition=self._partition, epoch=self._version, pid=os.getpid(), host=socket.gethostname())
+        return Ack(
+            uid=self._uid, partition=self._partition, epoch=self._version,
+            pid=os.getpid(), host=socket.gethostname(), keeper=self._name,
+        )  # fmt: skip
 
     def _make_ack(self, **figures: Any) -> Ack:
         opened = self._opened
         next_event_us, next_processing_us = opened.task.next_timers_us if opened else (None, None)
         return Ack(
-            uid=opened.program.uid if opened else "",
+            uid=self._uid,
             partition=self._partition,
             epoch=self._version,
             pid=os.getpid(),
             host=socket.gethostname(),
+            keeper=self._name,
             restore_ms=round(self._restore_ms, 3),
             reports=opened.snapshots.reports() if opened else [],
             next_event_us=next_event_us,

@@ -1,8 +1,9 @@
 """What a Spark task and a keeper say to each other over a Unix socket: frames of a kind and a payload.
 
-A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. Instead of READY a
-keeper that has applied the epoch already says REPLAY, and sends the kept output and ack. A keeper that cannot go on
-says FAILED at any time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
+A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY → ROWS… END → OUTPUT… ACK. END says that all
+rows have come, and which. Instead of READY a keeper that has applied the epoch already says REPLAY, gets END alone, and
+sends the kept output and ack if the rows are those that it has applied. A keeper that cannot go on says FAILED at any
+time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
 ACK; a PING is answered at once, whatever the keeper is doing.
 """
 
@@ -88,6 +89,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     pid: int
     host: str
+    keeper: str = ""
+    """A name that no other process has or had."""
     attempt: str = ""
     rows_in: int = 0
     source_rows: int = 0
@@ -108,7 +111,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_of_keeper(self, other: Ack) -> bool:
         """Whether the process that gave the other one gave this."""
-        return (self.host, self.pid) == (other.host, other.pid)
+        return (self.keeper, self.host, self.pid) == (other.keeper, other.host, other.pid)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

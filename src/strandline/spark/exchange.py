@@ -2,6 +2,10 @@
 
 See the design page: a route value hashes to its partition, and a cached anchor row on every partition makes tasks
 follow the executor that caches it, and gives every keeper a part in every epoch.
+
+A second anchor row, the END, has a route that no row has. The outer join gives what found no partner after the last of
+the rows: whoever has seen a row without a key group has seen all rows of the partition. Nothing else says so: when the
+JVM fails in the middle of a task's rows, it closes the stream, and that looks like the end of it.
 """
 
 from __future__ import annotations
@@ -43,8 +47,9 @@ class Exchange:
 
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
         self._parallelism = parallelism
-        self._routes = _find_routes(parallelism)
-        rows = [(route, partition) for partition, route in enumerate(self._routes)]
+        found = _find_routes(parallelism)
+        self._routes = [route for route, _ in found]
+        rows = [(route, partition) for partition, both in enumerate(found) for route in both]
         with users_session_active(spark):
             session = spark.newSession()
             prepare_session(session)
@@ -62,7 +67,7 @@ class Exchange:
     def partitions(self) -> DataFrame:
         """One row a partition, on the executor that keeps the partition's state."""
         self._settle()
-        return self._anchor.select(PARTITION)
+        return self._anchor.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
 
     def route(
         self,
@@ -75,8 +80,8 @@ class Exchange:
     ) -> DataFrame:
         """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
-        A partition without rows has one, with a null key group. Where the column `to` has a partition, the row goes
-        there, whatever its key.
+        On every partition they end with a row without a key group: it comes last, and only when all others have come.
+        Where the column `to` has a partition, the row goes there, whatever its key.
         """
         self._settle()
         group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
@@ -94,7 +99,9 @@ class Exchange:
             .join(self._hinted, self._meet, "full_outer")
             .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
         )
-        return joined.sortWithinPartitions(*(F.col(quoted(name)) for name in order_by)) if order_by else joined
+        if not order_by:
+            return joined
+        return joined.sortWithinPartitions(F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by))
 
     def _settle(self) -> None:
         """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
@@ -143,11 +150,11 @@ def prepare_session(session: SparkSession) -> None:
         session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))
 
 
-def _find_routes(parallelism: int) -> list[int]:
-    """For each partition, find the smallest number that Spark's hash partitioning sends there."""
-    routes: dict[int, int] = {}
+def _find_routes(parallelism: int) -> list[tuple[int, int]]:
+    """For each partition, find two numbers that Spark's hash partitioning sends there: its rows' and its end's."""
+    routes: dict[int, list[int]] = {partition: [] for partition in range(parallelism)}
     number = 0
-    while len(routes) < parallelism:
-        routes.setdefault(spark_hash([number], [IntegerType()]) % parallelism, number)
+    while any(len(found) < 2 for found in routes.values()):
+        routes[spark_hash([number], [IntegerType()]) % parallelism].append(number)
         number += 1
-    return [routes[partition] for partition in range(parallelism)]
+    return [(found[0], found[1]) for found in routes.values()]
