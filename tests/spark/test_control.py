@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.core.errors import KeeperError, StrandlineError
-from strandline.core.ids import Generation, Partition
+from strandline.core.ids import Epoch, Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.protocol import Ack, Connection, Instructions
@@ -108,17 +108,53 @@ def test_a_retried_task_brings_the_same_keepers_ack_again(fleet: Fleet) -> None:
     assert accumulated(fleet, again) == {("op", 0): again}
 
 
-@pytest.mark.parametrize("second", [{"pid": 8}, {"host": "elsewhere"}])
+@pytest.mark.parametrize("second", [{"pid": 8}, {"host": "elsewhere"}, {"keeper": "b"}])
 @pytest.mark.parametrize("at_once", [True, False])
 def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, second: dict[str, Any], at_once: bool) -> None:
-    one = Ack(uid="op", partition=3, epoch=2, pid=7, host="here")
+    one = Ack(uid="op", partition=3, epoch=2, pid=7, host="here", keeper="a")
     two = msgspec.structs.replace(one, **second)
     if not at_once:
         accumulated(fleet, one)
     with pytest.raises(KeeperError) as caught:
         accumulated(fleet, *([one, two] if at_once else [two]))
-    said = "operator 'op', partition 3: epoch 2 was applied by two keepers, process 7 on here and process"
+    said = (
+        "operator 'op', partition 3: epoch 2 was applied by process 7 on here, and epoch 2 by another keeper, process"
+    )
     assert caught.value.message == f"{said} {two.pid} on {two.host}"
+
+
+class Told:
+    """A fleet whose keepers answer what a test says."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        fleet._control = lambda *_, **__: [self.answer]  # type: ignore[method-assign]
+
+    def open(self, ack: Ack) -> None:
+        self.answer = ack
+        self.fleet.open(Epoch(ack.epoch))
+
+    def poll(self, ack: Ack) -> None:
+        self.answer = ack
+        self.fleet.poll(Instructions(generation=1, epoch=ack.epoch))
+
+
+def test_a_keeper_is_replaced_before_the_first_epoch_after_a_restore_and_not_later(fleet: Fleet) -> None:
+    """X applied epoch 2 for a task that failed, on a host that Spark left for a time; Y did for the one that counted."""
+    told = Told(fleet)
+    x, y = (Ack(uid="op", partition=0, epoch=1, pid=pid, host=host, keeper=host) for pid, host in ((7, "x"), (8, "y")))
+    told.open(x)
+    told.poll(y)
+    told.poll(x)
+    applied = [msgspec.structs.replace(ack, epoch=2) for ack in (x, y)]
+    accumulated(fleet, applied[1])
+    with pytest.raises(KeeperError, match="epoch 2 was applied by process 8 on y, and epoch 2 by another keeper"):
+        told.poll(applied[0])
+    # Not what X says of an epoch that it has, and nothing that it goes on with.
+    fleet._acks.value = [msgspec.msgpack.encode(msgspec.structs.replace(x, epoch=3))]
+    with pytest.raises(KeeperError, match="epoch 2 was applied by process 8 on y, and epoch 3 by another keeper"):
+        fleet.take_acks(3)
+    told.poll(applied[1])
 
 
 def test_a_connection_that_cannot_be_made_is_told(places: Places) -> None:

@@ -70,6 +70,7 @@ class Fleet:
         self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())
         self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
         self.last: dict[Slot, Ack] = {}
+        self._restored = Epoch(0)
 
     def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
         """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
@@ -84,18 +85,21 @@ class Fleet:
             ack = msgspec.msgpack.decode(data, type=Ack)
             if ack.epoch == epoch:
                 slot = (ack.uid, ack.partition)
-                _refuse_other_keeper(ack, found.get(slot) or self.last.get(slot))
+                self._refuse_other_keeper(ack, found.get(slot) or self.last.get(slot))
                 found[slot] = ack
         self.last.update(found)
         return found
 
     def open(self, epoch: Epoch) -> dict[Slot, Ack]:
         """Start every keeper and have it restore its state; raise what goes wrong there."""
+        self._restored = epoch
         return self.poll(Instructions(generation=self._generation, epoch=epoch), start=True)
 
     def poll(self, instructions: Instructions, *, start: bool = False) -> dict[Slot, Ack]:
         """Ask every keeper without an epoch; those that are not there do not answer, unless they are to be started."""
         found = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL, start=start) if ack.uid}
+        for slot, ack in found.items():
+            self._refuse_other_keeper(ack, self.last.get(slot))
         self.last.update(found)
         return found
 
@@ -136,6 +140,21 @@ class Fleet:
             with contextlib.suppress(Exception):
                 broadcast.destroy()
 
+    def _refuse_other_keeper(self, ack: Ack, before: Ack | None) -> None:
+        """A partition has one keeper: that whose ack was the first to be used after the restore.
+
+        Until an epoch is applied, one that dies is started anew from the checkpoint, perhaps elsewhere, and the one
+        before may live on, with an epoch that it applied for a task that failed. Were it asked again, its state would
+        go on where the other's output was used.
+        """
+        if before is None or before.epoch == self._restored or ack.is_of_keeper(before):
+            return
+        raise KeeperError(
+            f"operator '{ack.uid}', partition {ack.partition}: epoch {before.epoch} was applied by process {before.pid} "
+            f"on {before.host}, and epoch {ack.epoch} by another keeper, process {ack.pid} on {ack.host}",
+            hint="the job goes back to its last checkpoint, with one of them",
+        )
+
     def _control(self, instructions: Instructions, kind: int, *, start: bool = False) -> list[Ack]:
         if not self._refs:
             return []
@@ -166,17 +185,6 @@ def _only_executor(spark: SparkSession) -> Executor | None:
     if shutil.which(sc.pythonExec) != sys.executable:
         return None
     return Executor(int(sc._jvm.java.lang.ProcessHandle.current().pid()), sc.environment)
-
-
-def _refuse_other_keeper(ack: Ack, before: Ack | None) -> None:
-    """Two keepers that have applied one epoch would both go on. A task that is retried finds the one that was there."""
-    if before is None or before.epoch != ack.epoch or ack.is_of_keeper(before):
-        return
-    raise KeeperError(
-        f"operator '{ack.uid}', partition {ack.partition}: epoch {ack.epoch} was applied by two keepers, process "
-        f"{before.pid} on {before.host} and process {ack.pid} on {ack.host}",
-        hint="the job goes back to its last checkpoint, with one of them",
-    )
 
 
 def _keepers_here(root: Path, generation: Generation) -> list[int]:
