@@ -27,6 +27,7 @@ _STATEFUL = {
     "LocalLimit": "limit",
     "SessionWindow": "a session window",
 }
+_LIMIT = re.compile(r"^[ :+-]*(GlobalLimit|LocalLimit|Offset|Tail)\b", re.MULTILINE)
 _OLDEST_JAVA = 17
 
 
@@ -96,6 +97,11 @@ def check_source_name(name: object) -> str:
             hint='name what it brings, for the life of the job: name="payments"',
         )
     return name
+
+
+def has_limit(df: DataFrame) -> bool:
+    """Return whether some step of a plan need not read all of its rows."""
+    return bool(_LIMIT.search(df._jdf.queryExecution().analyzed().toString()))
 
 
 def _find_stateful(plan: Any) -> str | None:

@@ -26,7 +26,7 @@ from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.joins import TO, PairNode
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import OperatorNode
-from strandline.spark.plan import Operator, Plan
+from strandline.spark.plan import Built, Operator, Plan
 from strandline.spark.reported import errors_reported
 
 log = logging.getLogger(__name__)
@@ -224,24 +224,7 @@ class EpochDriver:
         instructions = self._instructions(epoch, trigger)
         built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
         try:
-            for name, sink, rows in built.outputs:
-                failpoints.hit("epoch.sink.before")
-                if self._sealed.is_set():
-                    raise KeeperError("the run ended in the middle of an epoch")
-                staged = sink.write(rows, epoch)
-                if staged is not None:
-                    with self._staging:
-                        self._staged.setdefault(name, []).append(staged)
-            acks = self._fleet.take_acks(epoch)
-            if len(acks) < len(self._fleet.slots):
-                # A sink that did not read all of its rows: the epoch must reach every keeper all the same.
-                for _, _, rows in built.outputs:
-                    rows.write.format("noop").mode("overwrite").save()
-                acks = {**acks, **self._fleet.take_acks(epoch)}
-            if len(acks) < len(self._fleet.slots):
-                # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
-                # the keepers know whether they have applied the epoch.
-                acks = {**self._fleet.poll(self._instructions(epoch, None)), **acks}
+            acks = self._write(built, epoch)
         finally:
             built.close()
         missing = self._fleet.slots - acks.keys()
@@ -261,6 +244,42 @@ class EpochDriver:
             self.epoch_carries_trigger = False
         self._heed(acks, trigger)
         failpoints.hit("epoch.done")
+
+    def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
+        """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
+        staged = self._stage(built, epoch)
+        acks = self._fleet.take_acks(epoch)
+        unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
+        if unread:
+            # The epoch must reach every keeper, also where nobody reads what it gives.
+            for uid in unread:
+                built.operators[uid].write.format("noop").mode("overwrite").save()
+            acks = {**acks, **self._fleet.take_acks(epoch)}
+            if self._plan.keep(unread):
+                # Part of it may have been read, from an attempt that the keeper then forgot, since its output was not
+                # read to the end: what is shown must be from the one that it has applied.
+                staged = self._stage(built, epoch)
+                acks = {**acks, **self._fleet.take_acks(epoch)}
+        if len(acks) < len(self._fleet.slots):
+            # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
+            # the keepers know whether they have applied the epoch.
+            acks = {**self._fleet.poll(self._instructions(epoch, None)), **acks}
+        with self._staging:
+            for name, text in staged:
+                self._staged.setdefault(name, []).append(text)
+        return acks
+
+    def _stage(self, built: Built, epoch: Epoch) -> list[tuple[str, str]]:
+        """Have the sinks write; return what they say, by name, of what they do not show yet."""
+        found = []
+        for name, sink, rows in built.outputs:
+            failpoints.hit("epoch.sink.before")
+            if self._sealed.is_set():
+                raise KeeperError("the run ended in the middle of an epoch")
+            staged = sink.write(rows, epoch)
+            if staged is not None:
+                found.append((name, staged))
+        return found
 
     def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         if isinstance(node, LateNode):

@@ -48,6 +48,8 @@ class StepNode(Node):
     """A stateless step: it stays a Spark DataFrame operation."""
 
     step: Step = field(default=lambda df: df)
+    stops_early: bool = False
+    """Whether it may stop reading before the rows end."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark import StorageLevel
@@ -70,7 +70,7 @@ class Plan:
             )
         self._outputs = list(outputs)
         self._nodes = self._in_order()
-        self._branches = self._find_branches()
+        self._kept = self._find_branches() | self._find_cut_off()
         self.sources = Sources([node for node in self._nodes if isinstance(node, SourceNode)])
         self.operators = [node for node in self._nodes if isinstance(node, OperatorNode)]
         self._check_uids()
@@ -99,6 +99,13 @@ class Plan:
             settled.append(Operator(node, parallelism, most))
         return settled
 
+    def keep(self, uids: Collection[str]) -> bool:
+        """Have what these operators give computed in full, however little of it is read; False if it is already."""
+        nodes = {node for node in self.operators if node.uid in uids}
+        is_new = not nodes <= self._kept
+        self._kept |= nodes
+        return is_new
+
     def build(self, df: DataFrame, run: RunOperator) -> Built:
         """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once."""
         kept: list[DataFrame] = []
@@ -115,10 +122,11 @@ class Plan:
                 made[node] = node.pack(self._parallelism, *parents)
             elif isinstance(node, OperatorNode | LateNode):
                 made[node] = run(node, *parents)
-            if node in self._branches:
+            if node in self._kept:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
-        return Built([(name, sink, without_hidden(made[node])) for name, sink, node in self.sinks], kept)
+        outputs = [(name, sink, without_hidden(made[node])) for name, sink, node in self.sinks]
+        return Built(outputs, {node.uid: made[node] for node in self.operators}, kept)
 
     def moved(self, uid: str, newest_us: Mapping[str, int]) -> dict[int, dict[str, int]]:
         """Return what an operator's newest times say, by watermark and origin."""
@@ -154,6 +162,11 @@ class Plan:
         for output in self._outputs:
             readers[output.stream._node] += 1 if output.sink.reads_once else 2
         return {node for node, count in readers.items() if count > 1 and _has_operator(node)}
+
+    def _find_cut_off(self) -> set[Node]:
+        """Return the nodes behind an operator of which the next step does not read all rows, as limit() does."""
+        steps = [node for node in self._nodes if isinstance(node, StepNode) and node.stops_early]
+        return {parent for node in steps for parent in node.parents if _has_operator(parent)}
 
     def _named_watermarks(self, nodes: Sequence[WatermarkNode]) -> list[WatermarkSpec]:
         """Return what they say; with several sources, named by these: the program may mention them in any order."""
@@ -215,6 +228,8 @@ class Built:
     """One epoch's DataFrames: each sink's, and those to let go of afterwards."""
 
     outputs: list[tuple[str, Sink, DataFrame]]
+    operators: dict[str, DataFrame]
+    """What each operator gives, by uid."""
     kept: list[DataFrame]
 
     def close(self) -> None:

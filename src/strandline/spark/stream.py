@@ -18,7 +18,7 @@ from strandline.runtime.outputs import SIDE
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
 from strandline.runtime.windowing import Rules
 from strandline.spark.aggregation import Aggregates
-from strandline.spark.checks import check_source, check_source_name
+from strandline.spark.checks import check_source, check_source_name, has_limit
 from strandline.spark.ddl import check_keys, first_line, input_schema, quoted
 from strandline.spark.nodes import Node, OperatorNode, SourceNode, Step, StepNode, WatermarkNode, make_operator
 from strandline.spark.reported import errors_reported
@@ -95,7 +95,7 @@ class Stream:
             raise ConfigurationError(
                 f"a step does not fit the stream's columns ({', '.join(self.columns)}): {first_line(error)}"
             ) from None
-        return Stream(StepNode(probe, self._node, step))
+        return Stream(StepNode(probe, self._node, step, stops_early=has_limit(probe)))
 
     def map(self, function: Callable[[Any], Any], output: str) -> Stream:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""

@@ -1,0 +1,109 @@
+"""Sinks and steps that do not read all that an operator gives: its state has every event all the same, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from tests.spark import small
+
+pytestmark = pytest.mark.spark
+
+ROWS = 1200
+OUTPUT = "user string, n bigint, pad string"
+
+
+class Wide(sl.KeyedProcess):
+    """Count, and give far more than fits between a keeper and Spark."""
+
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Any:
+        self.seen.value += 1
+        yield (ctx.key, self.seen.value, "x" * 20_000)
+
+
+class Reading(sl.sinks.Sink):
+    """Gives its rows to a function, which reads of them what it likes."""
+
+    def __init__(self, read: Callable[[Any], list[Any]]) -> None:
+        super().__init__(visibility="checkpoint")
+        self._read = read
+        self.staged: dict[int, list[Any]] = {}
+
+    def write(self, df: Any, epoch: int) -> str | None:
+        self.staged[epoch] = self._read(df.select("user", "n"))
+        return str(epoch)
+
+    def commit(self, pending: Any) -> None:
+        pass
+
+
+def first_batch(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield next(batches)
+
+
+def read_some(df: Any) -> list[Any]:
+    return df.head(3)
+
+
+def read_none(df: Any) -> list[Any]:
+    return []
+
+
+def read_after_a_look(df: Any) -> list[Any]:
+    return [] if df.isEmpty() else df.collect()
+
+
+def same(stream: sl.Stream) -> sl.Stream:
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("step", "read", "shown"),
+    [
+        (lambda out: out.transform(lambda df: df.limit(5)), lambda df: df.collect(), 5),
+        (lambda out: out.transform(lambda df: df.mapInArrow(first_batch, OUTPUT)), lambda df: df.collect(), None),
+        (same, read_some, 3),
+        (same, read_none, 0),
+        (same, read_after_a_look, ROWS),
+    ],
+    ids=["limit", "step", "some", "none", "look"],
+)
+def test_an_operator_gets_all_its_events_whatever_is_read_of_what_it_gives(
+    spark: Any, tmp_path: Path, local_dir: Path, step: Any, read: Any, shown: int | None
+) -> None:
+    stream = sl.stream(small.source(spark, tmp_path / "in"))
+    out = step(stream.key_by("user").process(Wide(), output=OUTPUT, uid="wide"))
+    sink = Reading(read)
+    job = sl.Job(
+        "unread",
+        sinks=[out.to(sink)],
+        checkpoints=sl.Checkpoints(tmp_path / "ck"),
+        restart=sl.Restart.never(),
+        settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB"),
+    )
+    with job.start(spark) as run:
+        for number in range(2):
+            small.write_rows(tmp_path / "in", number, [(f"u{i % 4}", "a", i) for i in range(ROWS)])
+            run.process_all_available(120)
+        assert run.status().rows_in == 2 * ROWS
+        small.write_rows(tmp_path / "in", 2, [(f"u{i}", "a", 0) for i in range(4)])
+        run.process_all_available(120)
+        run.checkpoint(60)
+    rows = sink.staged
+    if shown is not None:
+        assert [len(rows[epoch]) for epoch in (1, 2)] == [shown, shown]
+    # Each counted every event, and those that were shown are of the attempt that counts.
+    for epoch in (1, 2):
+        per_user = {user: [r.n for r in rows[epoch] if r.user == user] for user in ("u0", "u1", "u2", "u3")}
+        for counts in per_user.values():
+            first = (epoch - 1) * ROWS // 4 + 1
+            assert counts == list(range(first, first + len(counts)))
+    if read is not read_none:
+        assert {r.n for r in rows[3]} == {ROWS // 2 + 1}
