@@ -103,7 +103,7 @@ def test_a_stream_that_breaks_off_is_never_said_to_be_whole(cut: int, is_replay:
     given = pa.ipc.open_stream(io.BytesIO(stream_of(GIVEN)[:cut]))
     _, said, feeder = fed(iter(given), is_replay=is_replay)
     assert said is None
-    with pytest.raises((KeeperError, OSError, pa.ArrowInvalid), match="broke off|Expected to"):
+    with pytest.raises((KeeperError, OSError, pa.ArrowInvalid), match=r"broke off|Expected to"):
         feeder.raise_error()
 
 

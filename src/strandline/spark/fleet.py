@@ -150,8 +150,8 @@ class Fleet:
         if before is None or before.epoch == self._restored or ack.is_of_keeper(before):
             return
         raise KeeperError(
-            f"operator '{ack.uid}', partition {ack.partition}: epoch {before.epoch} was applied by process {before.pid} "
-            f"on {before.host}, and epoch {ack.epoch} by another keeper, process {ack.pid} on {ack.host}",
+            f"operator '{ack.uid}', partition {ack.partition}: epoch {before.epoch} was applied by process "
+            f"{before.pid} on {before.host}, and epoch {ack.epoch} by another keeper, process {ack.pid} on {ack.host}",
             hint="the job goes back to its last checkpoint, with one of them",
         )
 

@@ -48,7 +48,7 @@ class StepNode(Node):
     """A stateless step: it stays a Spark DataFrame operation."""
 
     step: Step = field(default=lambda df: df)
-    stops_early: bool = False
+    stops_early: bool = field(default=False, kw_only=True)
     """Whether it may stop reading before the rows end."""
 
 
