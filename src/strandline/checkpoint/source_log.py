@@ -178,3 +178,11 @@ def unpack(data: bytes, where: str) -> dict[str, bytes]:
     except (zlib.error, struct.error, UnicodeDecodeError) as error:
         raise CorruptionError(f"{where}: the archive cannot be read: {error}") from error
     return files
+
+
+def capture_start(directory: Path) -> dict[str, bytes] | None:
+    if not (directory / "metadata").is_file():
+        return None
+    names = ["metadata"] + [p.relative_to(directory).as_posix() for p in _durable(directory / "sources")]
+    names += ["offsets/0"] if (directory / "offsets/0").is_file() else []
+    return {name: (directory / name).read_bytes() for name in names}

@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, Partition
 
 _SOCKET_PATH_BYTES = 107
+_DRIVER_LOCK = "driver.lock"
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,16 @@ class Places:
         for directory in (self.local_dir, self.root, self.logs.parent, self.logs):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             _refuse_others(directory, shared=directory == self.local_dir)
+
+    def sockets(self, generation: Generation) -> list[Path]:
+        """Where keepers of this run listen on this machine."""
+        return sorted(self.root.glob(f"*-{generation}.sock"))
+
+    def hold(self) -> IO[str]:
+        """Keep others from sweeping the directories away while this file is open: a job may have no keeper here."""
+        held = (self.root / _DRIVER_LOCK).open("a")
+        fcntl.flock(held, fcntl.LOCK_SH)
+        return held
 
     def remove(self) -> None:
         """Remove everything but the logs."""
@@ -119,7 +131,7 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
     for root in local_dir.glob("????????????"):
         if not re.fullmatch("[0-9a-f]{12}", root.name) or not all(map(_is_ours, root.glob("*"))):
             continue
-        locks = list(root.glob("*/keeper.lock"))
+        locks = [*root.glob(_DRIVER_LOCK), *root.glob("*/keeper.lock")]
         try:
             newest = max(path.stat().st_mtime for path in [root, *root.iterdir()])
         except OSError:
@@ -129,14 +141,14 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Return whether a job's directory may hold this: a socket, a partition's directory, Spark's progress."""
+    """Return whether a job's directory may hold this: a socket, a lock, a partition's directory, Spark's progress."""
     if path.is_dir():
         return path.name.startswith("spark-") or (path / "keeper.lock").exists()
-    return path.suffix in (".sock", ".tmp")
+    return path.suffix in (".sock", ".tmp") or path.name == _DRIVER_LOCK
 
 
 def _held(lock: Path) -> bool:
-    """Return whether a keeper is alive there."""
+    """Return whether the process that locked it, a keeper or a driver, is alive."""
     try:
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

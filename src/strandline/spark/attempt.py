@@ -20,8 +20,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, generation_path
-from strandline.checkpoint.restore import choose, damage_in
-from strandline.checkpoint.source_log import capture, restore_source, upload_source
+from strandline.checkpoint.restore import choose
+from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
@@ -31,13 +31,15 @@ from strandline.format.manifest import Manifest
 from strandline.runtime.places import Places
 from strandline.runtime.program import Program, Restore, pickle_process
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.compat import check_compatible
+from strandline.spark.checks import retained_batches
+from strandline.spark.compat import check_compatible, check_start
 from strandline.spark.epochs import EpochDriver
 from strandline.spark.exchange import Exchange
 from strandline.spark.failures import find_error
 from strandline.spark.fleet import Fleet
 from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan
+from strandline.spark.progress import SourceProgress, rewind
 from strandline.spark.reported import errors_reported
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.times import FIRED, ORIGIN
@@ -82,9 +84,7 @@ class Attempt:
         self._cleanup = contextlib.ExitStack()
         self._query: StreamingQuery | None = None
         self._fleet: Fleet | None = None
-        self._spark_dir = Path()
-        self._source_names: list[str] = []
-        """In the order of Spark's progress files."""
+        self._sources: SourceProgress
         self._final: Future[CheckpointId] | None = None
         self._asked = 0.0
         self._finished_us: int | None = None
@@ -104,7 +104,9 @@ class Attempt:
         """Restore the newest complete checkpoint and start the query after it."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        self._settle(choose(b.jobdir, exclude=self._exclude).manifest)
+        found = choose(b.jobdir, exclude=self._exclude).manifest
+        self._settle(found)
+        self._load_start(found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         self.generation = owned.generation
@@ -120,13 +122,11 @@ class Attempt:
             )
         manifest = self.restored = choice.manifest
         operators = self._settle(manifest)
+        start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
         owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
         failpoints.hit("restore.claimed")
-        # 4. Sinks commit what the checkpoint lists as pending, and forget what came later.
-        self._recover_sinks(owned, manifest)
-        failpoints.hit("restore.sinks_recovered")
-        # 5. The keepers' programs name each partition's files; the keepers restore them.
+        # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = Epoch(manifest.epoch if manifest else 0)
         exchange = Exchange(b.spark, self._parallelism(manifest))
         self._cleanup.callback(exchange.close)
@@ -134,25 +134,37 @@ class Attempt:
         self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
         self._cleanup.callback(self._fleet.close)
         opened = self._fleet.open(epoch)
+        self._fleet.keep_alive(b.settings.keeper_lease_ms)
         failpoints.hit("restore.keepers_opened")
-        # 6. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
-        self._rewind(manifest)
+        # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
+        spark_dir = b.places.root / f"spark-{owned.generation}"
+        self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
+        rewind(b.jobdir, spark_dir, manifest, start)
+        # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
+        #    came later.
+        self._recover_sinks(owned, manifest)
+        failpoints.hit("restore.sinks_recovered")
         # 7. The query starts with the epoch after.
         self.coordinator = Coordinator(
             b.jobdir, owned, b.config, b.clock, next_id, manifest, b.name,
             [self._operator_plan(operator) for operator in operators], self._commit_sinks,
         )  # fmt: skip
-        batch = manifest.source.batch if manifest and manifest.source else -1
-        stored = manifest.source.names if manifest and manifest.source else None
-        self._source_names = stored or b.plan.sources.names
-        source = b.plan.sources.together(self._source_names)
+        progress = manifest.source if manifest else None
+        batch = progress.batch if progress else -1
+        names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
+        source = b.plan.sources.together(names)
+        self._sources = SourceProgress(
+            spark_dir, names, b.jobdir, owned, b.clock, self.coordinator,
+            start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
+        )  # fmt: skip
         self.driver = EpochDriver(
-            b.plan, source, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch, batch,
+            b.plan, source, operators, exchange, self._fleet, self.coordinator, self._sources, owned.generation,
+            epoch, batch,
             Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         self.driver.progress.acks.update(opened)
-        writer = source.writeStream.foreachBatch(self.driver).option("checkpointLocation", f"file://{self._spark_dir}")
+        writer = source.writeStream.foreachBatch(self.driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
         self._query = writer.start()
@@ -168,7 +180,7 @@ class Attempt:
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
             self.coordinator.advance()
-            self._capture_source()
+            self._sources.deliver(self._has_looked)
             self._poll_if_idle()
             now = time.monotonic()
             if now - checked > _FENCE_LOOK_S:
@@ -209,8 +221,6 @@ class Attempt:
                 sink.close()
         with contextlib.suppress(Exception):
             self._cleanup.close()
-        if self._spark_dir.name:
-            shutil.rmtree(self._spark_dir, ignore_errors=True)
 
     # -- starting
 
@@ -225,6 +235,13 @@ class Attempt:
             sinks = [name for name, _, _ in self._b.plan.sinks]
             check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
         return operators
+
+    def _load_start(self, manifest: Manifest | None) -> Start | None:
+        """Return where the job's life began, when there is no checkpoint that says how far it came."""
+        start = load_start(self._b.jobdir) if manifest is None else None
+        if start is not None:
+            check_start(self._b.name, start, self._b.plan.sources.names)
+        return start
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
         life = hashlib.sha256(self._b.jobdir.get(generation_path(Generation(1)))).hexdigest()[:12]
@@ -293,15 +310,6 @@ class Attempt:
             states=operator.states,
         )
 
-    def _rewind(self, manifest: Manifest | None) -> None:
-        root = self._b.places.root
-        for old in root.glob("spark-*"):
-            shutil.rmtree(old, ignore_errors=True)
-        self._spark_dir = root / f"spark-{self.generation}"
-        if manifest is not None and manifest.source is not None:
-            with damage_in(CheckpointId(manifest.checkpoint)):
-                restore_source(self._b.jobdir, manifest.source, self._spark_dir)
-
     # -- watching
 
     def _commit_sinks(self, manifest: Manifest) -> None:
@@ -310,39 +318,8 @@ class Attempt:
             sink.commit(pending.get(name, []))
         self.driver.committed(manifest.sinks)
 
-    def _capture_source(self) -> None:
-        """Once Spark has logged the checkpoint's batch as done, take the source's progress after it."""
-        wanted = self.driver.take_wanted_source()
-        if wanted is None:
-            return
-        checkpoint, batch = wanted
-        if self.coordinator.pending != checkpoint:
-            self.driver.source_done(checkpoint)
-            return
-        if batch < 0:
-            # Nothing was read yet: there is nothing to rewind.
-            self.driver.source_done(checkpoint)
-            self.coordinator.add_source(checkpoint, None)
-            return
-        if not (self._spark_dir / "commits" / str(batch)).exists():
-            return
-        base = self.coordinator.confirmed_manifest
-        try:
-            files = capture(self._spark_dir, batch)
-            info = upload_source(
-                self._b.jobdir, files, checkpoint, batch, base.source if base else None, self._source_names
-            )
-        except FencedError:
-            raise
-        except StrandlineError as error:
-            self.driver.source_done(checkpoint)
-            self.coordinator.fail(checkpoint, f"the source's progress could not be stored: {error}")
-            return
-        self.driver.source_done(checkpoint)
-        self.coordinator.add_source(checkpoint, info)
-
     def _poll_if_idle(self) -> None:
-        """While no epoch runs, hear how a checkpoint goes, begin one that is due, and keep the keepers' leases."""
+        """While no epoch runs, hear how a checkpoint goes, and begin one that is due."""
         idle_s = time.monotonic() - self.driver.last_contact
         if idle_s < _IDLE_S or self.driver.is_running:
             return
@@ -351,11 +328,8 @@ class Attempt:
         if self.driver.has_due(by_us) and not self._is_batch_coming(idle_s) and self.driver.tick(by_us):
             return
         due = self.coordinator.is_due
-        polled = (due or self.coordinator.pending is not None) and self.driver.poll(may_trigger=due)
-        if not polled and idle_s * 1000 > self._b.settings.keeper_lease_ms / 3:
-            assert self._fleet is not None
-            self._fleet.ping()
-            self.driver.last_contact = time.monotonic()
+        if due or self.coordinator.pending is not None:
+            self.driver.poll(may_trigger=due)
 
     def _notice_silence(self) -> None:
         """When Spark rests, having looked for rows and found none, whoever is silent was so until its last look."""
@@ -368,6 +342,14 @@ class Attempt:
             return
         between = self._b.trigger.get("processingTime", "0")
         self.driver.look(now_us - int(between.partition(" ")[0]) * 1000)
+
+    def _has_looked(self) -> bool:
+        """Whether Spark has looked at the sources, so that it is written down where they begin."""
+        assert self._query is not None
+        if not self._query.isActive:
+            return True
+        status = self._query._jsq.status()
+        return not status.isTriggerActive() and not str(status.message()).startswith("Initializing")
 
     def _is_batch_coming(self, idle_s: float) -> bool:
         """Whether Spark looks for rows or prepares an epoch with some: an epoch of the timers' own would delay it.
@@ -399,5 +381,6 @@ class Attempt:
             self._final = self.coordinator.request()
         if not self._final.done():
             return False
-        self._final.result()
-        return True
+        final, self._final = self._final.result(), None
+        # A timer may have fired since it was triggered: when a source is idle for long enough, its watermark moves.
+        return any(c.checkpoint == final and c.epoch == self.driver.progress.epoch for c in self.coordinator.history)

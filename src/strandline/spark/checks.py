@@ -67,6 +67,11 @@ def session_warnings(spark: SparkSession) -> list[str]:
     return [f"{what}. {how}" for what in found]
 
 
+def retained_batches(spark: SparkSession) -> int:
+    """Return of how many batches Spark keeps its log."""
+    return int(spark.conf.get("spark.sql.streaming.minBatchesToRetain", "100") or 100)
+
+
 def check_source(df: Any) -> None:
     """Refuse DataFrames that cannot be a job's source."""
     if type(df).__module__.startswith("pyspark.sql.connect"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from strandline.checkpoint.start import Start
 from strandline.core.errors import IncompatibleStateError
 from strandline.core.settings import BackendName
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
@@ -45,17 +46,30 @@ def check_compatible(
         )
 
 
+def check_start(job: str, start: Start, sources: Sequence[str]) -> None:
+    """Raise IncompatibleStateError if the job began with other sources and has no checkpoint yet."""
+    found = _name_differences(start.names, sources, "when it began, the job read")
+    if found:
+        raise IncompatibleStateError(
+            f"job '{job}' cannot go on from where it began: " + "; ".join(found),
+            hint="a source is found by its name in stream(df, name=…), which must never change; run the program that "
+            "began, or start afresh with another job name or checkpoint directory",
+            differences=found,
+        )
+
+
 def _source_differences(stored: SourceInfo | None, now: Sequence[str]) -> list[str]:
+    return [] if stored is None else _name_differences(stored.names or [], now, "the checkpoint knows")
+
+
+def _name_differences(before: Sequence[str], now: Sequence[str], knows: str) -> list[str]:
     """Compare the names of the sources; a single one needs none, then or now."""
-    if stored is None:
-        return []
-    before = stored.names or []
     if len(before) <= 1 and len(now) <= 1 and not (before and now):
         return []
     has = f"it reads {', '.join(now)}" if now else "it reads one source without a name"
     gone = [f"the program has no source named '{name}'; {has}" for name in before if name not in now]
-    knows = f"the checkpoint knows {', '.join(before)}" if before else "the checkpoint knows one source without a name"
-    return gone + [f"the source '{name}' is new; {knows}" for name in now if name not in before]
+    known = f"{knows} {', '.join(before)}" if before else f"{knows} one source without a name"
+    return gone + [f"the source '{name}' is new; {known}" for name in now if name not in before]
 
 
 def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName) -> list[str]:

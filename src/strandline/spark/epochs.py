@@ -27,6 +27,7 @@ from strandline.spark.joins import TO, PairNode
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import OperatorNode
 from strandline.spark.plan import Built, Operator, Plan
+from strandline.spark.progress import SourceProgress
 from strandline.spark.reported import errors_reported
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class EpochDriver:
         exchange: Exchange,
         fleet: Fleet,
         coordinator: Coordinator,
+        sources: SourceProgress,
         generation: Generation,
         epoch: Epoch,
         batch: int,
@@ -68,6 +70,7 @@ class EpochDriver:
         self._exchange = exchange
         self._fleet = fleet
         self._coordinator = coordinator
+        self._sources = sources
         self._generation = generation
         self._batch = batch
         self._watermarks = watermarks
@@ -79,7 +82,6 @@ class EpochDriver:
         self._lock = threading.Lock()
         self._staged: dict[str, list[str]] = {}
         self._staging = threading.Lock()
-        self._wanted_source: tuple[CheckpointId, int] | None = None
         self.progress = Progress(epoch=epoch)
         self.error: BaseException | None = None
         self.failed = threading.Event()
@@ -96,6 +98,10 @@ class EpochDriver:
         """Begin no more epochs: a last checkpoint is to cover everything there is."""
         self._paused.set()
 
+    def resume(self) -> None:
+        """Go on: the run is not stopped after all."""
+        self._paused.clear()
+
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
         while self._paused.is_set() and not self._sealed.wait(0.05):
@@ -104,6 +110,7 @@ class EpochDriver:
             if self.failed.is_set() or self._sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
+                self._sources.begin(batch)
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1))
             except BaseException as error:
@@ -197,15 +204,6 @@ class EpochDriver:
         """Return how far each source is."""
         return self._watermarks.look(self._looked_last_us)
 
-    def take_wanted_source(self) -> tuple[CheckpointId, int] | None:
-        """Return the checkpoint that needs the source's progress, and after which batch."""
-        return self._wanted_source
-
-    def source_done(self, checkpoint: CheckpointId) -> None:
-        """The source's progress was captured for this checkpoint, or is not wanted any more."""
-        if self._wanted_source is not None and self._wanted_source[0] == checkpoint:
-            self._wanted_source = None
-
     def committed(self, sinks: Sequence[SinkInfo]) -> None:
         """These staged epochs are visible now."""
         with self._staging:
@@ -294,7 +292,7 @@ class EpochDriver:
         trigger = self._coordinator.trigger(epoch, changed=not idle)
         if trigger is None:
             return None
-        self._wanted_source = (trigger.checkpoint, self._batch)
+        self._sources.want(trigger.checkpoint, self._batch)
         if idle:
             self._add_sinks(trigger.checkpoint)
         return Trigger(trigger.checkpoint, trigger.mode)

@@ -47,14 +47,16 @@ class Exchange:
 
     def __init__(self, spark: SparkSession, parallelism: int) -> None:
         self._parallelism = parallelism
-        found = _find_routes(parallelism)
+        # One alone Spark would cut into as many as it has by default, and the anchor with it.
+        self._tasks = max(2, parallelism)
+        found = _find_routes(parallelism, self._tasks)
         self._routes = [route for route, _ in found]
         rows = [(route, partition) for partition, both in enumerate(found) for route in both]
         with users_session_active(spark):
             session = spark.newSession()
             prepare_session(session)
             anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
-            self._anchor = anchor.repartition(parallelism, _ANCHOR_ROUTE).cache()
+            self._anchor = anchor.repartition(self._tasks, _ANCHOR_ROUTE).cache()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
@@ -95,7 +97,7 @@ class Exchange:
         routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
         first = [PARTITION, KEY_GROUP, *hidden]
         joined = (
-            routed.repartition(self._parallelism, self._route)
+            routed.repartition(self._tasks, self._route)
             .join(self._hinted, self._meet, "full_outer")
             .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
         )
@@ -150,11 +152,11 @@ def prepare_session(session: SparkSession) -> None:
         session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))
 
 
-def _find_routes(parallelism: int) -> list[tuple[int, int]]:
+def _find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
     """For each partition, find two numbers that Spark's hash partitioning sends there: its rows' and its end's."""
     routes: dict[int, list[int]] = {partition: [] for partition in range(parallelism)}
     number = 0
     while any(len(found) < 2 for found in routes.values()):
-        routes[spark_hash([number], [IntegerType()]) % parallelism].append(number)
+        routes.get(spark_hash([number], [IntegerType()]) % tasks, []).append(number)
         number += 1
     return [(found[0], found[1]) for found in routes.values()]

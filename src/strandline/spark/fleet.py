@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from strandline.spark.exchange import Exchange
 from strandline.spark.worker import ControlWorker, EpochWorker, Executor, KeeperRef
 
 _END_S = 5.0
+_PINGS_A_LEASE = 4
 _EXEC_S = 0.1
 
 Slot = tuple[str, int]
@@ -71,10 +73,14 @@ class Fleet:
         self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
+        self._renew_s = 0.0
+        self._over = threading.Event()
+        self._renewing: threading.Thread | None = None
 
     def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
         """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
-        worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema)
+        renew_s = 0.0 if self._only_executor else self._renew_s
+        worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema, renew_s)
         return routed.mapInArrow(worker, output_schema)
 
     def take_acks(self, epoch: int) -> dict[Slot, Ack]:
@@ -103,6 +109,18 @@ class Fleet:
         self.last.update(found)
         return found
 
+    def keep_alive(self, lease_ms: int) -> None:
+        """Renew every keeper's lease from now on, however long epochs, sinks and storage take."""
+        self._renew_s = lease_ms / 1000 / _PINGS_A_LEASE
+        self._renewing = threading.Thread(target=self._renew, name="strandline-lease", daemon=True)
+        self._renewing.start()
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._renew_s):
+            # One that has died, the next epoch or poll will miss.
+            with contextlib.suppress(Exception):
+                self.ping()
+
     def ping(self) -> None:
         """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be."""
         instructions = Instructions(generation=self._generation, epoch=0)
@@ -118,6 +136,7 @@ class Fleet:
 
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""
+        self._over.set()
         instructions = Instructions(generation=self._generation, epoch=0, forget=forget)
         try:
             self._control(instructions, p.STOP)
@@ -135,6 +154,9 @@ class Fleet:
 
     def close(self) -> None:
         """Let go of what the driver holds for the keepers."""
+        self._over.set()
+        if self._renewing is not None:
+            self._renewing.join(_END_S)
         for broadcast in self._broadcasts.values():
             # Spark keeps a broadcast's bytes in a temporary file until it is destroyed.
             with contextlib.suppress(Exception):

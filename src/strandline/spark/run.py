@@ -59,8 +59,18 @@ class Run:
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
+        self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
         hide_reported_errors()
+        try:
+            self._begin_first()
+        except BaseException:
+            self._held.close()
+            raise
+        _live.add(self)
+        self._thread.start()
+
+    def _begin_first(self) -> None:
         while self._attempt is None:
             try:
                 self._begin()
@@ -73,8 +83,6 @@ class Run:
                 if found is error:
                     raise
                 raise found from None
-        _live.add(self)
-        self._thread.start()
 
     @property
     def query(self) -> StreamingQuery | None:
@@ -166,8 +174,14 @@ class Run:
         Without it, rows after the last checkpoint stay invisible, and are processed again by the next start.
         """
         if checkpoint and self._state == "running" and self._attempt is not None:
-            self._attempt.driver.pause()
-            self.checkpoint(timeout)
+            driver = self._attempt.driver
+            driver.pause()
+            try:
+                self.checkpoint(timeout)
+            except BaseException:
+                # The job is not stopped, and goes on.
+                driver.resume()
+                raise
         self._stopping.set()
         attempt = self._attempt
         if attempt is not None:
@@ -204,6 +218,7 @@ class Run:
             self._end_attempt()
             self._state = "failed"
         finally:
+            self._held.close()
             self._ended.set()
 
     def _run_attempts(self) -> bool:
@@ -234,7 +249,10 @@ class Run:
         completed = coordinator.counts.completed if coordinator else 0
         self._least_id = coordinator.next_id if coordinator else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
-        if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
+        if (
+            not self._may_restart(error, was_running=self._state == "running")
+            or self._in_a_row > self._restart.attempts
+        ):
             raise error
         self._state = "restarting"
         delay_ms = self._restart.delay_ms(self._in_a_row)
@@ -245,9 +263,10 @@ class Run:
         self._restarts += 1
         self._stopping.wait(max(0.0, again - time.monotonic()))
 
-    def _may_restart(self, error: BaseException) -> bool:
+    def _may_restart(self, error: BaseException, *, was_running: bool) -> bool:
         if isinstance(error, CorruptionError):
-            return self._pass_over(error)
+            # What breaks while a job runs is whole in its checkpoint; what is broken there ends the job.
+            return self._pass_over(error) or (was_running and "checkpoint" not in error.fields)
         if isinstance(error, UserCodeError):
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):

@@ -7,6 +7,7 @@ the worker which starts a keeper reads.
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import os
 import re
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,16 +61,17 @@ class KeeperRef:
 
     def connect(self, partition: Partition) -> Connection | None:
         """Connect to the keeper if it is there."""
-        sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(str(self.places.socket(self.uid, partition, self.generation)))
+            return _connect(self.places.socket(self.uid, partition, self.generation))
         except (FileNotFoundError, ConnectionRefusedError):
-            sock.close()
             return None
-        except BaseException:
-            sock.close()
-            raise
-        return Connection(sock)
+
+    def renew_all(self) -> None:
+        """Renew the leases of all keepers of this run on this machine."""
+        for path in self.places.sockets(self.generation):
+            with contextlib.suppress(OSError, KeeperError), closing(_connect(path)) as connection:
+                connection.send(p.PING, Instructions(generation=self.generation, epoch=0))
+                connection.expect(p.ACK)
 
     def start(self, partition: Partition, executor: Executor | None = None) -> Connection:
         """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it.
@@ -105,6 +108,35 @@ class KeeperRef:
         )
 
 
+def _connect(path: Path) -> Connection:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(str(path))
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock)
+
+
+@contextmanager
+def _renewing(keeper: KeeperRef, every_s: float) -> Iterator[None]:
+    """Renew the leases of this machine's keepers meanwhile: others wait for as long as one is at work."""
+    if not every_s:
+        yield
+        return
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(every_s):
+            keeper.renew_all()
+
+    threading.Thread(target=renew, name="strandline-lease", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
 class EpochWorker:
     """Gives a partition's rows of one epoch to its keeper, and the keeper's output to Spark."""
 
@@ -115,12 +147,15 @@ class EpochWorker:
         program: Broadcast[bytes],
         acks: Accumulator[list[bytes]],
         output_schema: str,
+        renew_s: float = 0.0,
     ) -> None:
         self._keeper = keeper
         self._instructions = instructions
         self._program = program
         self._acks = acks
         self._output_schema = output_schema
+        self._renew_s = renew_s
+        """How often to renew leases where the driver cannot; 0: it can."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next(batches, None)
@@ -130,7 +165,8 @@ class EpochWorker:
         connection = None
         try:
             connection = self._keeper.connect(partition) or self._keeper.start(partition)
-            yield from self._epoch(connection, first, batches)
+            with _renewing(self._keeper, self._renew_s):
+                yield from self._epoch(connection, first, batches)
         except StrandlineError as error:
             raise RuntimeError(mark(error)) from None
         except OSError as error:
