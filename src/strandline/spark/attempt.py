@@ -35,6 +35,7 @@ from strandline.spark.compat import check_compatible
 from strandline.spark.epochs import EpochDriver
 from strandline.spark.exchange import Exchange
 from strandline.spark.failures import find_error
+from strandline.spark.filesource import make_cleaner
 from strandline.spark.fleet import Fleet
 from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan
@@ -146,6 +147,10 @@ class Attempt:
         stored = manifest.source.names if manifest and manifest.source else None
         self._source_names = stored or b.plan.sources.names
         source = b.plan.sources.together(self._source_names)
+        self._cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
+        self._cleanup.callback(self._cleaner.close)
+        if manifest is not None and manifest.source is not None:
+            self._cleaner.restored(CheckpointId(manifest.checkpoint), batch, self._spark_dir)
         self.driver = EpochDriver(
             b.plan, source, operators, exchange, self._fleet, self.coordinator, owned.generation, epoch, batch,
             Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
@@ -161,13 +166,16 @@ class Attempt:
     def watch(self, stopping: Any) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
         looked, checked = 0.0, time.monotonic()
+        owned = self.claim
+        assert owned is not None
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
-            self.coordinator.advance()
+            if self.coordinator.advance() is not None:
+                self._cleaner.completed(self.coordinator.oldest_live, owned.check)
             self._capture_source()
             self._poll_if_idle()
             now = time.monotonic()
@@ -329,6 +337,7 @@ class Attempt:
         base = self.coordinator.confirmed_manifest
         try:
             files = capture(self._spark_dir, batch)
+            self._cleaner.captured(checkpoint, batch, files)
             info = upload_source(
                 self._b.jobdir, files, checkpoint, batch, base.source if base else None, self._source_names
             )

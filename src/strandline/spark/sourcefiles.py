@@ -1,4 +1,4 @@
-"""The files below a file source's directory, to be deleted or moved away: on this machine directly, else through Hadoop."""
+"""The files below a file source's directory, to be taken away: on this machine directly, else through Hadoop."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from strandline.core.errors import UnavailableError
@@ -70,7 +71,7 @@ class LocalSourceFiles:
 
     def names(self, directory: str) -> set[str]:
         try:
-            return set(os.listdir(self._root / directory))
+            return {entry.name for entry in os.scandir(self._root / directory)}
         except FileNotFoundError:
             return set()
         except OSError as error:
@@ -107,51 +108,42 @@ class HadoopSourceFiles:
     def __init__(self, spark: SparkSession, root: str, archive: str | None) -> None:
         self._jvm: Any = spark._jvm
         self._fs: Any = self._path(root).getFileSystem(spark._jsc.hadoopConfiguration())
-        self._root: Any = self._fs.makeQualified(self._path(root))
-        self._archive: Any = None if archive is None else self._fs.makeQualified(self._path(archive))
-        self.root: str = self._root.toUri().getPath()
+        qualified = self._fs.makeQualified(self._path(root))
+        self.root: str = qualified.toUri().getPath()
+        self._root: str = qualified.toString()
+        self._archive = archive
 
     def names(self, directory: str) -> set[str]:
-        where = self._below(self._root, directory)
-        found = self._asked(where, lambda: self._fs.exists(where) and self._fs.listStatus(where))
+        where = self._path(f"{self._root}/{directory}")
+        found = _asked(where, lambda: self._fs.exists(where) and self._fs.listStatus(where))
         return {status.getPath().getName() for status in found or ()}
 
     def modified_ms(self, path: str) -> int | None:
-        where = self._below(self._root, path)
-
-        def look() -> int | None:
-            return self._fs.getFileStatus(where).getModificationTime() if self._fs.exists(where) else None
-
-        found: int | None = self._asked(where, look)
-        return found
+        where = self._path(f"{self._root}/{path}")
+        if not _asked(where, lambda: self._fs.exists(where)):
+            return None
+        return int(_asked(where, lambda: self._fs.getFileStatus(where).getModificationTime()))
 
     def take_away(self, path: str) -> bool:
-        where = self._below(self._root, path)
+        where = self._path(f"{self._root}/{path}")
         if self._archive is None:
-            self._asked(where, lambda: self._fs.delete(where, False))
+            _asked(where, lambda: self._fs.delete(where, False))
             return True
-        target = self._below(self._archive, path)
+        target = self._path(f"{self._archive}/{path}")
+        _asked(target, lambda: self._fs.mkdirs(target.getParent()))
+        if _asked(target, lambda: self._fs.exists(target)):
+            return False
+        if not _asked(where, lambda: self._fs.rename(where, target)):
+            raise UnavailableError(f"{where.toString()} could not be moved to {target.toString()}")
+        return True
 
-        def move() -> bool:
-            self._fs.mkdirs(target.getParent())
-            if self._fs.exists(target):
-                return False
-            if not self._fs.rename(where, target):
-                raise UnavailableError(f"{where.toString()} could not be moved to {target.toString()}")
-            return True
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(path)
 
-        moved: bool = self._asked(where, move)
-        return moved
 
-    def _asked(self, where: Any, ask: Callable[[], Any]) -> Any:
-        try:
-            return ask()
-        except Py4JError as error:
-            said = str(error).strip().splitlines()
-            raise UnavailableError(f"{where.toString()}: the file system did not do it: {said[-1:]}") from error
-
-    def _below(self, root: Any, path: str) -> Any:
-        return self._path(root, path) if path != "." else root
-
-    def _path(self, *parts: Any) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(*parts)
+def _asked(where: Any, ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except (Py4JError, PySparkException) as error:
+        said = " ".join(str(error).splitlines()[:2])
+        raise UnavailableError(f"{where.toString()}: the file system did not do it: {said}") from error
