@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -71,7 +72,7 @@ def progress(
             files[f"sources/{index}/{number}"] = step
         for number in sorted(compacted):
             if number < len(lines):
-                files[f"sources/{index}/{number}.compact"] = sum(lines[: number + 1], [])
+                files[f"sources/{index}/{number}.compact"] = [line for step in lines[: number + 1] for line in step]
                 for before in range(number + 1):
                     files.pop(f"sources/{index}/{before}", None)
     logged = {name: "\n".join(["v1", *lines]).encode() for name, lines in files.items()}
@@ -281,7 +282,7 @@ def test_every_range_of_steps_is_read_from_any_mixture_of_log_files(
     above, up_to = min(cuts), min(max(cuts), len(sizes) - 1)
     log = progress(source, compacted=compacted)
     found = [Path(file.path.removeprefix("file://")) for file in files_read(log, 0, above, up_to)]
-    assert found == sum(steps[above + 1 : up_to + 1], [])
+    assert found == [path for step in steps[above + 1 : up_to + 1] for path in step]
     with pytest.raises(UnreadableLogError):
         list(files_read(log, 0, len(sizes) - 1, len(sizes)))
 
@@ -320,6 +321,7 @@ def test_no_checkpoint_ever_misses_a_file_and_none_is_left_for_good(data: st.Dat
     storage, source, number = Storage(), object.__new__(Source), 0
     source.steps = []
     live: list[tuple[CheckpointId, int]] = []
+    fresh = itertools.count()
     for _ in range(data.draw(st.integers(1, 4), label="runs")):
         cleaner = SourceCleaner({0: storage})
         # A restart goes back to the newest checkpoint; what was read after it is read again, in other steps perhaps.
@@ -331,7 +333,7 @@ def test_no_checkpoint_ever_misses_a_file_and_none_is_left_for_good(data: st.Dat
         taken = data.draw(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.integers(0, 12))), label="taken")
         for steps, fails, refusals in taken:
             for _ in range(steps):
-                names, again = [*again, f"{len(storage.there)}-{number}-{len(source.steps)}"], []
+                names, again = [*again, f"{next(fresh)}.json"], []
                 storage.there |= dict.fromkeys(names, len(source.steps))
                 source.steps.append([Path("/in") / name for name in names])
             number += 1

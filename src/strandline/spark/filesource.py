@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -19,7 +19,6 @@ from strandline.spark.cleaning import SourceCleaner
 from strandline.spark.ddl import first_line
 from strandline.spark.nodes import SourceNode
 from strandline.spark.reported import errors_reported
-from strandline.spark.sinks.filesystem import open_filesystem
 from strandline.spark.sourcechecks import leaves_of, relations_of
 from strandline.spark.sourcefiles import Cleaning, open_source_files
 from strandline.spark.stream import Stream, source_stream
@@ -63,11 +62,15 @@ def files_source(
     try:
         with errors_reported():
             df = spark.readStream.format(format).schema(schema).options(**options).load(where)
-    except AnalysisException as error:
+    except PySparkException as error:
         raise ConfigurationError(
             f"files_source() cannot read {where} as {format}: {first_line(error)}",
             hint="the directory must be there, and format and schema be ones that Spark knows",
         ) from None
+    if not all(relation.is_files for relation in relations_of(df)):
+        raise ConfigurationError(
+            f"files_source(): '{format}' is no format of files", hint="read it with spark.readStream and stream(df)"
+        )
     return source_stream(df, name, cleaning)
 
 
@@ -127,24 +130,28 @@ def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: st
 
 
 def _check_archive(spark: SparkSession, path: str, archive: str) -> None:
-    source, target = open_filesystem(spark, path).local(""), open_filesystem(spark, archive).local("")
-    if source is not None and target is not None:
-        inside = target.resolve().is_relative_to(source.resolve())
+    home, source, target = _file_system(spark, path), Path(_plain(path)), Path(_plain(archive))
+    apart = home != _file_system(spark, archive)
+    if not apart and home.startswith("file:"):
+        source, target = source.resolve(), target.resolve()
         apart = source.exists() and source.stat().st_dev != _existing(target).stat().st_dev
-    else:
-        inside = PurePosixPath(_plain(archive)).is_relative_to(_plain(path))
-        apart = (source is None) != (target is None) or urlsplit(path)[:2] != urlsplit(archive)[:2]
     if apart:
         raise ConfigurationError(
             f"files_source(): archive_dir {archive} is on another file system than {path}: files cannot be renamed "
             "into it",
             hint="choose a directory on the same one",
         )
-    if inside:
+    if target.is_relative_to(source):
         raise ConfigurationError(
             f"files_source(): archive_dir {archive} is in the directory {path}, and would be read again",
             hint="choose one beside it",
         )
+
+
+def _file_system(spark: SparkSession, path: str) -> str:
+    scheme, host, *_ = urlsplit(path)
+    default: str = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
+    return f"{scheme}://{host}" if scheme else "file://" if default.startswith("file:") else default.rstrip("/")
 
 
 def _existing(path: Path) -> Path:
