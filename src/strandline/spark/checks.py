@@ -48,8 +48,8 @@ def check_session(spark: Any) -> None:
             "the first",
             hint="make the session without it: an epoch's tasks are bound to their keepers",
         )
-    retained = spark.conf.get(_BATCHES_TO_RETAIN) or ""
-    if int(retained) < _LEAST_BATCHES:
+    retained = spark.conf.get(_BATCHES_TO_RETAIN)
+    if int(retained or 0) < _LEAST_BATCHES:
         raise ConfigurationError(
             f"{_BATCHES_TO_RETAIN} is {retained}, expected {_LEAST_BATCHES} or more: a checkpoint takes Spark's log of "
             "its last two batches along, while Spark already plans the next one",
