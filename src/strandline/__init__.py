@@ -20,6 +20,7 @@ from strandline.core.settings import Settings
 
 if TYPE_CHECKING:
     from strandline.spark import sinks
+    from strandline.spark.filesource import files_source
     from strandline.spark.job import Job
     from strandline.spark.run import Run
     from strandline.spark.session import session, spark_settings
@@ -61,6 +62,7 @@ __all__ = [  # noqa: RUF022
     "WindowedStream",
     "agg",
     "errors",
+    "files_source",
     "session",
     "sinks",
     "spark_settings",
@@ -74,6 +76,7 @@ _LAZY = {
     "Status": "strandline.spark.status",
     "Stream": "strandline.spark.stream",
     "WindowedStream": "strandline.spark.windows",
+    "files_source": "strandline.spark.filesource",
     "session": "strandline.spark.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.session",

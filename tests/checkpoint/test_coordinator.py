@@ -90,6 +90,41 @@ def test_retention(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> No
     restorable(again)
 
 
+def test_the_oldest_checkpoint_is_known_only_when_storage_was_asked(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Whoever takes away what older checkpoints need relies on it: it may be too old, never too new."""
+    config = CheckpointConfig(interval_ms=0, retain=2, tolerable_failures=None)
+    run = Run(store, tmp_path, clock, config=config)
+    assert run.coordinator.oldest_live is None
+    oldest = []
+    for _ in range(4):
+        run.checkpoint()
+        oldest.append(run.coordinator.oldest_live)
+    assert oldest == [1, 1, 2, 3]
+    again = Run(store, tmp_path, clock, config=config, seed=1)
+    assert again.coordinator.oldest_live is None, "others that are in storage were not looked for"
+    store.script = [("delete", "chk-3/_metadata", BEFORE)]
+    again.checkpoint()
+    assert list(read_catalog(run.jobdir).live) == [3, 4, 5]
+    assert again.coordinator.oldest_live == 3, "storage did not delete it"
+    again.checkpoint()
+    assert again.coordinator.oldest_live == 5
+    # In doubt: storage has written the next one's manifest, and did not say so; nor does it let it be deleted.
+    checkpoint = again.trigger()
+    assert checkpoint == 7
+    again.deliver(checkpoint)
+    store.script = [("create", "chk-7/_metadata", AFTER)]
+    assert again.coordinator.advance() is None
+    store.script = [("delete", "chk-7/_metadata", BEFORE)] * 2
+    again.checkpoint()
+    assert set(read_catalog(run.jobdir).live) >= {7, 8}
+    assert again.coordinator.oldest_live is None
+    again.checkpoint()
+    assert list(read_catalog(run.jobdir).live) == [8, 9]
+    assert again.coordinator.oldest_live == 8
+
+
 def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, mode="full"))
     run.checkpoint()

@@ -63,5 +63,8 @@ def test_spark(spark, tmp_path):
     exec(source, namespace)
     payments = namespace["payments"]
     assert isinstance(payments, sl.Stream)
+    exec(
+        re.sub("in/", str(tmp_path / "in"), "\n".join(examples_of(sl.files_source))), {"files_source": sl.files_source}
+    )
     job = run(sl.Job, alerts=payments)["job"]
     assert (job.name, job.checkpoints.interval_ms) == ("alerts", 10_000)

@@ -134,6 +134,11 @@ class Coordinator:
         return self._publisher.confirmed
 
     @property
+    def oldest_live(self) -> CheckpointId | None:
+        """The oldest checkpoint that a restore can find; None while that is not known."""
+        return self._publisher.oldest_live
+
+    @property
     def pending(self) -> CheckpointId | None:
         """The checkpoint that was triggered and has not ended."""
         with self._lock:

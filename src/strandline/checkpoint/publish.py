@@ -50,6 +50,13 @@ class Publisher:
         """The newest published manifest, or the restored one."""
         return self._confirmed
 
+    @property
+    def oldest_live(self) -> CheckpointId | None:
+        """The oldest checkpoint that a restore can find; None while that is not known."""
+        if not self._registry_is_full or self._doubtful:
+            return None
+        return min(self._registry.checkpoints, default=None)
+
     def new_bytes(self, files: Sequence[FileRef]) -> int:
         """Return how many bytes a checkpoint of these files adds to the confirmed one."""
         known = self._confirmed_paths()

@@ -1,9 +1,12 @@
 """temporary until the merge of the checkpoint branch"""
 
 from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
 import msgspec
+
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import pack, unpack

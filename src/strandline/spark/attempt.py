@@ -24,7 +24,7 @@ from strandline.checkpoint.restore import choose
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
+from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
@@ -36,6 +36,7 @@ from strandline.spark.compat import check_compatible, check_start
 from strandline.spark.epochs import EpochDriver
 from strandline.spark.exchange import Exchange
 from strandline.spark.failures import find_error
+from strandline.spark.filesource import make_cleaner
 from strandline.spark.fleet import Fleet
 from strandline.spark.joins import PairNode
 from strandline.spark.plan import Operator, Plan
@@ -153,9 +154,14 @@ class Attempt:
         batch = progress.batch if progress else -1
         names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
         source = b.plan.sources.together(names)
+        self._cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
+        self._cleanup.callback(self._cleaner.close)
+        if manifest is not None and batch >= 0:
+            self._cleaner.restored(CheckpointId(manifest.checkpoint), batch, spark_dir)
         self._sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, self.coordinator,
             start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
+            captured=self._cleaner.captured,
         )  # fmt: skip
         self.driver = EpochDriver(
             b.plan, source, operators, exchange, self._fleet, self.coordinator, self._sources, owned.generation,
@@ -173,13 +179,16 @@ class Attempt:
     def watch(self, stopping: Any) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
         looked, checked = 0.0, time.monotonic()
+        owned = self.claim
+        assert owned is not None
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
-            self.coordinator.advance()
+            if self.coordinator.advance() is not None:
+                self._cleaner.completed(self.coordinator.oldest_live, owned.check)
             self._sources.deliver(self._has_looked)
             self._poll_if_idle()
             now = time.monotonic()

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
+from strandline.spark.sourcechecks import check_rereadable
 
 _STATEFUL = {
     "Aggregate": "an aggregation",
@@ -29,6 +30,8 @@ _STATEFUL = {
 }
 _LIMIT = re.compile(r"^[ :+-]*(GlobalLimit|LocalLimit|Offset|Tail)\b", re.MULTILINE)
 _OLDEST_JAVA = 17
+_BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
+_LEAST_BATCHES = 3
 
 
 def check_session(spark: Any) -> None:
@@ -45,6 +48,13 @@ def check_session(spark: Any) -> None:
             "spark.speculation is true: a second attempt of a running task would end the keeper's conversation with "
             "the first",
             hint="make the session without it: an epoch's tasks are bound to their keepers",
+        )
+    retained = spark.conf.get(_BATCHES_TO_RETAIN)
+    if int(retained or 0) < _LEAST_BATCHES:
+        raise ConfigurationError(
+            f"{_BATCHES_TO_RETAIN} is {retained}, expected {_LEAST_BATCHES} or more: a checkpoint takes Spark's log of "
+            "its last two batches along, while Spark already plans the next one",
+            hint=f"leave it at Spark's default of 100: spark.conf.unset('{_BATCHES_TO_RETAIN}')",
         )
 
 
@@ -90,6 +100,7 @@ def check_source(df: Any) -> None:
             "checkpoints and be lost at the first restart",
             hint="do that step in a keyed operator: stream(df).key_by(…).process(…)",
         )
+    check_rereadable(df)
 
 
 def check_source_name(name: object) -> str:

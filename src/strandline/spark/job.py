@@ -18,8 +18,10 @@ from strandline.core.settings import Settings, parse_duration_ms
 from strandline.runtime.places import Places
 from strandline.spark.attempt import Blueprint
 from strandline.spark.checks import check_session, session_warnings
+from strandline.spark.filesource import check_not_shared
 from strandline.spark.plan import Plan
 from strandline.spark.run import Run
+from strandline.spark.sourcechecks import relations_of, source_warnings
 from strandline.spark.stream import Output
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
@@ -67,7 +69,9 @@ class Job:
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
         check_session(spark)
-        for warning in session_warnings(spark):
+        check_not_shared(self._plan.sources.nodes)
+        read = [relation for node in self._plan.sources.nodes for relation in relations_of(node.df)]
+        for warning in [*session_warnings(spark), *source_warnings(read)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
         run = self._run = Run(self._blueprint(spark), self.restart)

@@ -17,6 +17,7 @@ from strandline.spark.times import TIME, hidden_of
 
 if TYPE_CHECKING:
     from strandline.spark.aggregation import Reduction
+    from strandline.spark.sourcefiles import Cleaning
 
 Step = Callable[[DataFrame], DataFrame]
 
@@ -41,6 +42,8 @@ class SourceNode(Node):
     df: DataFrame = field(kw_only=True)
     name: str = ""
     """What it is found by in checkpoints; empty: nothing, it is the only one."""
+    cleaning: Cleaning | None = None
+    """What becomes of its files once no checkpoint needs them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -66,6 +66,7 @@ class SourceProgress:
         *,
         start_is_kept: bool,
         retained_batches: int,
+        captured: Callable[[CheckpointId, int, Mapping[str, bytes]], None],
     ) -> None:
         self._directory = directory
         self._names = names
@@ -76,9 +77,8 @@ class SourceProgress:
         self._start_is_kept = start_is_kept
         self._overdue = max(1, min(_OVERDUE_BATCHES, retained_batches - _NEEDED_BATCHES))
         self._wanted: _Wanted | None = None
+        self._tell = captured
         self._lock = threading.Lock()
-        self.delivered: Callable[[CheckpointId, int, Mapping[str, bytes]], None] = lambda *_: None
-        """Told what each checkpoint holds of the sources."""
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:
         """A checkpoint needs the progress after this batch, once Spark has logged it as done."""
@@ -125,7 +125,8 @@ class SourceProgress:
             self._fail(wanted, error)
             return
         self._done(wanted)
-        self.delivered(wanted.checkpoint, wanted.batch, files)
+        if wanted.batch >= 0:
+            self._tell(wanted.checkpoint, wanted.batch, files)
         self._coordinator.add_source(wanted.checkpoint, info)
 
     def _captured(self, wanted: _Wanted, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:

@@ -24,6 +24,7 @@ from strandline.spark.nodes import Node, OperatorNode, SourceNode, Step, StepNod
 from strandline.spark.reported import errors_reported
 from strandline.spark.rows import RowFunction
 from strandline.spark.sinks.base import Sink
+from strandline.spark.sourcefiles import Cleaning
 from strandline.spark.times import TIME, hidden_of, visible, without_hidden
 from strandline.spark.watermark import make_spec, with_times
 from strandline.spark.windows import WindowedStream, cut
@@ -338,6 +339,11 @@ def stream(df: DataFrame, name: str | None = None) -> Stream:
 
     >>> payments = stream(spark.readStream.schema(schema).json("in/"), name="payments")
     """
+    return source_stream(df, name)
+
+
+def source_stream(df: DataFrame, name: str | None = None, cleaning: Cleaning | None = None) -> Stream:
+    """Return the stream of a source, checked."""
     check_source(df)
     probe = df.sparkSession.createDataFrame([], df.schema)
-    return Stream(SourceNode(probe, df=df, name=check_source_name(name)))
+    return Stream(SourceNode(probe, df=df, name=check_source_name(name), cleaning=cleaning))

@@ -1,0 +1,90 @@
+"""What Spark's progress files say of a file source: which files it has read, and in which of its steps.
+
+A file source numbers its steps; a step is the files that one batch brought. `sources/{i}/{n}` names those of step n,
+every tenth time `sources/{i}/{n}.compact` names those of all steps up to n, in order. `offsets/{batch}` says which
+step each source had reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+_VERSION = b"v1"
+
+
+class LoggedFile(msgspec.Struct, frozen=True):
+    """A file that was read."""
+
+    path: str
+    """A URI."""
+    timestamp: int
+    """When it was last changed, in ms since 1970."""
+    step: int = msgspec.field(name="batchId")
+
+
+class _Offset(msgspec.Struct):
+    logOffset: int  # noqa: N815
+
+
+_file = msgspec.json.Decoder(LoggedFile)
+
+
+class UnreadableLogError(ValueError):
+    """Spark's files are not as this Spark is known to write them."""
+
+
+def reached_steps(files: Mapping[str, bytes], batch: int, sources: list[int]) -> dict[int, int]:
+    """Return which step each of these file sources had reached after a batch; -1 before the first."""
+    lines = files[f"offsets/{batch}"].splitlines()
+    if lines[0] != _VERSION:
+        raise UnreadableLogError(f"offsets/{batch} is of version {lines[0][:20]!r}, expected v1")
+    # The second line is about the whole query.
+    return {source: _step(lines[2 + source]) for source in sources}
+
+
+def _step(line: bytes) -> int:
+    return -1 if line.strip() == b"-" else msgspec.json.decode(line, type=_Offset).logOffset
+
+
+def files_read(files: Mapping[str, bytes], source: int, above: int, up_to: int) -> Iterator[LoggedFile]:
+    """Return the files of the steps after `above` up to `up_to`, in order of steps."""
+    folder = f"sources/{source}/"
+    compacted = {
+        int(name.removeprefix(folder).removesuffix(".compact")): data
+        for name, data in files.items()
+        if name.startswith(folder) and name.endswith(".compact")
+    }
+    step = above + 1
+    while step <= up_to:
+        last, data = step, files.get(f"{folder}{step}")
+        if data is None:
+            # Spark has compacted the log, and deleted the single step's file some time later.
+            last = max((number for number in compacted if number >= step), default=-1)
+            data = compacted.get(last)
+        if data is None:
+            raise UnreadableLogError(f"{folder}{step} is not there, nor any file that would have it compacted")
+        yield from _between(data, step - 1, min(last, up_to), f"{folder}{last}")
+        step = last + 1
+
+
+def _between(data: bytes, above: int, up_to: int, where: str) -> list[LoggedFile]:
+    """Read a log file from its end: of a long history, mostly the newest steps are wanted."""
+    if not data.startswith(_VERSION):
+        raise UnreadableLogError(f"{where} is of version {data[:20]!r}, expected v1")
+    found: list[LoggedFile] = []
+    end = len(data)
+    while end > len(_VERSION):
+        start = data.rfind(b"\n", 0, end)
+        line = data[start + 1 : end]
+        end = start
+        if not line:
+            continue
+        logged = _file.decode(line)
+        if logged.step <= above:
+            break
+        if logged.step <= up_to:
+            found.append(logged)
+    found.reverse()
+    return found

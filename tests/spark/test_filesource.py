@@ -1,0 +1,227 @@
+"""files_source: files go with the checkpoints that cover them, through failures, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core.errors import UnavailableError
+from strandline.spark.sourcefiles import HadoopSourceFiles, LocalSourceFiles, SourceFiles
+from tests.spark import pipeline, small
+from tests.spark.functions import Count
+from tests.spark.harness import Case, eventually, settle
+
+pytestmark = pytest.mark.spark
+
+USERS = ("ann", "bob", "cid")
+
+
+class Input:
+    """A directory into which files with an event of each user are put."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.files = 0
+
+    def put(self, files: int) -> None:
+        for _ in range(files):
+            events = [{"seq": i, "user": user, "kind": "a b/ü", "v": self.files} for i, user in enumerate(USERS)]
+            hidden = self.directory / ".next"
+            hidden.write_text("".join(json.dumps(event) + "\n" for event in events))
+            folder = self.directory / f"day={self.files % 2}"
+            folder.mkdir(exist_ok=True)
+            hidden.rename(folder / f"{self.files} %20.json")
+            self.files += 1
+
+    def left(self) -> list[int]:
+        return sorted(int(path.name.split()[0]) for path in self.directory.rglob("*.json"))
+
+    def stream(self, spark: Any, name: str | None = None, **given: Any) -> sl.Stream:
+        schema = f"{pipeline.EVENT_SCHEMA}, day int"
+        return sl.files_source(self.directory, schema=schema, spark=spark, name=name, max_files_per_epoch=1, **given)
+
+    def counted(self) -> Counter[tuple[str, int]]:
+        return small.counted(USERS * self.files)
+
+
+def shown(directory: Path) -> Counter[tuple[Any, ...]]:
+    lines = [line for part in directory.glob("part-*") for line in part.read_text().splitlines()]
+    return Counter((row["user"], row["n"]) for row in map(json.loads, lines))
+
+
+def test_deleted_files_are_never_needed_again(spark: Any, case: Case) -> None:
+    source, out = Input(case.root / "in"), case.root / "out"
+    stream = source.stream(spark, clean="delete")
+    job = small.job(
+        stream, case.root, case.local_dir, sink=sl.sinks.files(out, format="json"),
+        checkpoints=sl.Checkpoints(case.root / "ck"), restart=sl.Restart(attempts=3, delay="50ms"),
+    )  # fmt: skip
+    # Spark compacts its log with the tenth file.
+    source.put(12)
+    with job.start(spark) as run:
+        run.process_all_available(60)
+        assert len(source.left()) == 12, "no checkpoint covers them yet"
+        run.checkpoint(60)
+        eventually(lambda: source.left() == [], "a checkpoint covers them")
+        source.put(6)
+        run.process_all_available(60)
+        assert len(source.left()) == 6
+        # All that was read since the checkpoint is read again.
+        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+        source.put(1)
+        settle(run)
+        assert run.status().restarts == 1
+        eventually(lambda: source.left() == [], "a checkpoint covers them")
+        source.put(2)
+        run.process_all_available(60)
+    assert len(source.left()) == 2
+    with job.start(spark) as run:
+        run.process_all_available(60)
+        run.stop(checkpoint=True)
+    assert source.left() == [], "the end waits for the cleaning"
+    assert shown(out) == source.counted()
+
+
+def test_what_an_older_checkpoint_may_need_is_not_archived(spark: Any, case: Case) -> None:
+    source, out, old = Input(case.root / "in"), case.root / "out", case.root / "old"
+
+    def start() -> sl.Run:
+        stream = source.stream(spark, clean="archive", archive_dir=old)
+        return small.job(stream, case.root, case.local_dir, sink=sl.sinks.files(out, format="json")).start(spark)
+
+    with start() as run:
+        for _ in range(2):
+            source.put(3)
+            run.process_all_available(60)
+            newest = run.checkpoint(60).checkpoint
+        eventually(lambda: source.left() == [3, 4, 5], "both checkpoints cover the first three")
+    # Storage has lost it: the restore goes back to the one before, which needs the other three.
+    (case.root / "ck" / "small" / f"chk-{newest}" / "_metadata").unlink()
+    source.put(1)
+    with start() as run:
+        run.process_all_available(60)
+        assert source.left() == [3, 4, 5, 6]
+        run.checkpoint(60)
+        run.checkpoint(60)
+        eventually(lambda: source.left() == [], "both checkpoints cover all")
+    assert shown(out) == source.counted()
+    archived = sorted(path.relative_to(old).as_posix() for path in old.rglob("*.json"))
+    assert archived == sorted(f"day={n % 2}/{n} %20.json" for n in range(7))
+
+
+def test_each_of_several_sources_is_cleaned_as_it_was_told(spark: Any, case: Case) -> None:
+    kept, cleaned, mixed = (Input(case.root / name) for name in ("kept", "cleaned", "mixed"))
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load().selectExpr("'x' as user")
+    files = kept.stream(spark)._node.df.select("user")
+    streams = {
+        # A DataFrame may be several sources of Spark's, or one that stands in it twice.
+        "a": sl.stream(files.union(rate).union(files.where("user = 'ann'")), name="a"),
+        "b": cleaned.stream(spark, name="b", clean="delete"),
+        "c": mixed.stream(spark, name="c"),
+    }
+    outputs = [
+        stream.select("user").key_by("user").process(Count(), output=small.OUTPUT, uid=name).to(sl.sinks.noop())
+        for name, stream in streams.items()
+    ]
+    for source in (kept, cleaned, mixed):
+        source.put(3)
+    job = case.job_of("several", *outputs)
+    with job.start(spark) as run:
+
+        def all_gone() -> bool:
+            run.checkpoint(60)
+            return not cleaned.left()
+
+        eventually(all_gone, "both checkpoints cover all")
+    assert [kept.left(), cleaned.left(), mixed.left()] == [[0, 1, 2], [], [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"clean": "move"}, "clean='move', expected 'delete', 'archive' or None"),
+        ({"clean": "archive"}, "archive_dir=None"),
+        ({"clean": "delete", "archive_dir": "old"}, "clean='delete' and archive_dir="),
+        ({"clean": "archive", "archive_dir": "in/old"}, "would be read again"),
+        ({"clean": "archive", "archive_dir": "in"}, "would be read again"),
+        ({"clean": "archive", "archive_dir": "link/old"}, "would be read again"),
+        ({"clean": "archive", "archive_dir": "/dev/shm/old"}, "on another file system"),
+        ({"clean": "archive", "archive_dir": "hdfs://host/old"}, "on another file system"),
+        ({"clean": "delete", "path": "in/*"}, "of a pattern"),
+        ({"clean": "delete", "cleanSource": "delete"}, "cleanSource=delete"),
+        ({"max_files_per_epoch": 0}, "max_files_per_epoch is 0"),
+        ({"path": "nowhere"}, "files_source() cannot read"),
+        ({"format": "rate-micro-batch"}, "files_source() cannot read"),
+        ({"schema": "v nothing"}, "files_source() cannot read"),
+        ({"schema": 7}, "files_source() cannot read"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(spark: Any, tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    if given.get("archive_dir") == "/dev/shm/old" and Path("/dev/shm").stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("all is one file system here")
+    for name in ("path", "archive_dir"):
+        if name in given and ":" not in given[name]:
+            given = {**given, name: tmp_path / given[name]}
+    with pytest.raises(sl.errors.ConfigurationError) as caught:
+        sl.files_source(**{"path": tmp_path / "in", "schema": "v int", "spark": spark, **given})
+    assert said in caught.value.message
+
+
+def test_a_directory_that_is_cleaned_is_read_by_one_source_only(spark: Any, case: Case) -> None:
+    source = Input(case.root / "in")
+    cleaned = source.stream(spark, name="cleaned", clean="delete")
+    plain = spark.readStream.schema("user string").json(f"{source.directory}/day=*")
+    for other in (source.stream(spark, name="other"), sl.stream(plain, name="other")):
+        job = case.job_of("shared", cleaned.to(sl.sinks.noop()), other.to(sl.sinks.noop()))
+        with pytest.raises(sl.errors.ConfigurationError, match="begin both pipelines with one files_source"):
+            job.start(spark)
+
+
+@pytest.fixture(params=["local", "hadoop"])
+def opened(request: Any, spark: Any, tmp_path: Path) -> Callable[[Path | None], SourceFiles]:
+    """Opens the files below `in`, in both ways."""
+    (tmp_path / "in").mkdir()
+
+    def open_files(archive: Path | None) -> SourceFiles:
+        if request.param == "local":
+            return LocalSourceFiles(tmp_path / "in", archive)
+        return HadoopSourceFiles(spark, f"file:{tmp_path}/in", None if archive is None else f"file:{archive}")
+
+    return open_files
+
+
+@pytest.mark.parametrize("name", ["a.json", "day=1/a b%20ü#.json"])
+def test_files_here_and_in_hadoop(opened: Callable[..., SourceFiles], tmp_path: Path, name: str) -> None:
+    path, archive = tmp_path / "in" / name, tmp_path / "old"
+    deleting, moving = opened(None), opened(archive)
+    assert deleting.root == str(tmp_path / "in")
+    assert deleting.modified_ms(name) is None
+    assert deleting.names("nowhere") == set()
+    deleting.take_away(name)
+    path.parent.mkdir(exist_ok=True)
+    for take_away in (deleting.take_away, moving.take_away):
+        path.write_text("x")
+        os.utime(path, (1_700_000_000, 1_700_000_000.125))
+        assert deleting.modified_ms(name) == 1_700_000_000_125
+        assert path.name in deleting.names(Path(name).parent.as_posix())
+        assert take_away(name)
+        assert not path.exists()
+    assert (archive / name).read_text() == "x"
+    path.write_text("y")
+    assert not moving.take_away(name)
+    assert ((archive / name).read_text(), path.read_text()) == ("x", "y")
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match=Path(name).name):
+        opened(tmp_path / "file" / "old").take_away(name)
+    assert path.exists()
