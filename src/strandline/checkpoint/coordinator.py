@@ -111,7 +111,8 @@ class Coordinator:
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
-        self._completing = False
+        self._completing: CheckpointId | None = None
+        """The checkpoint that `advance` is ending: nothing that is said of it changes what becomes of it any more."""
         self._closed = ""
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
@@ -264,7 +265,9 @@ class Coordinator:
         """
         with self._lock:
             pending = self._pending
-            if pending is None or self._completing or pending.failure or (uid, partition) in pending.partitions:
+            if pending is None or pending.checkpoint == self._completing:
+                return
+            if pending.failure or (uid, partition) in pending.partitions:
                 return
             where = f"operator '{uid}', partition {partition} has a new keeper"
             pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was given up: {where}")
@@ -295,14 +298,14 @@ class Coordinator:
 
     def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
         pending = self._pending
-        if pending is None or pending.checkpoint != checkpoint or self._completing:
+        if pending is None or pending.checkpoint != checkpoint or checkpoint == self._completing:
             return None
         return pending
 
     def abort(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for. It does not count as a failure in a row."""
         with self._lock:
-            if self._pending is not None and not self._completing:
+            if self._pending is not None and self._pending.checkpoint != self._completing:
                 self._pending.failure = CheckpointError(f"checkpoint {self._pending.checkpoint} was aborted: {reason}")
                 self._pending.tolerated = True
             asked, self._requests = self._requests, []
@@ -324,7 +327,7 @@ class Coordinator:
                 failure = pending.failure or self._timed_out(pending)
                 if failure is None and not self._is_ready(pending):
                     return None
-                self._completing = True
+                self._completing = pending.checkpoint
             try:
                 if failure is not None:
                     self._fail(pending, failure)
@@ -332,7 +335,7 @@ class Coordinator:
                 return self._complete(pending)
             finally:
                 with self._lock:
-                    self._completing = False
+                    self._completing = None
 
     def _clean(self) -> None:
         with self._lock:
