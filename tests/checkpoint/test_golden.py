@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.generation import BaseRecord, decode_base
+from strandline.checkpoint.chain import BaseRecord, decode_base
 from strandline.checkpoint.source_log import unpack
 from strandline.format.manifest import (
     FileRef,
@@ -26,7 +26,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 MANIFEST = Manifest(
     job="alerts", generation=3, checkpoint=7, epoch=42, mode="incremental", created_ms=1_700_000_000_000,
-    engine_version="0.1.0",
+    engine_version="0.1.0", life="0123456789abcdef" * 2,
     operators=[
         OperatorInfo(
             uid="detect", backend="rocksdb", parallelism=1, max_parallelism=128, key_schema="producer string",
@@ -82,7 +82,7 @@ def test_source_progress() -> None:
 
 def test_base_record() -> None:
     record = decode_base((GOLDEN / "base-v1").read_bytes(), "golden")
-    assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7)
+    assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7, life="ab" * 16)
 
 
 def test_a_field_of_a_later_release_is_ignored() -> None:

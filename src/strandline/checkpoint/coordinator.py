@@ -13,7 +13,7 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.pending import Pending
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, Publisher
 from strandline.core.clock import Clock
-from strandline.core.errors import CheckpointError, ConfigurationError, FencedError, StrandlineError
+from strandline.core.errors import CheckpointError, ConfigurationError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import (
@@ -315,8 +315,9 @@ class Coordinator:
         """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.
 
         Returns the checkpoint that was completed. Raises FencedError when a newer driver owns the job, what the
-        sinks raised when they committed (the checkpoint is published and stays), and CheckpointError when more than
-        `tolerable_failures` failed in a row: after each of them the job must stop or restart.
+        sinks raised when they committed (the checkpoint is published and stays), CheckpointError when more than
+        `tolerable_failures` failed in a row, and CorruptionError when the newest checkpoint turns out to lack a file
+        (nothing is deleted then): after each of them the job must stop or restart.
         """
         with self._advancing:
             self._clean()
@@ -372,6 +373,8 @@ class Coordinator:
         try:
             # 1.–3. Publish; from then on the checkpoint is what a restore finds.
             self._publisher.publish(manifest)
+        except CorruptionError:
+            raise  # An invariant is broken: that is no failed checkpoint.
         except NumberTakenError as error:
             self._retry_under_another_number(pending, error)
             return None
@@ -408,8 +411,8 @@ class Coordinator:
         now_ms = self._clock.now_ms()
         return Manifest(
             job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
-            mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, operators=operators,
-            source=pending.source, sinks=pending.sinks or [], watermarks=dict(pending.watermarks),
+            mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, life=self._claim.life,
+            operators=operators, source=pending.source, sinks=pending.sinks or [], watermarks=dict(pending.watermarks),
             triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
             uploaded_bytes=self._publisher.new_bytes(files), total_bytes=sum(f.size for f in files),
         )  # fmt: skip
