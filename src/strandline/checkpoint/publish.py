@@ -103,7 +103,8 @@ class Publisher:
             self._jobdir.create(path, data)
         except ConflictError:
             self._resolve_conflict(manifest, path, data)
-        except UnavailableError as error:
+        except StrandlineError as error:
+            # Whatever it says, it may be about a second try whose first one has done the work.
             raise OutcomeUnknownError(
                 f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
             ) from error
@@ -185,7 +186,7 @@ class Publisher:
                 self._verify_deletion()
             for checkpoint in self._settled():
                 self._jobdir.delete([manifest_path(checkpoint)])
-                self._discard(self._doubtful.pop(checkpoint))
+                self.discard(self._doubtful.pop(checkpoint))
             for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
@@ -209,22 +210,24 @@ class Publisher:
     def _fill_registry(self) -> None:
         """Learn, once, which other checkpoints storage holds, and that the newest is there with every file.
 
-        The files that a run's first checkpoint took over from the restored one are looked at here, since the listing
-        is at hand: an older driver, a late collection or somebody's hand may have deleted them since.
+        Files that are taken over from the restored checkpoint are not looked at when they are published: an older
+        driver, a late collection or somebody's hand may have deleted them. Here a listing is at hand.
         """
         if self._registry_is_full:
             return
         catalog = read_catalog(self._jobdir)
         if self._confirmed is not None:
-            for file, problem in catalog.missing(self._confirmed)[:1]:
+            newest = CheckpointId(self._confirmed.checkpoint)
+            problems = [f"{file.path}: {problem}" for file, problem in catalog.missing(self._confirmed)]
+            if newest not in catalog.manifests:
+                problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
+            for problem in problems:
                 raise CorruptionError(
-                    f"{self._jobdir.url}/{file.path}: {problem}, but checkpoint {self._confirmed.checkpoint} needs it: "
-                    "nothing is deleted",
-                    hint="`strandline checkpoints verify` lists all that is wrong; bring the files back",
-                    path=file.path,
+                    f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted",
+                    hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {newest}",
                 )
             # Of those that nobody can judge, the older ones end like every older one.
-            unknown = [catalog.manifests[i] for i in catalog.unknown if i < self._confirmed.checkpoint]
+            unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
             for manifest in [*catalog.live.values(), *unknown]:
                 if manifest.checkpoint not in self._doubtful:
                     self._registry.complete(manifest)
@@ -234,18 +237,12 @@ class Publisher:
         """Remember an unpublished checkpoint's uploads for deletion; never raises."""
         if in_doubt:
             self._doubtful[checkpoint] = list(files)
-        self._discard(files, delete=not in_doubt)
+        self.discard(files)
 
     def discard(self, files: Iterable[FileRef]) -> None:
         """Remember files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
-        in_doubt = {f.path for doubtful in self._doubtful.values() for f in doubtful}
-        self._discard([f for f in files if f.path not in in_doubt])
-
-    def _discard(self, files: Iterable[FileRef], delete: bool = True) -> None:
-        known = self._confirmed_paths()
-        paths = {f.path for f in files if f.path} - known - self._registry.live.keys()
+        paths = {f.path for f in files if f.path} - self._confirmed_paths() - self._registry.live.keys()
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:
             del self._abandoned[next(iter(self._abandoned))]
-        if delete:
-            self._garbage |= paths
+        self._garbage |= paths - {f.path for doubtful in self._doubtful.values() for f in doubtful}
