@@ -351,8 +351,9 @@ class Coordinator:
             job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
             mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, life=self._claim.life,
             operators=pending.operators(self._operators.values()), source=pending.source, sinks=pending.sinks or [],
-            watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
-            uploaded_bytes=self._publisher.new_bytes(files), total_bytes=sum(f.size for f in files),
+            watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms,
+            duration_ms=now_ms - pending.triggered_ms, uploaded_bytes=self._publisher.new_bytes(files),
+            total_bytes=sum(f.size for f in files),
         )  # fmt: skip
 
     def _end_completed(self, pending: Pending, manifest: Manifest) -> None:
