@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# In this process and all that tests start, before anything looks: the newest checkpoint is whole, byte for byte,
+# whenever one is published or deleted.
+os.environ["STRANDLINE_VERIFY"] = "1"
+
 import pytest
 
 from strandline.core import failpoints

@@ -20,6 +20,7 @@ from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, S
 from strandline.storage.base import ObjectStore
 
 HOUR_MS = 3_600_000
+LIFE = "0123456789abcdef" * 2
 
 
 def late_clock() -> ManualClock:
@@ -50,7 +51,7 @@ def manifest(
     )  # fmt: skip
     return Manifest(
         job=job, generation=generation, checkpoint=checkpoint, epoch=epoch or checkpoint * 10, mode="incremental",
-        created_ms=1_700_000_000_000, engine_version="0.1.0", operators=[operator],
+        created_ms=1_700_000_000_000, engine_version="0.1.0", life=LIFE, operators=[operator],
     )  # fmt: skip
 
 

@@ -13,7 +13,8 @@ from strandline.core import failpoints
 from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError, UnavailableError
 from strandline.format.manifest import encode_manifest
-from tests.checkpoint.helpers import Run, assert_restorable, manifest, stored
+from strandline.storage.remote import open_store
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, manifest, stored
 from tests.storage.faulty import FaultyStore
 
 
@@ -39,9 +40,8 @@ STEPS = [  # failpoint, checkpoint that the next driver finds, checkpoints whose
 
 
 @pytest.mark.parametrize(("step", "found", "committed"), STEPS, ids=[s[0] for s in STEPS])
-def test_crash_at_each_step(
-    store: FaultyStore, tmp_path: Path, clock: ManualClock, step: str, found: int, committed: list[int]
-) -> None:
+def test_crash_at_each_step(tmp_path: Path, clock: ManualClock, step: str, found: int, committed: list[int]) -> None:
+    store = FaultyStore(open_store("memory://"), clock=clock)
     run = Run(store, tmp_path, clock)
     run.checkpoint()
     failpoints.arm(step, crash)
@@ -55,7 +55,9 @@ def test_crash_at_each_step(
     assert after.choice.manifest.checkpoint == found
     assert after.choice.manifest.sinks[0].pending == [f"epoch-{found}"]
     assert_restorable(run.jobdir, after.choice.manifest)
+    clock.advance(1)
     published = after.checkpoint()
+    clock.advance(2 * HOUR_MS)
     assert published > found
     assert [s.checkpoint for s in summaries(run.jobdir) if s.state == "complete"] == [published], "older ones are gone"
     execute(plan(run.jobdir, clock))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,23 @@ import pytest
 from strandline.checkpoint.check import summaries, verify
 from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.gc import execute, plan
+from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.core.clock import ManualClock, SystemClock
+from strandline.checkpoint.restore import choose
+from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, encode_manifest
-from tests.checkpoint.helpers import Run, assert_restorable, manifest, shared_ref, stored
+from strandline.storage.base import ObjectInfo
+from strandline.storage.remote import open_store
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, manifest, shared_ref, stored
 from tests.storage.faulty import FaultyStore
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> FaultyStore:
+    """Objects carry the test's time: what is older than what is decided by it."""
+    return FaultyStore(open_store("memory://"), clock=clock)
 
 
 @pytest.fixture
@@ -24,6 +35,13 @@ def run(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> Run:
     return run
 
 
+def later(run: Run, clock: ManualClock) -> None:
+    """Publish a checkpoint, and let more than the grace pass."""
+    clock.advance(1)
+    run.checkpoint()
+    clock.advance(2 * HOUR_MS)
+
+
 def needed_file(run: Run) -> FileRef:
     assert run.coordinator.confirmed_manifest is not None
     return next(f for f in run.coordinator.confirmed_manifest.files() if f.path and f.size)
@@ -31,6 +49,7 @@ def needed_file(run: Run) -> FileRef:
 
 def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
     before = stored(run.jobdir)
+    clock.advance(2 * HOUR_MS)
     found = plan(run.jobdir, clock)
     assert (found.garbage, found.live, found.total_bytes, found.too_young) == ([], [1, 2], 0, 0)
     assert execute(found) == 0
@@ -38,41 +57,115 @@ def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
 
 
 def test_garbage_is_planned_printed_and_deleted(run: Run, clock: ManualClock) -> None:
-    before = stored(run.jobdir)
     run.jobdir.put("shared/aa/lost", b"12345")
     run.jobdir.put("chk-3/lost", b"1")
     run.jobdir.put("chk-9/_metadata", encode_manifest(manifest(9, [shared_ref("shared/bb/x")], generation=0)))
     run.jobdir.put("shared/bb/x", b"")
+    lost = {"chk-9/_metadata", "chk-3/lost", "shared/aa/lost", "shared/bb/x"}
+    later(run, clock)
+    before = stored(run.jobdir)
     found = plan(run.jobdir, clock)
     assert [g.path for g in found.garbage] == ["chk-9/_metadata", "chk-3/lost", "shared/aa/lost", "shared/bb/x"]
     text = str(found)
     assert "shared/aa/lost  5 bytes  no live checkpoint references it" in text
     assert "void manifest: published by generation 0" in text
-    assert "live checkpoints: 1, 2" in text
-    assert stored(run.jobdir) > before, "a plan deletes nothing"
+    assert "live checkpoints: 2, 3" in text
+    assert stored(run.jobdir) == before, "a plan deletes nothing"
     assert execute(found) == 4
-    assert stored(run.jobdir) == before
+    assert stored(run.jobdir) == before - lost
     run.claim.check()
     assert_restorable(run.jobdir, run.coordinator.confirmed_manifest)  # type: ignore[arg-type]
 
 
-def test_young_objects_stay(run: Run) -> None:
+def test_young_objects_stay(run: Run, clock: ManualClock) -> None:
     run.jobdir.put("shared/aa/young", b"12345")
-    found = plan(run.jobdir, SystemClock())
-    assert (found.garbage, found.too_young) == ([], 1)
+    clock.advance(1)
+    run.checkpoint()
+    clock.advance(HOUR_MS - 2)
+    assert (plan(run.jobdir, clock).garbage, plan(run.jobdir, clock).too_young) == ([], 1)
+    clock.advance(1)
+    assert [g.path for g in plan(run.jobdir, clock).garbage] == ["shared/aa/young"]
+
+
+@pytest.mark.parametrize("clock_ms", [1, 1000])
+def test_uploads_of_a_checkpoint_in_progress_stay_however_long_it_takes(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, clock_ms: int
+) -> None:
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0))
+    stamped = store._stamped
+
+    def coarse(info: ObjectInfo) -> ObjectInfo:
+        info = stamped(info)
+        return replace(info, modified_ms=info.modified_ms // clock_ms * clock_ms)
+
+    store._stamped = coarse  # type: ignore[method-assign]
+    clock.advance(-clock.now_ms() % 1000)
+    run.jobdir.put("shared/aa/lost", b"of a checkpoint that failed")
+    clock.advance(1000)
+    run.checkpoint()
+    # In the same second: the first partition is through at once, the other's epoch takes longer than any grace.
+    second = run.trigger()
+    assert second is not None
+    run.change("detect", 0)
+    early = run.snapshot("detect", 0, second)
+    run.deliver_rest(second)
+    for _ in range(30):
+        clock.advance(500_000)
+        run.coordinator.postpone()
+        run.coordinator.advance()
+    found = plan(run.jobdir, clock)
+    assert [g.path for g in found.garbage] == ["shared/aa/lost"]
+    assert found.too_young > 0
+    execute(found)
+    run.coordinator.report("detect", 0, second, early)
+    run.coordinator.report("detect", 1, second, run.snapshot("detect", 1, second))
+    assert run.coordinator.advance() == second
+    assert_restorable(run.jobdir, run.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+
+
+def test_before_the_first_checkpoint_no_file_is_garbage(
+    store: FaultyStore, jobdir: JobDirectory, tmp_path: Path, clock: ManualClock
+) -> None:
+    jobdir.put("chk-1/_metadata", encode_manifest(manifest(1, [shared_ref("shared/bb/x")])))
+    jobdir.put("shared/bb/x", b"")
+    claim(jobdir, clock)
+    owned = claim(jobdir, clock)
+    choose(jobdir, owned)
+    owned.set_base(None)
+    jobdir.put("shared/aa/upload", b"in progress")
+    clock.advance(2 * HOUR_MS)
+    found = plan(jobdir, clock)
+    assert ([g.path for g in found.garbage], found.too_young) == (["chk-1/_metadata"], 2)
+    assert execute(found) == 1
+
+
+def test_what_a_killed_start_and_a_start_leave(run: Run, clock: ManualClock) -> None:
+    run.jobdir.put("generations/probe-0123", b"x")
+    run.jobdir.put("generations/start", b"x")
+    assert choose(run.jobdir).manifest is not None
+    assert claim(run.jobdir, clock).generation == 2
+    clock.advance(2 * HOUR_MS)
+    found = plan(run.jobdir, clock)
+    assert [g.path for g in found.garbage] == ["generations/probe-0123"]
+    assert execute(found) == 1
+    assert {i.path for i in run.jobdir.list("generations")} == {
+        "generations/1", "generations/1.base", "generations/2", "generations/start",
+    }  # fmt: skip
 
 
 def test_what_came_to_be_needed_since_the_plan_stays(run: Run, clock: ManualClock) -> None:
     run.jobdir.put("shared/aa/f", b"")
+    later(run, clock)
     found = plan(run.jobdir, clock)
     assert [g.path for g in found.garbage] == ["shared/aa/f"]
-    run.jobdir.put("chk-3/_metadata", encode_manifest(manifest(3, [shared_ref("shared/aa/f")], generation=1)))
+    run.jobdir.put("chk-4/_metadata", encode_manifest(manifest(4, [shared_ref("shared/aa/f")], generation=1)))
     assert execute(found) == 0
     assert "shared/aa/f" in stored(run.jobdir)
 
 
 def test_refuses_when_a_needed_file_is_missing(run: Run, clock: ManualClock) -> None:
     run.jobdir.put("shared/aa/lost", b"12345")
+    later(run, clock)
     found = plan(run.jobdir, clock)
     path = needed_file(run).path
     run.jobdir.delete([path])
@@ -93,8 +186,9 @@ def test_refuses_while_a_manifest_cannot_be_read(
     after = Run(store, tmp_path, clock, seed=1)
     assert after.choice.manifest is not None
     assert after.choice.manifest.checkpoint == 1
+    clock.advance(2 * HOUR_MS)
     found = plan(run.jobdir, clock)
-    assert found.garbage[0].path == path
+    assert [g.path for g in found.garbage] == [path]
     execute(found)
     assert_restorable(run.jobdir, after.choice.manifest)
 

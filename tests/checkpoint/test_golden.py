@@ -6,8 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.generation import BaseRecord, decode_base
+from strandline.checkpoint.chain import BaseRecord, decode_base
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import unpack
+from strandline.checkpoint.start import load_start
 from strandline.format.manifest import (
     FileRef,
     Manifest,
@@ -21,12 +23,13 @@ from strandline.format.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from strandline.storage.remote import open_store
 
 GOLDEN = Path(__file__).parent / "golden"
 
 MANIFEST = Manifest(
     job="alerts", generation=3, checkpoint=7, epoch=42, mode="incremental", created_ms=1_700_000_000_000,
-    engine_version="0.1.0",
+    engine_version="0.1.0", life="0123456789abcdef" * 2,
     operators=[
         OperatorInfo(
             uid="detect", backend="rocksdb", parallelism=1, max_parallelism=128, key_schema="producer string",
@@ -82,7 +85,22 @@ def test_source_progress() -> None:
 
 def test_base_record() -> None:
     record = decode_base((GOLDEN / "base-v1").read_bytes(), "golden")
-    assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7)
+    assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7, life="ab" * 16)
+
+
+def test_start() -> None:
+    start = load_start(jobdir_with({"generations/start": (GOLDEN / "start-v1").read_bytes()}))
+    assert start is not None
+    assert (start.generation, start.created_ms, start.names) == (1, 1_700_000_000_000, ["clicks"])
+    # Read only, as above.
+    assert unpack(start.archive, "golden") == SOURCE
+
+
+def jobdir_with(objects: dict[str, bytes]) -> JobDirectory:
+    jobdir = JobDirectory(open_store("memory://"), "alerts")
+    for path, data in objects.items():
+        jobdir.put(path, data)
+    return jobdir
 
 
 def test_a_field_of_a_later_release_is_ignored() -> None:

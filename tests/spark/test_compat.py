@@ -42,6 +42,7 @@ def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Man
         mode="full",
         created_ms=0,
         engine_version="0",
+        life="0",
         operators=operators,
         source=source,
     )

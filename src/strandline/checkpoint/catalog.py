@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strandline.checkpoint.generation import BaseRecord, decode_base
-from strandline.checkpoint.jobdir import (
-    JobDirectory,
-    base_path,
-    based_generation,
-    checkpoint_id,
-    manifest_id,
-    manifest_path,
-)
+from strandline.checkpoint.chain import Chain, read_chain
+from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id, manifest_id, manifest_path
 from strandline.core.errors import CorruptionError, NotFoundError
-from strandline.core.ids import CheckpointId, Generation
+from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest, decode_manifest
 from strandline.storage.base import ObjectInfo
 
@@ -31,19 +24,29 @@ class Catalog:
     """Manifests that do not decode, and why."""
     void: Mapping[CheckpointId, str]
     """Manifests that decode but are not the job's history, and why."""
-    bases: Mapping[int, BaseRecord]
-    """By generation, the records on the chain."""
+    unknown: Mapping[CheckpointId, str]
+    """Manifests that decode, but a damaged base record hides whether they are the job's history."""
+    chain: Chain
+    """The base records that say so."""
 
     @property
     def live(self) -> dict[CheckpointId, Manifest]:
         """The manifests that count, oldest first. Their files may still be missing."""
-        return {i: m for i, m in sorted(self.manifests.items()) if i not in self.void}
+        aside = self.void.keys() | self.unknown.keys()
+        return {i: m for i, m in sorted(self.manifests.items()) if i not in aside}
+
+    @property
+    def life(self) -> str:
+        """The name of the job's life, "" if nothing that could be read says it."""
+        if self.chain.bases:
+            return self.chain.bases[max(self.chain.bases)].life
+        return self.manifests[max(self.manifests)].life if self.manifests else ""
 
     @property
     def next_id(self) -> CheckpointId:
         """A number above every checkpoint that was ever seen here."""
         in_paths = (i for path in self.objects if (i := checkpoint_id(path)) is not None)
-        in_bases = (base.highest_seen for base in self.bases.values())
+        in_bases = (base.highest_seen for base in self.chain.bases.values())
         return CheckpointId(max([0, *in_paths, *in_bases]) + 1)
 
     def missing(self, manifest: Manifest) -> list[tuple[FileRef, str]]:
@@ -61,9 +64,9 @@ class Catalog:
 
     def passed_over(self, checkpoint: CheckpointId) -> bool:
         """Whether the job has since gone on from an older checkpoint, knowing of this one."""
-        if not self.bases:
+        if not self.chain.bases:
             return False
-        newest = self.bases[max(self.bases)]
+        newest = self.chain.bases[max(self.chain.bases)]
         return (newest.checkpoint or 0) < checkpoint <= newest.highest_seen
 
 
@@ -88,36 +91,7 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
             damaged[checkpoint] = error.message
         except NotFoundError:
             del objects[path]
-    bases = _read_bases(jobdir, objects, min((m.generation for m in manifests.values()), default=0))
-    return Catalog(objects, manifests, damaged, _void(manifests, bases), bases)
-
-
-def _read_bases(jobdir: JobDirectory, objects: Mapping[str, ObjectInfo], oldest: int) -> dict[int, BaseRecord]:
-    """Walk the chain of bases from the newest record down, as far as there are manifests.
-
-    The newest record decides, and it alone can bring in an older generation's history: a slow driver that writes
-    its record late, when it is fenced already, therefore changes nothing.
-    """
-    found = {int(g) for path in objects if (g := based_generation(path)) is not None}
-    bases: dict[int, BaseRecord] = {}
-    generation = max(found, default=None)
-    while generation in found and generation not in bases and (not bases or generation >= oldest):
-        path = base_path(Generation(generation))
-        bases[generation] = decode_base(jobdir.get(path), f"{jobdir.url}/{path}")
-        generation = bases[generation].checkpoint_generation
-    return bases
-
-
-def _void(manifests: Mapping[CheckpointId, Manifest], bases: Mapping[int, BaseRecord]) -> dict[CheckpointId, str]:
-    """Say which manifests are beside the chain: not of its newest generation, nor below what the next went on from."""
-    if not bases:
-        return {}
-    limits: dict[int, float] = {max(bases): float("inf")}
-    for base in bases.values():
-        if base.checkpoint is not None and base.checkpoint_generation is not None:
-            limits[base.checkpoint_generation] = base.checkpoint
-    return {
-        checkpoint: f"published by generation {manifest.generation}, which the job did not go on from"
-        for checkpoint, manifest in manifests.items()
-        if checkpoint > limits.get(manifest.generation, -1)
-    }
+    chain = read_chain(jobdir, objects, manifests.values())
+    void = {i: why for i, manifest in manifests.items() if (why := chain.why_void(manifest))}
+    unknown = {i: why for i, manifest in manifests.items() if (why := chain.why_unknown(manifest))}
+    return Catalog(objects, manifests, damaged, void, unknown, chain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -70,11 +71,25 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
         ) from error
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(path, error.message)])
-    files = [f for f in manifest.files() if f.inline is not None]
-    files += {f.path: f for f in manifest.files() if f.inline is None}.values()
+    files = _distinct(manifest.files())
+    problems = verify_files(jobdir, files)
+    # Its bytes may all be there, and yet nobody can say that a restore may take it.
+    unknown = read_catalog(jobdir).unknown.get(checkpoint)
+    problems += [Problem(path, unknown)] if unknown else []
+    return VerifyReport(len(files), sum(f.size for f in files), problems)
+
+
+def verify_files(jobdir: JobDirectory, files: Sequence[FileRef]) -> list[Problem]:
+    """Read files, each once, and name those that are missing or not as they were written."""
     with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
-        found = in_parallel(lambda file: _verify_one(jobdir, file, Path(scratch)), files)
-    return VerifyReport(len(files), sum(f.size for f in files), [problem for problem in found if problem is not None])
+        found = in_parallel(lambda file: _verify_one(jobdir, file, Path(scratch)), _distinct(files))
+    return [problem for problem in found if problem is not None]
+
+
+def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
+    """Return each stored file once: operators and sources may reference the same path."""
+    stored = {f.path: f for f in files if f.inline is None}
+    return [f for f in files if f.inline is not None] + list(stored.values())
 
 
 def _verify_one(jobdir: JobDirectory, file: FileRef, scratch: Path) -> Problem | None:
@@ -109,10 +124,15 @@ def _summary(catalog: Catalog, checkpoint: CheckpointId, manifest: Manifest) -> 
     missing = catalog.missing(manifest)
     if checkpoint in catalog.void:
         state, reason = "void", catalog.void[checkpoint]
+    elif checkpoint in catalog.unknown:
+        state, reason = "damaged", catalog.unknown[checkpoint]
     elif missing:
         state = "damaged"
         reason = "; ".join(f"{file.path}: {problem}" for file, problem in missing[:3])
         reason += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    elif checkpoint == max(catalog.live):
+        # It can be restored in spite of them; they show nowhere else.
+        reason = "; ".join(catalog.chain.damaged.values())
     return CheckpointSummary(
         checkpoint, state, reason, manifest.epoch, manifest.mode, manifest.created_ms, manifest.total_bytes,
         manifest.uploaded_bytes, manifest.duration_ms, manifest.generation,

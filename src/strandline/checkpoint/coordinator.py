@@ -7,66 +7,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+from strandline.checkpoint.config import CheckpointConfig, OperatorPlan
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.pending import Pending
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, Publisher
 from strandline.core.clock import Clock
-from strandline.core.errors import CheckpointError, ConfigurationError, FencedError, StrandlineError
+from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.format.manifest import (
-    FileRef,
-    Manifest,
-    Mode,
-    OperatorInfo,
-    PartitionInfo,
-    SinkInfo,
-    SourceInfo,
-    StateInfo,
-    source_files,
-)
+from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, SourceInfo, source_files
+
+__all__ = ["CheckpointConfig", "Coordinator", "OperatorPlan", "Trigger"]
 
 _CLEAN_AGAIN_MS = 5_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When checkpoints are taken, how many stay, and how many may fail.
-
-    `interval_ms` None: only on demand. `tolerable_failures` is how many may fail in a row before the job does;
-    None: any number.
-    """
-
-    mode: Mode = "incremental"
-    interval_ms: int | None = 10_000
-    timeout_ms: int = 600_000
-    min_pause_ms: int = 0
-    retain: int = 1
-    tolerable_failures: int | None = 0
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("full", "incremental"):
-            raise ConfigurationError(f"checkpoint mode is {self.mode!r}, expected 'full' or 'incremental'")
-        if self.retain < 1:
-            raise ConfigurationError(f"retain is {self.retain}, expected 1 or more: the newest checkpoint must stay")
-        if self.timeout_ms <= 0 or self.min_pause_ms < 0 or (self.interval_ms is not None and self.interval_ms < 0):
-            raise ConfigurationError("checkpoint interval, time-out and pause must not be negative, nor the time-out 0")
-        if self.tolerable_failures is not None and self.tolerable_failures < 0:
-            raise ConfigurationError(f"tolerable_failures is {self.tolerable_failures}, expected 0 or more, or None")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorPlan:
-    """What the coordinator must know of a keyed operator."""
-
-    uid: str
-    backend: str
-    parallelism: int
-    max_parallelism: int
-    key_schema: str
-    states: Sequence[StateInfo] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +66,8 @@ class Coordinator:
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
-        self._completing = False
+        self._completing: CheckpointId | None = None
+        """The checkpoint that `advance` is ending: nothing that is said of it changes what becomes of it any more."""
         self._closed = ""
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
@@ -269,7 +225,9 @@ class Coordinator:
         """
         with self._lock:
             pending = self._pending
-            if pending is None or self._completing or pending.failure or (uid, partition) in pending.partitions:
+            if pending is None or pending.checkpoint == self._completing:
+                return
+            if pending.failure or (uid, partition) in pending.partitions:
                 return
             where = f"operator '{uid}', partition {partition} has a new keeper"
             pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was given up: {where}")
@@ -300,14 +258,14 @@ class Coordinator:
 
     def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
         pending = self._pending
-        if pending is None or pending.checkpoint != checkpoint or self._completing:
+        if pending is None or pending.checkpoint != checkpoint or checkpoint == self._completing:
             return None
         return pending
 
     def abort(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for. It does not count as a failure in a row."""
         with self._lock:
-            if self._pending is not None and not self._completing:
+            if self._pending is not None and self._pending.checkpoint != self._completing:
                 self._pending.failure = CheckpointError(f"checkpoint {self._pending.checkpoint} was aborted: {reason}")
                 self._pending.tolerated = True
             asked, self._requests = self._requests, []
@@ -317,8 +275,9 @@ class Coordinator:
         """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.
 
         Returns the checkpoint that was completed. Raises FencedError when a newer driver owns the job, what the
-        sinks raised when they committed (the checkpoint is published and stays), and CheckpointError when more than
-        `tolerable_failures` failed in a row: after each of them the job must stop or restart.
+        sinks raised when they committed (the checkpoint is published and stays), CheckpointError when more than
+        `tolerable_failures` failed in a row, and CorruptionError when the newest checkpoint turns out to lack a file
+        (nothing is deleted then): after each of them the job must stop or restart.
         """
         with self._advancing:
             self._clean()
@@ -326,10 +285,12 @@ class Coordinator:
                 pending = self._pending
                 if pending is None:
                     return None
-                failure = pending.failure or self._timed_out(pending)
-                if failure is None and not self._is_ready(pending):
-                    return None
-                self._completing = True
+                failure = pending.failure
+                if failure is None and pending.waits_for(self._operators.values()):
+                    failure = self._timed_out(pending)
+                    if failure is None:
+                        return None
+                self._completing = pending.checkpoint
             try:
                 if failure is not None:
                     self._fail(pending, failure)
@@ -337,7 +298,7 @@ class Coordinator:
                 return self._complete(pending)
             finally:
                 with self._lock:
-                    self._completing = False
+                    self._completing = None
 
     def _clean(self) -> None:
         with self._lock:
@@ -347,21 +308,10 @@ class Coordinator:
         if self._clock.monotonic_ms() >= self._clean_from_ms and not self._publisher.clean():
             self._clean_from_ms = self._clock.monotonic_ms() + _CLEAN_AGAIN_MS
 
-    def _is_ready(self, pending: Pending) -> bool:
-        wanted = sum(plan.parallelism for plan in self._operators.values())
-        return len(pending.partitions) == wanted and pending.source_added and pending.sinks is not None
-
     def _timed_out(self, pending: Pending) -> CheckpointError | None:
-        if self._clock.monotonic_ms() < pending.deadline_ms or self._is_ready(pending):
+        if self._clock.monotonic_ms() < pending.deadline_ms:
             return None
-        waits_for = [
-            f"operator '{uid}' partition {i}"
-            for uid, plan in self._operators.items()
-            for i in range(plan.parallelism)
-            if (uid, i) not in pending.partitions
-        ]
-        waits_for += [] if pending.source_added else ["the source"]
-        waits_for += [] if pending.sinks is not None else ["the sinks"]
+        waits_for = pending.waits_for(self._operators.values())
         more = f" and {len(waits_for) - 3} more" if len(waits_for) > 3 else ""
         return CheckpointError(
             f"checkpoint {pending.checkpoint} timed out after {self._config.timeout_ms} ms: "
@@ -374,6 +324,8 @@ class Coordinator:
         try:
             # 1.–3. Publish; from then on the checkpoint is what a restore finds.
             self._publisher.publish(manifest)
+        except CorruptionError:
+            raise  # An invariant is broken: that is no failed checkpoint.
         except NumberTakenError as error:
             self._retry_under_another_number(pending, error)
             return None
@@ -398,22 +350,15 @@ class Coordinator:
         return pending.checkpoint
 
     def _manifest(self, pending: Pending) -> Manifest:
-        operators = [
-            OperatorInfo(
-                uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
-                key_schema=plan.key_schema, states=list(plan.states),
-                partitions=[pending.partitions[plan.uid, i] for i in range(plan.parallelism)],
-            )
-            for plan in self._operators.values()
-        ]  # fmt: skip
         files = pending.files()
         now_ms = self._clock.now_ms()
         return Manifest(
             job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
-            mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, operators=operators,
-            source=pending.source, sinks=pending.sinks or [], watermarks=dict(pending.watermarks),
-            triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
-            uploaded_bytes=self._publisher.new_bytes(files), total_bytes=sum(f.size for f in files),
+            mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, life=self._claim.life,
+            operators=pending.operators(self._operators.values()), source=pending.source, sinks=pending.sinks or [],
+            watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms,
+            duration_ms=now_ms - pending.triggered_ms, uploaded_bytes=self._publisher.new_bytes(files),
+            total_bytes=sum(f.size for f in files),
         )  # fmt: skip
 
     def _end_completed(self, pending: Pending, manifest: Manifest) -> None:

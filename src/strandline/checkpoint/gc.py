@@ -1,11 +1,23 @@
-"""Collecting garbage: what no live checkpoint reaches and no upload can still need. First plan, then execute."""
+"""Collecting garbage: what no live checkpoint reaches and no upload can still need. First plan, then execute.
+
+What any later checkpoint references is held by the newest live manifest, or was uploaded after that manifest was
+published: a checkpoint begins when the one before has ended, and never takes over files of one that failed. So a file
+is garbage only if no live manifest references it, and it was last written before the newest live manifest was; both
+times are the storage's own, and equal ones say nothing where its clock counts seconds. Without a live manifest nobody
+can say, and every file stays. A checkpoint may thus take as long as it likes.
+
+The grace is for what this leaves open: clocks that differ a little among a storage's machines, and a manifest whose
+writing was still on its way when its driver gave it up and went on. Void manifests, and damaged ones that the job did
+not go on from, are garbage for ever; they, too, stay for the grace, for people to see.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import Catalog, read_catalog
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_probe, manifest_id, manifest_path
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
@@ -49,8 +61,9 @@ class GcPlan:
 def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPlan:
     """Say what is garbage: void manifests, and objects that no live manifest references.
 
-    Deletes nothing. `grace_ms` must be longer than a checkpoint may take: younger objects stay. Raises
-    CorruptionError if a live checkpoint misses a file or a manifest cannot be read: then nobody can say what is needed.
+    Deletes nothing. Objects younger than `grace_ms` stay, and files that a checkpoint in progress may need. Raises
+    CorruptionError if a live checkpoint misses a file, or if a manifest or a base record cannot be read: then nobody
+    can say what is needed.
     """
     catalog = read_catalog(jobdir)
     needed = _needed(jobdir, catalog)
@@ -59,9 +72,11 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
     too_young = 0
     for info in sorted(catalog.objects.values(), key=lambda info: (manifest_id(info.path) is None, info.path)):
         reason = _why(catalog, needed, info)
-        if reason is not None and info.modified_ms > oldest_kept_ms:
+        if reason is None:
+            continue
+        if info.modified_ms > oldest_kept_ms or _may_be_in_use(catalog, info):
             too_young += 1
-        elif reason is not None:
+        else:
             garbage.append(Garbage(info.path, info.size_bytes, reason))
     return GcPlan(jobdir, garbage, list(catalog.live), too_young)
 
@@ -70,19 +85,24 @@ def execute(plan: GcPlan) -> int:
     """Delete what was planned, manifests before files, except what a manifest came to need since; return the count."""
     catalog = read_catalog(plan.jobdir)
     needed = _needed(plan.jobdir, catalog)
-    doomed = [
-        item.path
-        for item in plan.garbage
-        if item.path in catalog.objects and _why(catalog, needed, catalog.objects[item.path]) is not None
-    ]
-    manifests = [path for path in doomed if manifest_id(path) is not None]
+    there = [info for item in plan.garbage if (info := catalog.objects.get(item.path)) is not None]
+    doomed = [i.path for i in there if _why(catalog, needed, i) is not None and not _may_be_in_use(catalog, i)]
+    manifests = {path: checkpoint for path in doomed if (checkpoint := manifest_id(path)) is not None}
+    files = [path for path in doomed if path not in manifests]
+    if invariants.wanted():
+        invariants.check_deletion(plan.jobdir, manifests.values(), files)
     plan.jobdir.delete(manifests)
-    plan.jobdir.delete([path for path in doomed if manifest_id(path) is None])
+    plan.jobdir.delete(files)
     return len(doomed)
 
 
 def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
     """Return every path that live checkpoints need; refuse if that cannot be known."""
+    for why in catalog.chain.damaged.values():
+        raise CorruptionError(
+            f"{why}: which checkpoints are the job's history is not certain, so nothing may be deleted",
+            hint="start the job: the record that it then writes takes the place of this one, which is to stay",
+        )
     for checkpoint, why in catalog.damaged.items():
         if not catalog.passed_over(checkpoint):
             raise CorruptionError(
@@ -101,7 +121,9 @@ def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
 
 def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
     """Return why an object is garbage, None if it is not."""
-    # Claims and bases stay for ever: fencing relies on them, and they are tiny.
+    if is_probe(info.path):
+        return "a start that was killed has left it"
+    # Claims, bases and the start stay for ever: fencing and the sources rely on them, and they are tiny.
     if info.path in needed or info.path.startswith(f"{GENERATIONS}/"):
         return None
     checkpoint = manifest_id(info.path)
@@ -110,3 +132,13 @@ def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
     if checkpoint in catalog.damaged:
         return "damaged manifest that the job did not go on from"
     return f"void manifest: {catalog.void[checkpoint]}" if checkpoint in catalog.void else None
+
+
+def _may_be_in_use(catalog: Catalog, info: ObjectInfo) -> bool:
+    """Whether a file that nothing references may be of a checkpoint in progress: that of no manifest is older."""
+    if manifest_id(info.path) is not None or is_probe(info.path):
+        return False
+    if not catalog.live:
+        return True
+    newest = catalog.objects[manifest_path(max(catalog.live))]
+    return info.modified_ms >= newest.modified_ms

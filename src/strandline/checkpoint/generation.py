@@ -1,32 +1,50 @@
-"""Fencing: which driver owns the job, and which history of checkpoints is the job's.
+"""Fencing: which driver owns the job.
 
-A driver claims the next generation by a conditional create. A driver that lost its claim may still be in the middle
-of publishing. So a new driver, once it has chosen what to restore, records that choice (its BASE) before it touches
-anything. The records form a chain, from the newest one down: a manifest that is not on it is void for every reader,
-no matter when it appears.
+A driver claims the next generation by a conditional create. That a claim exists is what fences every older driver; what
+it holds only tells a lost answer from a competitor, so a damaged claim fences as an intact one does. Storage that
+ignores the condition would bring two drivers to life: a process tries it once, before its first claim.
+
+A driver that lost its claim may still be in the middle of publishing. So a new driver, once it has chosen what to
+restore, records that choice (its BASE) before it touches anything: what an older one publishes later is void
+(chain.py).
+
+An older driver may also be in the middle of deleting: it has checked its claim, and pauses. What it then deletes is
+older than the newest manifest it has published itself, and was found to be complete. A new driver goes on from that one
+or a later one, unless it was damaged in between: then, and only then, the old driver may take away what the new one
+went on from. Nothing in an object store can prevent it, since no deletion can depend on another object. The new driver
+sees it when it fetches the files, or before it deletes anything itself (publish.py), and fails loudly.
 """
 
 from __future__ import annotations
 
 import msgspec
 
+from strandline.checkpoint.chain import BaseRecord, encode_base
 from strandline.checkpoint.jobdir import (
     GENERATIONS,
     JobDirectory,
     base_path,
     claimed_generation,
+    delete_quietly,
     generation_path,
     manifest_path,
+    probe_path,
 )
 from strandline.core.clock import Clock
-from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, FencedError, NotFoundError
+from strandline.core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+)
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Generation, unique_name
 from strandline.format.frame import frame, unframe
-from strandline.format.manifest import decode_manifest
+from strandline.format.manifest import Manifest, decode_manifest
 
 CLAIM_MAGIC = b"SLCLAIM1"
-BASE_MAGIC = b"SLBASEC1"
 _VERSION = 1
 
 
@@ -38,44 +56,39 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     claimed_ms: int
 
 
-class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation goes on from: a checkpoint and the generation that published it, or nothing."""
-
-    generation: int
-    checkpoint: int | None
-    checkpoint_generation: int | None
-    highest_seen: int
-    """No checkpoint of this generation or a later one has this number or one below."""
-
-
-def decode_base(data: bytes, where: str) -> BaseRecord:
-    """Read a base record; raise CorruptionError naming `where`."""
-    _, payload = unframe(data, BASE_MAGIC, (_VERSION,), where)
-    try:
-        return msgspec.json.decode(payload, type=BaseRecord)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{where}: the base record does not have the expected fields: {error}") from error
-
-
 class Claim:
     """A driver's ownership of a job, until a newer one claims it."""
 
-    def __init__(self, jobdir: JobDirectory, generation: Generation, owner: str = "") -> None:
+    def __init__(self, jobdir: JobDirectory, generation: Generation, owner: str) -> None:
         self._jobdir = jobdir
         self.generation = generation
         self.owner = owner
         self.has_base = False
         self.highest_seen = 0
         """The highest checkpoint number that was found in storage when this driver chose what to restore."""
+        self.life = ""
+        """Names the job's life, from its very first base on; known once there is a base."""
 
     def check(self) -> None:
-        """Raise FencedError if a newer driver has claimed the job."""
+        """Raise FencedError if a newer driver has claimed the job, or if this claim is not ours any more."""
         try:
             # Claims are contiguous and never deleted: a newer one exists only if the very next one does.
             self._jobdir.head(generation_path(Generation(self.generation + 1)))
         except NotFoundError:
-            return
-        raise _fenced(self._jobdir, self.generation)
+            pass
+        else:
+            raise _fenced(self._jobdir, self.generation)
+        # Somebody may have emptied the directory and begun anew, or made our number theirs.
+        try:
+            owner = _owner_of(self._jobdir, self.generation)
+        except NotFoundError as error:
+            raise FencedError(
+                f"job '{self._jobdir.job}': the claim of generation {self.generation} is gone",
+                hint="the checkpoint directory was deleted while the job ran: start the job again",
+                generation=self.generation,
+            ) from error
+        if owner not in (None, self.owner):
+            raise _fenced(self._jobdir, self.generation)
 
     def set_base(self, checkpoint: CheckpointId | None) -> None:
         """Record which checkpoint this generation goes on from; None: from empty state.
@@ -87,18 +100,19 @@ class Claim:
         # 1. A driver that is already fenced must not add to the chain.
         self.check()
         # 2. Which history the checkpoint belongs to is written down, because its manifest will be subsumed one day.
-        published_by = None if checkpoint is None else self._generation_of(checkpoint)
+        chosen = None if checkpoint is None else self._manifest_of(checkpoint)
+        self.life = (chosen.life if chosen else self.life) or unique_name()
         record = BaseRecord(
             generation=self.generation,
             checkpoint=checkpoint,
-            checkpoint_generation=published_by,
+            checkpoint_generation=chosen.generation if chosen else None,
             highest_seen=max(self.highest_seen, checkpoint or 0),
+            life=self.life,
         )
         hit("generation.base.before")
         # 3. One conditional create; a conflict with our own bytes is a lost answer.
         try:
-            data = frame(BASE_MAGIC, _VERSION, msgspec.json.encode(record))
-            _create_own(self._jobdir, base_path(self.generation), data)
+            _create_own(self._jobdir, base_path(self.generation), encode_base(record))
         except ConflictError as error:
             raise CheckpointError(
                 f"job '{self._jobdir.job}': generation {self.generation} already goes on from another checkpoint",
@@ -107,13 +121,13 @@ class Claim:
         hit("generation.base.after")
         # 4. Nobody can have subsumed it meanwhile, unless it was taken away by hand or by a late collection.
         if checkpoint is not None:
-            self._generation_of(checkpoint)
+            self._manifest_of(checkpoint)
         self.has_base = True
 
-    def _generation_of(self, checkpoint: CheckpointId) -> int:
+    def _manifest_of(self, checkpoint: CheckpointId) -> Manifest:
         path = manifest_path(checkpoint)
         try:
-            return decode_manifest(self._jobdir.get(path), f"{self._jobdir.url}/{path}").generation
+            return decode_manifest(self._jobdir.get(path), f"{self._jobdir.url}/{path}")
         except NotFoundError as error:
             raise CorruptionError(f"{self._jobdir.url}/{path}: gone after it was chosen for restore") from error
 
@@ -122,8 +136,11 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
     """Become the job's owner: every older claim is fenced from now on.
 
     A driver that restarts its job gives its `previous` claim, and raises FencedError if another driver's is newer:
-    else two drivers would take the job from each other for ever.
+    else two drivers would take the job from each other for ever. The first claim of a process raises
+    ConfigurationError if the storage ignores the condition of a conditional create.
     """
+    if previous is None:
+        _try_conditional_create(jobdir)
     owner = previous.owner if previous else unique_name()
     newest = previous.generation if previous else _newest_claimed(jobdir)
     while True:
@@ -144,14 +161,36 @@ def _newest_claimed(jobdir: JobDirectory) -> Generation:
     return max(claimed, default=Generation(0))
 
 
-def _owner_of(jobdir: JobDirectory, generation: Generation) -> str:
-    path = generation_path(generation)
-    where = f"{jobdir.url}/{path}"
-    _, payload = unframe(jobdir.get(path), CLAIM_MAGIC, (_VERSION,), where)
+def _try_conditional_create(jobdir: JobDirectory) -> None:
+    """Create a probe twice: the second time must be refused and change nothing."""
+    path, first = probe_path(), unique_name().encode()
     try:
+        _create_own(jobdir, path, first)
+        try:
+            jobdir.create(path, unique_name().encode())
+            refused = False
+        except ConflictError:
+            refused = True
+        kept = jobdir.get(path) == first
+    finally:
+        delete_quietly(jobdir, [path])
+    if not (refused and kept):
+        raise ConfigurationError(
+            f"{jobdir.url}: an object that was there was {'replaced' if not kept else 'created again'} by a "
+            "conditional create, which must be refused: two drivers could own the job",
+            hint="use a storage with conditional writes (If-None-Match: *); S3-compatible ones may need a newer "
+            "version or a setting for it",
+        )
+
+
+def _owner_of(jobdir: JobDirectory, generation: Generation) -> str | None:
+    """Return who made a claim; None if it is damaged: then nobody can say."""
+    path = generation_path(generation)
+    try:
+        _, payload = unframe(jobdir.get(path), CLAIM_MAGIC, (_VERSION,), f"{jobdir.url}/{path}")
         return msgspec.json.decode(payload, type=ClaimRecord).owner
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{where}: the claim does not have the expected fields: {error}") from error
+    except (CorruptionError, msgspec.MsgspecError):
+        return None
 
 
 def _fenced(jobdir: JobDirectory, generation: Generation) -> FencedError:
@@ -163,9 +202,10 @@ def _fenced(jobdir: JobDirectory, generation: Generation) -> FencedError:
 
 
 def _create_own(jobdir: JobDirectory, path: str, data: bytes) -> None:
-    """Create an object; one that already holds these very bytes is ours."""
+    """Create an object and see that it holds these very bytes, as one does whose answer was lost."""
     try:
         jobdir.create(path, data)
     except ConflictError:
-        if jobdir.get(path) != data:
-            raise
+        pass
+    if jobdir.get(path) != data:
+        raise ConflictError(f"{jobdir.url}/{path}: another writer's object is there")

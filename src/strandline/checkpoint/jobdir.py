@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.core.ids import CheckpointId, Generation, unique_name
 from strandline.storage.base import ObjectInfo, ObjectStore
 
@@ -18,6 +18,9 @@ _GENERATION = re.compile(r"generations/(\d+)")
 _BASE = re.compile(r"generations/(\d+)\.base")
 
 GENERATIONS = "generations"
+START_PATH = f"{GENERATIONS}/start"
+"""Where the job's sources began, before its first checkpoint."""
+_PROBE = f"{GENERATIONS}/probe-"
 
 
 def manifest_path(checkpoint: CheckpointId) -> str:
@@ -44,6 +47,16 @@ def generation_path(generation: Generation) -> str:
 def base_path(generation: Generation) -> str:
     """Return where a generation says which checkpoint it goes on from."""
     return f"{GENERATIONS}/{generation}.base"
+
+
+def probe_path() -> str:
+    """Return a new name for an object by which conditional creates are tried."""
+    return f"{_PROBE}{unique_name()}"
+
+
+def is_probe(path: str) -> bool:
+    """Whether this is such an object: nobody needs it once it was tried."""
+    return path.startswith(_PROBE)
 
 
 def manifest_id(path: str) -> CheckpointId | None:
@@ -112,3 +125,11 @@ class JobDirectory:
 
     def _relative(self, info: ObjectInfo) -> ObjectInfo:
         return replace(info, path=info.path[len(self.job) + 1 :])
+
+
+def delete_quietly(jobdir: JobDirectory, paths: Iterable[str]) -> None:
+    """Delete what nobody needs; what cannot be deleted is the garbage collector's."""
+    try:
+        jobdir.delete(paths)
+    except StrandlineError:
+        pass

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from strandline.checkpoint.config import OperatorPlan
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.format.manifest import FileRef, Manifest, PartitionInfo, SinkInfo, SourceInfo, source_files
+from strandline.format.manifest import (
+    FileRef,
+    Manifest,
+    OperatorInfo,
+    PartitionInfo,
+    SinkInfo,
+    SourceInfo,
+    source_files,
+)
 
 
 @dataclass
@@ -31,7 +40,31 @@ class Pending:
     tolerated: bool = False
     """True: ending it says nothing about the health of checkpoints."""
 
+    def waits_for(self, plans: Iterable[OperatorPlan]) -> list[str]:
+        """Name all that is still missing; empty once the checkpoint can be published."""
+        missing = [
+            f"operator '{plan.uid}' partition {i}"
+            for plan in plans
+            for i in range(plan.parallelism)
+            if (plan.uid, i) not in self.partitions
+        ]
+        missing += [] if self.source_added else ["the source"]
+        missing += [] if self.sinks is not None else ["the sinks"]
+        return missing
+
+    def operators(self, plans: Iterable[OperatorPlan]) -> list[OperatorInfo]:
+        """Return what the manifest lists, of a checkpoint that waits for nothing."""
+        return [
+            OperatorInfo(
+                uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
+                key_schema=plan.key_schema, states=list(plan.states),
+                partitions=[self.partitions[plan.uid, i] for i in range(plan.parallelism)],
+            )
+            for plan in plans
+        ]  # fmt: skip
+
     def files(self) -> list[FileRef]:
+        """Return every file that was reported for it."""
         found = [f for partition in self.partitions.values() for f in partition.files]
         if self.source is not None:
             found += source_files(self.source)

@@ -1,16 +1,25 @@
-"""Making a checkpoint the job's newest, and taking the older ones away. The only writer of manifests."""
+"""Making a checkpoint the job's newest, and taking the older ones away. The only writer of manifests.
+
+A manifest is in doubt when storage did not say whether it was written: it may be there, or appear later. As long as it
+could be the job's newest, a driver that takes over may base itself on it, so it stays as it is, with all its files:
+whoever comes next finds it, there or not, and decides. No later checkpoint references its files. Once a later one is
+published, it is deleted like every older one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.registry import SharedFiles
+from strandline.checkpoint.transfer import in_parallel
 from strandline.core.errors import (
     CheckpointError,
     ConflictError,
+    CorruptionError,
     FencedError,
     NotFoundError,
     StrandlineError,
@@ -32,13 +41,19 @@ class NumberTakenError(CheckpointError):
 
 
 class Publisher:
-    """Publishes, subsumes and deletes under one claim. Called by one thread at a time."""
+    """Publishes, subsumes and deletes under one claim. Called by one thread at a time.
 
-    def __init__(self, jobdir: JobDirectory, claim: Claim, retain: int, restored: Manifest | None) -> None:
+    With `verify`, invariants.py looks before each publication and each deletion, and raises CorruptionError.
+    """
+
+    def __init__(
+        self, jobdir: JobDirectory, claim: Claim, retain: int, restored: Manifest | None, verify: bool | None = None
+    ) -> None:
         self._jobdir = jobdir
         self._claim = claim
         self._retain = retain
         self._confirmed = restored
+        self._verify = invariants.wanted() if verify is None else verify
         self._registry = SharedFiles()
         self._registry_is_full = False
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
@@ -70,7 +85,7 @@ class Publisher:
         """Steps 1 to 3 of completing a checkpoint.
 
         Raises FencedError, NumberTakenError, OutcomeUnknownError (the manifest may be there), CheckpointError when
-        the manifest references what it must not; after any other error the manifest is not there.
+        the manifest references what it must not or what is not there; after any other error the manifest is not there.
         """
         # 1. Only the job's owner publishes, and only once readers know what it goes on from.
         if not self._claim.has_base:
@@ -79,8 +94,15 @@ class Publisher:
                 hint="call claim.set_base(…) after choosing what to restore",
             )
         self._claim.check()
-        # 2. Every file is new, or held by the last confirmed checkpoint.
-        self._check_files(manifest)
+        # 2. Every file is held by the last confirmed checkpoint, or new, and then in storage.
+        new = self._new_files(manifest)
+        for problem in filter(None, in_parallel(self._look_at, new)):
+            raise CheckpointError(
+                f"checkpoint {manifest.checkpoint}: {self._jobdir.url}/{problem}: it was uploaded, and is not there",
+                hint="the storage has lost or cut off a file; nothing was published",
+            )
+        if self._verify:
+            invariants.check_publication(self._jobdir, manifest)
         # 3. One conditional create makes the checkpoint.
         hit("checkpoint.publish.before")
         path, data = manifest_path(CheckpointId(manifest.checkpoint)), encode_manifest(manifest)
@@ -88,13 +110,16 @@ class Publisher:
             self._jobdir.create(path, data)
         except ConflictError:
             self._resolve_conflict(manifest, path, data)
-        except UnavailableError as error:
+        except StrandlineError as error:
+            # Whatever it says, it may be about a second try whose first one has done the work.
             raise OutcomeUnknownError(
                 f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
             ) from error
 
-    def _check_files(self, manifest: Manifest) -> None:
+    def _new_files(self, manifest: Manifest) -> list[FileRef]:
+        """Return the files that this checkpoint has uploaded; refuse one that it may not reference."""
         known = self._confirmed_paths()
+        new: dict[str, FileRef] = {}
         for file in manifest.files():
             if file.inline is not None or file.path in known:
                 continue
@@ -103,6 +128,16 @@ class Publisher:
                     f"checkpoint {manifest.checkpoint} references {file.path!r} ('{file.name}'), which neither it nor "
                     f"the last confirmed checkpoint uploaded: publishing it would be unsafe"
                 )
+            new[file.path] = file
+        return list(new.values())
+
+    def _look_at(self, file: FileRef) -> str:
+        """Return what is wrong with a stored file, as far as one small request shows it."""
+        try:
+            size = self._jobdir.head(file.path).size_bytes
+        except NotFoundError:
+            return f"{file.path} ('{file.name}'): missing"
+        return "" if size == file.size else f"{file.path} ('{file.name}'): {size} bytes, expected {file.size}"
 
     def _resolve_conflict(self, manifest: Manifest, path: str, data: bytes) -> None:
         """Our own bytes: the answer to an earlier try was lost. Others': find out who may go on."""
@@ -128,7 +163,7 @@ class Publisher:
     def subsume(self) -> None:
         """Step 6: delete the checkpoints beyond `retain`. What storage refuses now, `clean` tries again.
 
-        Raises FencedError, and only that.
+        Raises FencedError, and CorruptionError if the newest checkpoint is found incomplete: nothing is deleted then.
         """
         hit("checkpoint.subsume.before")
         if self._delete_what_is_due():
@@ -137,57 +172,84 @@ class Publisher:
     def clean(self) -> bool:
         """Delete what late reports, failed checkpoints and earlier refusals have left; False if something remains.
 
-        Raises FencedError, and only that.
+        Raises as `subsume` does.
         """
-        overdue = len(self._registry.checkpoints) > self._retain
-        return not (self._garbage or self._doubtful or overdue) or self._delete_what_is_due()
+        return not (self._garbage or self._overdue() or self._settled()) or self._delete_what_is_due()
+
+    def _overdue(self) -> list[CheckpointId]:
+        return self._registry.checkpoints[: -self._retain]
+
+    def _settled(self) -> list[CheckpointId]:
+        """Return the checkpoints in doubt that are not the newest any more, whether they are there or not."""
+        newest = self._confirmed.checkpoint if self._confirmed else 0
+        return [checkpoint for checkpoint in self._doubtful if checkpoint < newest]
 
     def _delete_what_is_due(self) -> bool:
         """Delete old manifests, then garbage; False if storage refused and something remains."""
         try:
             self._claim.check()
             self._fill_registry()
-            # A checkpoint in doubt was reported as failed: make that true, then its files are garbage.
-            for checkpoint in list(self._doubtful):
+            if self._verify:
+                self._verify_deletion()
+            for checkpoint in self._settled():
                 self._jobdir.delete([manifest_path(checkpoint)])
-                self._discard(self._doubtful.pop(checkpoint))
-            for checkpoint in self._registry.checkpoints[: -self._retain]:
+                self.discard(self._doubtful.pop(checkpoint))
+            for checkpoint in self._overdue():
                 self._jobdir.delete([manifest_path(checkpoint)])
                 hit("checkpoint.subsume.manifest_deleted")
                 self._garbage.update(self._registry.drop(checkpoint))
             self._garbage -= self._registry.live.keys()
             self._jobdir.delete(sorted(self._garbage))
             self._garbage.clear()
-        except FencedError:
+        except (FencedError, CorruptionError):
             raise
         except StrandlineError:
             return False
         return True
 
+    def _verify_deletion(self) -> None:
+        overdue, settled = self._overdue(), self._settled()
+        staying = [self._registry.files_of(i) for i in self._registry.checkpoints if i not in overdue]
+        files = self._garbage.union(*map(self._registry.files_of, overdue))
+        files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
+        invariants.check_deletion(self._jobdir, [*overdue, *settled], files.difference(*staying))
+
     def _fill_registry(self) -> None:
-        """Learn, once, which other live checkpoints storage holds."""
-        if not self._registry_is_full:
-            for manifest in read_catalog(self._jobdir).live.values():
+        """Learn, once, which other checkpoints storage holds, and that the newest is there with every file.
+
+        Files that are taken over from the restored checkpoint are not looked at when they are published: an older
+        driver, a late collection or somebody's hand may have deleted them. Here a listing is at hand.
+        """
+        if self._registry_is_full:
+            return
+        catalog = read_catalog(self._jobdir)
+        if self._confirmed is not None:
+            newest = CheckpointId(self._confirmed.checkpoint)
+            problems = [f"{file.path}: {problem}" for file, problem in catalog.missing(self._confirmed)]
+            if newest not in catalog.manifests:
+                problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
+            for problem in problems:
+                raise CorruptionError(
+                    f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted",
+                    hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {newest}",
+                )
+            # Of those that nobody can judge, the older ones end like every older one.
+            unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
+            for manifest in [*catalog.live.values(), *unknown]:
                 if manifest.checkpoint not in self._doubtful:
                     self._registry.complete(manifest)
-            self._registry_is_full = True
+        self._registry_is_full = True
 
     def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
         """Remember an unpublished checkpoint's uploads for deletion; never raises."""
         if in_doubt:
             self._doubtful[checkpoint] = list(files)
-        self._discard(files, delete=not in_doubt)
+        self.discard(files)
 
     def discard(self, files: Iterable[FileRef]) -> None:
         """Remember files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
-        in_doubt = {f.path for doubtful in self._doubtful.values() for f in doubtful}
-        self._discard([f for f in files if f.path not in in_doubt])
-
-    def _discard(self, files: Iterable[FileRef], delete: bool = True) -> None:
-        known = self._confirmed_paths()
-        paths = {f.path for f in files if f.path} - known - self._registry.live.keys()
+        paths = {f.path for f in files if f.path} - self._confirmed_paths() - self._registry.live.keys()
         self._abandoned.update(dict.fromkeys(paths))
         while len(self._abandoned) > _REMEMBERED:
             del self._abandoned[next(iter(self._abandoned))]
-        if delete:
-            self._garbage |= paths
+        self._garbage |= paths - {f.path for doubtful in self._doubtful.values() for f in doubtful}

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from strandline.checkpoint.catalog import Catalog, read_catalog
@@ -29,7 +29,7 @@ class Skipped:
     checkpoint: CheckpointId
     reason: str
     lost: bool = False
-    """True: it was complete and the job's, and cannot be restored any more."""
+    """True: it was complete and, as far as is known, the job's, and cannot be restored any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class Choice:
     skipped: list[Skipped]
     """Newest first."""
     next_id: CheckpointId
+    damaged_bases: list[str] = field(default_factory=list)
+    """Base records that could not be read, each with what is wrong: worth a warning (chain.py says what follows)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +64,17 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
     catalog = read_catalog(jobdir)
     if claim is not None:
         claim.highest_seen = catalog.next_id - 1
+        claim.life = catalog.life
     skipped: list[Skipped] = []
+    damaged_bases = list(catalog.chain.damaged.values())
     seen = {i for path in catalog.objects if (i := checkpoint_id(path)) is not None}
     for checkpoint in sorted(seen, reverse=True):
         reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(catalog, checkpoint)
         if reason is None:
-            return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id)
-        lost = checkpoint in catalog.damaged or checkpoint in catalog.live
+            return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id, damaged_bases)
+        lost = checkpoint in catalog.damaged or checkpoint in catalog.unknown or checkpoint in catalog.live
         skipped.append(Skipped(checkpoint, reason, lost))
-    return Choice(None, skipped, catalog.next_id)
+    return Choice(None, skipped, catalog.next_id, damaged_bases)
 
 
 @contextmanager
@@ -91,6 +95,8 @@ def _why_not(catalog: Catalog, checkpoint: CheckpointId) -> str | None:
         return catalog.damaged[checkpoint]
     if checkpoint in catalog.void:
         return f"void: {catalog.void[checkpoint]}"
+    if checkpoint in catalog.unknown:
+        return catalog.unknown[checkpoint]
     if checkpoint not in catalog.manifests:
         return "never completed: it has no manifest"
     missing = catalog.missing(catalog.manifests[checkpoint])

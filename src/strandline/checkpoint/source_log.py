@@ -16,9 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import UNSET
 
-from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
+from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
 from strandline.checkpoint.transfer import in_parallel
-from strandline.checkpoint.upload import delete_quietly
 from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
@@ -47,9 +46,25 @@ def capture(directory: Path, batch: int) -> dict[str, bytes]:
     for name in wanted:
         if not (directory / name).is_file():
             raise UnavailableError(f"{directory / name}: not there yet, so batch {batch} cannot be captured")
+    return _read(directory, wanted)
+
+
+def capture_start(directory: Path) -> dict[str, bytes] | None:
+    """Read where a query's sources begin: metadata, the sources' logs, and the first offsets once they are there.
+
+    None while Spark has not even written its metadata. Without `offsets/0`, a source may not have decided yet. Raises
+    UnavailableError if the directory does not stand still.
+    """
+    if not (directory / "metadata").is_file():
+        return None
+    return _read(directory, ["metadata"] + ["offsets/0"] * (directory / "offsets/0").is_file())
+
+
+def _read(directory: Path, wanted: Sequence[str]) -> dict[str, bytes]:
+    """Read the wanted files and the sources' own; again from the beginning when one disappears."""
     for _ in range(_TRIES):
         try:
-            names = wanted + [p.relative_to(directory).as_posix() for p in _durable(directory / "sources")]
+            names = [*wanted, *(p.relative_to(directory).as_posix() for p in _durable(directory / "sources"))]
             return {name: (directory / name).read_bytes() for name in names}
         except FileNotFoundError:
             continue
@@ -75,7 +90,8 @@ def upload_source(
 ) -> SourceInfo:
     """Store captured files; segments that `base`, of the last CONFIRMED checkpoint, holds are referenced.
 
-    On failure, what was uploaded is deleted as well as can be.
+    With `batch` -1, they are those of `capture_start`, for a checkpoint before the first batch. On failure, what was
+    uploaded is deleted as well as can be.
     """
     known = {(s.size, s.sha256): s for large in (base.large if base else []) for s in large.segments}
     new: dict[tuple[int, str], tuple[Segment, memoryview]] = {}
@@ -119,13 +135,18 @@ def restore_source(jobdir: JobDirectory, info: SourceInfo, directory: Path) -> N
     }
     pieces = dict(zip(segments, in_parallel(lambda file: _get(jobdir, file), segments.values()), strict=True))
     heads = {large.name: b"".join(pieces[s.path] for s in large.segments) for large in info.large}
-    for name, tail in tails.items():
+    write_files({name: heads.get(name, b"") + tail for name, tail in tails.items()}, directory, jobdir.url)
+
+
+def write_files(files: Mapping[str, bytes], directory: Path, where: str) -> None:
+    """Write captured files into `directory`; raise CorruptionError naming `where` if one belongs outside of it."""
+    for name, data in files.items():
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts:
-            raise CorruptionError(f"{jobdir.url}: the source progress names '{name}', outside of its directory")
+            raise CorruptionError(f"{where}: the source progress names '{name}', outside of its directory")
         target = directory / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(heads.get(name, b"") + tail)
+        target.write_bytes(data)
 
 
 def _get(jobdir: JobDirectory, file: FileRef) -> bytes:
@@ -178,11 +199,3 @@ def unpack(data: bytes, where: str) -> dict[str, bytes]:
     except (zlib.error, struct.error, UnicodeDecodeError) as error:
         raise CorruptionError(f"{where}: the archive cannot be read: {error}") from error
     return files
-
-
-def capture_start(directory: Path) -> dict[str, bytes] | None:
-    if not (directory / "metadata").is_file():
-        return None
-    names = ["metadata"] + [p.relative_to(directory).as_posix() for p in _durable(directory / "sources")]
-    names += ["offsets/0"] if (directory / "offsets/0").is_file() else []
-    return {name: (directory / name).read_bytes() for name in names}

@@ -1,53 +1,82 @@
-"""temporary until the merge of the checkpoint branch"""
+"""Where the job's sources began, kept from the first attempt on: a restart before any checkpoint begins there too.
+
+A source that begins at "now" decides once, when its first query starts. Spark keeps that in the query's directory,
+which ends with the attempt: without this record, a restart would begin at a later "now", and rows would be lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from strandline.checkpoint.generation import Claim
-from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.source_log import pack, unpack
+from strandline.checkpoint.jobdir import START_PATH, JobDirectory
+from strandline.checkpoint.source_log import pack, unpack, write_files
 from strandline.core.clock import Clock
-from strandline.core.errors import NotFoundError
+from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
+from strandline.core.failpoints import hit
 from strandline.format.frame import frame, unframe
+
+START_MAGIC = b"SLSTART1"
+_VERSION = 1
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """The record: written once in a job's life, by one conditional create."""
+
     generation: int
     created_ms: int
     names: list[str]
+    """The sources' names, in the order in which Spark's files number them; empty when there is one without."""
     archive: bytes
+    """The files of `capture_start`, packed."""
 
 
-def save_start(
-    jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], names: Sequence[str], clock: Clock
-) -> None:
+def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], names: list[str], clock: Clock) -> None:
+    """Make these files the job's start, for ever; saving the same again changes nothing.
+
+    Raises FencedError if the job was claimed anew, CorruptionError if a damaged start is there, and ConflictError if
+    another driver has saved another one: then what this attempt's sources gave is not the job's, and it must be
+    restarted from the saved start.
+    """
     claim.check()
-    jobdir.create(
-        "generations/start",
-        frame(
-            b"SLSTART1",
-            1,
-            msgspec.json.encode(
-                Start(generation=claim.generation, created_ms=clock.now_ms(), names=list(names), archive=pack(files))
-            ),
-        ),
-    )
+    start = Start(generation=claim.generation, created_ms=clock.now_ms(), names=names, archive=pack(files))
+    hit("start.save.before")
+    try:
+        jobdir.create(START_PATH, frame(START_MAGIC, _VERSION, msgspec.json.encode(start)))
+    except ConflictError as error:
+        saved = load_start(jobdir)
+        # A generation is one driver's: with it, this is our own earlier try whose answer was lost.
+        if saved is not None and msgspec.structs.replace(saved, created_ms=start.created_ms) == start:
+            return
+        raise ConflictError(
+            f"{jobdir.url}/{START_PATH}: another driver has recorded where the job's sources begin",
+            hint="the job begins again from there by itself; if it goes on, keep only one of its drivers",
+        ) from error
 
 
 def load_start(jobdir: JobDirectory) -> Start | None:
+    """Return the job's start, None if there is none yet. Raises CorruptionError if it is damaged."""
+    where = f"{jobdir.url}/{START_PATH}"
     try:
-        _, p = unframe(jobdir.get("generations/start"), b"SLSTART1", (1,), "start")
+        _, payload = unframe(jobdir.get(START_PATH), START_MAGIC, (_VERSION,), where)
+        start = msgspec.json.decode(payload, type=Start)
+        unpack(start.archive, where)
     except NotFoundError:
         return None
-    return msgspec.json.decode(p, type=Start)
+    except (CorruptionError, msgspec.MsgspecError) as error:
+        raise CorruptionError(
+            f"{where}: where the job's sources began cannot be read: {error}",
+            hint="it is needed until the first checkpoint: bring it back from a backup, or delete it and accept that "
+            "the sources begin anew, as their options say",
+            path=START_PATH,
+        ) from error
+    return start
 
 
-def restore_start(start: Start, directory: Path) -> None:
-    for name, data in unpack(start.archive, "start").items():
-        target = directory / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(data)
+def write_start(jobdir: JobDirectory, start: Start, directory: Path) -> None:
+    """Write the saved files into `directory`: given to Spark as `checkpointLocation`, the sources begin there."""
+    where = f"{jobdir.url}/{START_PATH}"
+    write_files(unpack(start.archive, where), directory, where)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
+from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
 from strandline.checkpoint.transfer import in_parallel, sha256_of
-from strandline.core.errors import CheckpointError, StrandlineError
+from strandline.core.errors import CheckpointError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Mode
@@ -75,14 +75,6 @@ def upload(
         delete_quietly(jobdir, attempted)
         raise
     return Uploaded([ref for ref, _ in done], sum(size for _, size in done))
-
-
-def delete_quietly(jobdir: JobDirectory, paths: Sequence[str]) -> None:
-    """Delete what an upload left; what cannot be deleted is the garbage collector's."""
-    try:
-        jobdir.delete(paths)
-    except StrandlineError:
-        pass
 
 
 def _inline(file: LocalFile, checkpoint: CheckpointId) -> FileRef:

@@ -138,14 +138,15 @@ def gc_(
     job: Annotated[str, typer.Option("--job", metavar="NAME", help="The job whose garbage is collected.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     grace: Annotated[
-        str, typer.Option(help="Younger files stay; must be longer than any checkpoint of the job takes.")
+        str, typer.Option(help="Younger files stay, and those younger than the newest checkpoint.")
     ] = "1h",
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
     """Delete what no live checkpoint needs: left-overs of failed checkpoints and of drivers that were killed.
 
-    Prints the plan, then executes it. Refuses to delete anything while a live checkpoint misses a file.
+    Prints the plan, then executes it. Refuses to delete anything while a live checkpoint misses a file, or while a
+    damaged record leaves unclear which checkpoints are live.
     """
     grace_ms = parse_duration_ms(grace, "--grace")
     jobdir = job_directory(directory, job, option)
@@ -157,8 +158,8 @@ def gc_(
         if plan.garbage:
             console().print(made)
         print(
-            f"{len(plan.garbage)} objects, {size_text(plan.total_bytes)} to delete; {plan.too_young} younger than "
-            f"{grace} stay; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"
+            f"{len(plan.garbage)} objects, {size_text(plan.total_bytes)} to delete; {plan.too_young} stay, younger "
+            f"than {grace} or than the newest checkpoint; live checkpoints: {', '.join(map(str, plan.live)) or 'none'}"
         )
     deleted = 0 if dry_run else gc.execute(plan)
     if json:

@@ -98,6 +98,7 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What rewinds the sources: Spark's own progress files, opaque to us."""
 
     batch: int
+    """The last batch that was read; -1: none yet, and the files say where the sources begin."""
     blob: FileRef
     """A compressed archive of every small file and of the tails of large ones."""
     large: list[SourceFile] = []
@@ -123,6 +124,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     created_ms: int
     engine_version: str
+    life: str
+    """Names the job's life, from its very first start on: sinks are known by it."""
     operators: list[OperatorInfo]
     source: SourceInfo | None = None
     sinks: list[SinkInfo] = []

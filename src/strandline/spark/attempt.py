@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
 import shutil
@@ -19,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
 from strandline.checkpoint.generation import Claim, claim
-from strandline.checkpoint.jobdir import JobDirectory, generation_path
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
@@ -113,6 +112,8 @@ class Attempt:
         self.generation = owned.generation
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
         choice = choose(b.jobdir, claim=owned, exclude=self._exclude)
+        for damaged in choice.damaged_bases:
+            log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
         lost = [skipped for skipped in choice.skipped if skipped.lost]
         for skipped in lost:
             log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
@@ -253,12 +254,11 @@ class Attempt:
         return start
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
-        life = hashlib.sha256(self._b.jobdir.get(generation_path(Generation(1)))).hexdigest()[:12]
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
         epoch = Epoch(manifest.epoch if manifest else 0)
         for name, sink, _ in self._b.plan.sinks:
             owned.check()
-            sink.open(SinkContext(self._b.spark, self._b.name, life, self.generation, name))
+            sink.open(SinkContext(self._b.spark, self._b.name, owned.life, self.generation, name))
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
 
     def _program(self, operator: Operator, manifest: Manifest | None) -> Program:

@@ -17,7 +17,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in
 from strandline.checkpoint.source_log import capture, capture_start, restore_source, upload_source
-from strandline.checkpoint.start import Start, restore_start, save_start
+from strandline.checkpoint.start import Start, save_start, write_start
 from strandline.core.clock import Clock
 from strandline.core.errors import FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
@@ -36,7 +36,7 @@ def rewind(jobdir: JobDirectory, directory: Path, manifest: Manifest | None, sta
         with damage_in(CheckpointId(manifest.checkpoint)):
             restore_source(jobdir, manifest.source, directory)
     elif start is not None:
-        restore_start(start, directory)
+        write_start(jobdir, start, directory)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class SourceProgress:
             files = capture_start(self._directory)
             if files is None:
                 raise UnavailableError(f"{self._directory}: Spark has not written down where the sources begin")
-            save_start(self._jobdir, self._claim, files, self._names, self._clock)
+            save_start(self._jobdir, self._claim, files, list(self._names), self._clock)
             self._start_is_kept = True
         wanted = self._wanted
         if wanted is not None and 0 <= wanted.batch <= batch - self._overdue:
