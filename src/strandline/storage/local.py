@@ -140,8 +140,8 @@ def _fsync(path: Path, flags: int) -> None:
 class LocalStore:
     """A directory as an ObjectStore, for any number of processes.
 
-    When a call returns, a power cut takes nothing of it back: neither what it wrote, nor what it deleted, nor what it
-    read or listed, even if the process that wrote that was killed before it had synced it. (`get_file` alone syncs
+    When a call returns, a power cut takes nothing of it back: neither what it wrote or deleted, nor what it read,
+    listed or ran into, even if whoever had written that was killed before it was synced. (`get_file` alone syncs
     nothing: what it reads is named by something that was read before.) A name has all of its bytes or is not there.
     `fsync` False: all that holds while the machine runs, and nothing after a power cut.
 
@@ -180,22 +180,18 @@ class LocalStore:
 
     def _put(self, path: str, write: Callable[[Path], None]) -> None:
         target = self._at(path)
-        with self._errors(path, writing=True):
-            with self._temporary(target, write) as temporary:
-                self._disk.rename(temporary, target)
-            self._sync_way_to(target)
+        with self._errors(path, writing=True), self._lasting(target), self._temporary(target, write) as temporary:
+            self._disk.rename(temporary, target)
 
     def create(self, path: str, data: bytes) -> None:
-        target = self._at(path)
-        with self._errors(path, writing=True):
-            with self._temporary(target, lambda temporary: self._disk.write(temporary, data)) as temporary:
-                try:
-                    self._disk.link(temporary, target)
-                except FileExistsError:
-                    raise ConflictError(f"{self._url}/{path}: an object is already there") from None
-                except OSError as error:
-                    raise self._without_links(path, error) from None
-            self._sync_way_to(target)
+        target, write = self._at(path), lambda temporary: self._disk.write(temporary, data)
+        with self._errors(path, writing=True), self._lasting(target), self._temporary(target, write) as temporary:
+            try:
+                self._disk.link(temporary, target)
+            except FileExistsError:
+                raise ConflictError(f"{self._url}/{path}: an object is already there") from None
+            except OSError as error:
+                raise self._without_links(path, error) from None
 
     def _without_links(self, path: str, error: OSError) -> OSError | ConfigurationError:
         if error.errno not in _NO_LINKS:
@@ -208,7 +204,7 @@ class LocalStore:
 
     def get(self, path: str) -> bytes:
         target = self._at(path)
-        with self._errors(path), self._shown(target):
+        with self._errors(path), self._lasting(target):
             return target.read_bytes()
 
     def get_file(self, path: str, target: Path) -> None:
@@ -223,14 +219,14 @@ class LocalStore:
 
     def head(self, path: str) -> ObjectInfo:
         target = self._at(path)
-        with self._errors(path), self._shown(target):
+        with self._errors(path), self._lasting(target):
             if target.is_dir():
                 raise IsADirectoryError
             return self._info(target, target.stat())
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         directory = self._at(prefix) if prefix.strip("/") else self._root
-        with self._errors(prefix), self._shown(directory):
+        with self._errors(prefix), self._lasting(directory):
             return iter([*self._walk(directory)])
 
     def _walk(self, directory: Path) -> Iterator[ObjectInfo]:
@@ -352,8 +348,8 @@ class LocalStore:
                 self._disk.sync_directory(directory)
 
     @contextmanager
-    def _shown(self, target: Path) -> Iterator[None]:
-        """Make durable what is seen within: that the target is there, or that it is not."""
+    def _lasting(self, target: Path) -> Iterator[None]:
+        """Make durable what is done or seen within: that the target is there, or that it is not."""
         try:
             yield
         finally:
