@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from strandline.storage.local import SystemDisk
+from strandline.storage.local import Disk
 
 
 class Killed(BaseException):
@@ -37,8 +37,8 @@ class _Directory:
 _Node = _File | _Directory
 
 
-class ForgetfulDisk(SystemDisk):
-    """Works in a directory, in which nothing else may write, as a SystemDisk does, but syncs only in its own books.
+class ForgetfulDisk(Disk):
+    """Works in a directory, in which nothing else may write, as a real one does, but syncs only in its own books.
 
     Of a file that was not synced, a power cut leaves all bytes, some of the first, or none; of each name in a directory
     that was not synced, anything that it has stood for since, independently of all others. That is what POSIX allows,

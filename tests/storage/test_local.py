@@ -10,7 +10,7 @@ import pytest
 
 from strandline.core.clock import ManualClock, SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
-from strandline.storage.local import LocalStore, SystemDisk, sync_directory, sync_file, sync_tree
+from strandline.storage.local import Disk, LocalStore, sync_directory, sync_file, sync_tree
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.storage.forgetful import ForgetfulDisk, Killed
@@ -84,7 +84,7 @@ def test_what_a_killed_writer_leaves_is_never_seen_and_removed_after_a_day(tmp_p
 
 
 def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    class Full(SystemDisk):
+    class Full(Disk):
         def sync_file(self, path: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -97,7 +97,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_sync_that_fails_is_no_success(tmp_path: Path) -> None:
-    class Broken(SystemDisk):
+    class Broken(Disk):
         def sync_directory(self, path: Path) -> None:
             if path == tmp_path / "a":
                 raise OSError(errno.EIO, "Input/output error")
@@ -111,7 +111,7 @@ def test_a_sync_that_fails_is_no_success(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
 def test_a_file_system_without_links_is_refused(tmp_path: Path, number: int) -> None:
-    class Fat(SystemDisk):
+    class Fat(Disk):
         def link(self, old: Path, new: Path) -> None:
             raise OSError(number, os.strerror(number))
 
@@ -157,7 +157,7 @@ def test_fsync_is_what_open_store_says(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_directory_that_another_process_removes_at_once(tmp_path: Path) -> None:
-    class Contested(SystemDisk):
+    class Contested(Disk):
         lost = 0
 
         def mkdir(self, path: Path) -> None:

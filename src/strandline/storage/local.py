@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import (
@@ -34,75 +33,44 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _FULL = "check that the directory is writable and its disk not full"
 
 
-class Disk(Protocol):
-    """What a LocalStore changes a disk with. Every method raises OSError, as the system's own do."""
+class Disk:
+    """All that a LocalStore changes, and syncs, on a disk. Every method raises OSError, as the system's own do."""
 
     def write(self, path: Path, data: bytes) -> None:
         """Write a new file."""
-        ...
-
-    def copy(self, source: Path, path: Path) -> None:
-        """Write a new file with the bytes of another."""
-        ...
-
-    def sync_file(self, path: Path) -> None:
-        """Make a file's bytes durable; that it has this name is not."""
-        ...
-
-    def sync_directory(self, path: Path) -> None:
-        """Make durable which names a directory has, and no other one's."""
-        ...
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name, replacing the file that has it."""
-        ...
-
-    def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name; raise FileExistsError if that one is taken."""
-        ...
-
-    def unlink(self, path: Path) -> None:
-        """Take a file's name away."""
-        ...
-
-    def mkdir(self, path: Path) -> None:
-        """Make a directory in one that is there."""
-        ...
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty directory."""
-        ...
-
-
-class SystemDisk:
-    """The operating system's own."""
-
-    def write(self, path: Path, data: bytes) -> None:
         with open(path, "xb") as file:
             file.write(data)
 
     def copy(self, source: Path, path: Path) -> None:
+        """Write a new file with the bytes of another: copied, since the other one may be written to."""
         shutil.copyfile(source, path)
 
     def sync_file(self, path: Path) -> None:
+        """Make a file's bytes durable, not its name."""
         sync_file(path)
 
     def sync_directory(self, path: Path) -> None:
+        """Make durable which names a directory has, not its own name."""
         sync_directory(path)
 
     def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name, replacing the file that has it."""
         old.replace(new)
 
     def link(self, old: Path, new: Path) -> None:
+        """Give a file a second name; raise FileExistsError if that one is taken."""
         os.link(old, new)
 
     def unlink(self, path: Path) -> None:
+        """Take a file's name away."""
         path.unlink()
 
     def mkdir(self, path: Path) -> None:
+        """Make a directory in one that is there."""
         path.mkdir()
 
     def rmdir(self, path: Path) -> None:
+        """Remove an empty directory."""
         path.rmdir()
 
 
@@ -155,7 +123,7 @@ class LocalStore:
         # Keepers open what is shown here: every character of the path must survive being read as a url.
         self._url = self._root.as_uri()
         self._fsync = fsync
-        self._disk = disk or SystemDisk()
+        self._disk = disk or Disk()
         self._clock = clock or SystemClock()
         try:
             self._make(self._root)
