@@ -1,7 +1,8 @@
 """Whatever happens, the newest published manifest that counts can be restored in full, byte for byte.
 
 A Hypothesis state machine over drivers (also replaced ones that go on), uploads, reports, time-outs, crashes,
-garbage collection and a store that fails before, after and in the middle of its work.
+garbage collection and a store that fails before, after and in the middle of its work. A second one has its store in a
+local directory, where processes are killed between any two changes of the disk, and the power is cut.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import PartitionInfo
+from strandline.storage.base import ObjectStore
+from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable
 from tests.soak import examples
 from tests.storage.faulty import FaultyStore
+from tests.storage.forgetful import ForgetfulDisk, Killed
 
 TIMEOUT_MS = 10_000
 STEPS = (
@@ -61,26 +65,35 @@ class Checkpoints(RuleBasedStateMachine):
         self.scratch = tempfile.TemporaryDirectory()
         self.tmp = Path(self.scratch.name)
         self.clock = ManualClock()
-        faulty = FaultyStore(open_store("memory://"), seed=seed, rate=rate, clock=self.clock)
-        self.store = RetryingStore(faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
-        self.truth = JobDirectory(FaultyStore(faulty.inner), "job")
+        self.faulty = FaultyStore(self._open(), seed=seed, rate=rate, clock=self.clock)
+        self.store = RetryingStore(self.faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
+        self.truth = JobDirectory(self._look(), "job")
         self.config = CheckpointConfig(interval_ms=0, timeout_ms=TIMEOUT_MS, retain=retain, tolerable_failures=None)
         self.seed = seed
         self.runs = 0
+        self.everyone: list[Run] = []
         self.zombie: Run | None = None
         self.run = self._start()
         self.late: list[Report] = []
-        self.committed = 0
-        self.newest_completed: int | None = None
+
+    def _open(self) -> ObjectStore:
+        self.opened = open_store("memory://")
+        return self.opened
+
+    def _look(self) -> ObjectStore:
+        """Return a store in which looking changes nothing."""
+        return self.opened
 
     def _start(self, first_id: int = 0) -> Run:
         while True:
             self.runs += 1
             try:
-                return Run(
+                run = Run(
                     self.store, self.tmp, self.clock, config=self.config, seed=self.seed + self.runs, first_id=first_id,
                     source_bytes=66_000,
                 )  # fmt: skip
+                self.everyone.append(run)
+                return run
             except StrandlineError:
                 continue  # A restart is tried again, each time with a new claim.
 
@@ -232,9 +245,9 @@ class Checkpoints(RuleBasedStateMachine):
         if confirmed is not None:
             assert found is not None, "a confirmed checkpoint is gone"
             assert found.checkpoint >= confirmed
-        for checkpoint in self.run.committed[-1:]:
-            assert found is not None, "what sinks have made visible must not be forgotten"
-            assert found.checkpoint >= checkpoint
+        # Of drivers that are no more, too.
+        committed = max((checkpoint for run in self.everyone for checkpoint in run.committed), default=0)
+        assert (found.checkpoint if found else 0) >= committed, "what sinks have made visible must not be forgotten"
 
     def teardown(self) -> None:
         failpoints.disarm_all()
@@ -245,3 +258,60 @@ class Checkpoints(RuleBasedStateMachine):
 
 TestCheckpoints = Checkpoints.TestCase
 TestCheckpoints.settings = examples(30, stateful_step_count=40, suppress_health_check=list(HealthCheck))
+
+
+class CheckpointsOnDisk(Checkpoints):
+    """In a local directory. What was not synced is lost with the power, as far as chance wants."""
+
+    def _open(self) -> ObjectStore:
+        root = self.tmp / "disk"
+        root.mkdir()
+        self.disk = ForgetfulDisk(root)
+        return LocalStore(root / "store", disk=self.disk)
+
+    def _look(self) -> ObjectStore:
+        return LocalStore(self.tmp / "disk" / "store", fsync=False)
+
+    @rule(seed=st.integers(0, 2**32))
+    def power_cut(self, seed: int) -> None:
+        """Nobody survives, and nothing that was not synced."""
+        self.disk.power_cut(random.Random(seed))
+        self.zombie = None
+        self.late.clear()
+        self.run = self._start()
+
+    @rule(step=st.sampled_from(("upload.file", "upload.source", *STEPS)), seed=st.integers(0, 2**32))
+    def power_cut_while_advancing(self, step: str, seed: int) -> None:
+        failpoints.arm(step, crash)
+        try:
+            self.whole_checkpoint()
+        except Crash:
+            self.power_cut(seed)
+        finally:
+            failpoints.disarm_all()
+
+    @rule(
+        who=st.sampled_from(["driver", "successor", "collector"]),
+        kill_in=st.integers(1, 100),
+        seed=st.one_of(st.none(), st.integers(0, 2**32)),
+    )
+    def killed_while_writing(self, who: str, kill_in: int, seed: int | None) -> None:
+        """Somebody is killed between two changes of the disk, or in the middle of one; maybe the power is cut then."""
+        self.disk.kill_in(kill_in)
+        try:
+            {"driver": self.whole_checkpoint, "successor": self.restart, "collector": self._collect}[who]()
+        except Killed:
+            self.disk.revive()
+            if seed is not None:
+                self.power_cut(seed)
+            elif who != "collector":
+                self.late = [r for r in self.late if r[0] is not self.run]
+                self.run = self._start()
+        self.disk.revive()
+
+    def _collect(self) -> None:
+        self.collect_garbage(HOUR_MS)
+
+
+TestCheckpointsOnDisk = CheckpointsOnDisk.TestCase
+TestCheckpointsOnDisk.settings = examples(15, stateful_step_count=40, suppress_health_check=list(HealthCheck))

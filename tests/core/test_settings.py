@@ -55,6 +55,7 @@ def test_defaults() -> None:
     assert settings.state_memory_bytes > 1 << 20
     assert settings.memory_backend_limit_bytes == 10 << 20
     assert settings.keeper_lease_ms == 600_000
+    assert settings.fsync is True
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,7 @@ def test_defaults() -> None:
         ({"state_memory": "lots"}, "state_memory is 'lots'"),
         ({"memory_backend_limit": "-1"}, "memory_backend_limit is '-1'"),
         ({"keeper_lease": "soon"}, "keeper_lease is 'soon'"),
+        ({"fsync": "no"}, "fsync is 'no', expected True or False"),
     ],
 )
 def test_a_wrong_setting_fails_where_it_is_written(wrong: dict[str, Any], said: str) -> None:

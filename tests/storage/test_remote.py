@@ -73,7 +73,6 @@ def test_a_service_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
             retry_config={"max_retries": 0},
         ),
         "s3://bucket/dir",
-        local=False,
         hide=remote._hider([SECRET]),
     )
     for operation in (

@@ -63,7 +63,13 @@ def default_local_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a job may tune. Components (store, clock, backend) are arguments, not settings."""
+    """What a job may tune. Components (store, clock, backend) are arguments, not settings.
+
+    `fsync` False: what is written to local directories (`file://`) becomes durable when the operating system comes to
+    it, seconds later. A crash of processes then still loses nothing; a power cut or a crash of the machine may lose or
+    tear checkpoints that were complete, with rows that were made visible since: exactly once does not outlive it.
+    Object storage does not know this setting.
+    """
 
     backend: BackendName = "rocksdb"
     parallelism: int | None = None
@@ -71,12 +77,15 @@ class Settings:
     memory_backend_limit: str | int = "10MB"
     local_dir: str | Path = field(default_factory=default_local_dir)
     keeper_lease: str | int | float = "10 min"
+    fsync: bool = True
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ConfigurationError(f"backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
         if self.parallelism is not None and (not isinstance(self.parallelism, int) or self.parallelism < 1):
             raise ConfigurationError(f"parallelism is {self.parallelism!r}, expected a positive number")
+        if not isinstance(self.fsync, bool):
+            raise ConfigurationError(f"fsync is {self.fsync!r}, expected True or False")
         # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
         _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms)
 

@@ -44,7 +44,8 @@ class Opened:
 
 def open_partition(program: Program, partition: Partition, directory: Path) -> Opened:
     """Bring the partition's state to the version the run starts from, and bind the user's function to it."""
-    jobdir = JobDirectory(RetryingStore(open_store(program.store_url, program.store_options)), program.job)
+    store = open_store(program.store_url, program.store_options, fsync=program.fsync)
+    jobdir = JobDirectory(RetryingStore(store), program.job)
     restore = program.restore
     files = restore.files.get(partition, []) if restore else []
     _clean(directory, keep=CheckpointId(restore.checkpoint) if restore else None)

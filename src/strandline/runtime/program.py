@@ -96,6 +96,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     store_url: str
     store_options: dict[str, str] = {}
+    fsync: bool = True
     partition_memory_bytes: int
     limit_bytes: int
     lease_ms: int

@@ -290,6 +290,7 @@ class Attempt:
             mode=b.config.mode,
             store_url=b.store_url,
             store_options=b.store_options,
+            fsync=b.settings.fsync,
             partition_memory_bytes=self._partition_memory(operator.parallelism),
             limit_bytes=b.settings.memory_backend_limit_bytes,
             lease_ms=b.settings.keeper_lease_ms,

@@ -88,7 +88,7 @@ class Job:
             raise ConfigurationError(
                 "checkpoints: memory:// is a store of one process, and a job has several", hint="give a directory"
             )
-        store = RetryingStore(open_store(str(ck.directory), ck.storage_options))
+        store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
         places = Places(_absolute(self.settings), store.url, self.name)
         places.make()
         return Blueprint(

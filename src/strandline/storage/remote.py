@@ -1,4 +1,4 @@
-"""Local directories, S3, GCS, Azure and memory behind our ObjectStore. The only module that knows obstore."""
+"""S3, GCS, Azure and memory behind our ObjectStore. The only module that knows obstore."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore import exceptions
-from obstore.store import LocalStore, MemoryStore, from_url
+from obstore.store import MemoryStore, from_url
 
 from strandline.core.errors import (
     ConfigurationError,
@@ -22,6 +22,7 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import unique_name
 from strandline.storage.base import ObjectInfo, ObjectStore
+from strandline.storage.local import LocalStore, local_errors
 
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
@@ -38,19 +39,23 @@ _WRONG_SETUP = (
 )
 
 
-def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStore:
+def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> ObjectStore:
     """Open the storage at a plain path, or a file://, s3://, gs://, az:// or memory:// url.
 
     `options` are the storage's own settings (`access_key_id`, `endpoint`, …); what is missing comes from the
-    environment. A local directory is made if it is not there. Raises ConfigurationError for a url or options that
+    environment. A local directory is made if it is not there; `fsync` False leaves it to the machine when its files
+    become durable, which says nothing to any other storage. Raises ConfigurationError for a url or options that
     cannot work, and UnavailableError for a directory that cannot be made. No secret shows in `url` or in errors.
     """
     config: Any = dict(options or {})
     parts = urlsplit(url)
     if "://" not in url or parts.scheme == "file":
-        return _open_local(url, parts.netloc, Path(unquote(parts.path) if parts.scheme == "file" else url))
+        path = Path(unquote(parts.path) if parts.scheme == "file" else url)
+        if not url or parts.netloc not in ("", "localhost") or not str(path):
+            raise ConfigurationError(f"storage {url!r} names no local directory", hint="write file:///absolute/path")
+        return LocalStore(path.expanduser(), fsync=fsync)
     if parts.scheme == "memory":
-        return _ObstoreStore(MemoryStore(), "memory://", local=False, hide=str)
+        return _ObstoreStore(MemoryStore(), "memory://", hide=str)
     if parts.scheme not in _REMOTE_SCHEMES:
         raise ConfigurationError(
             f"storage '{parts.scheme}://…': unknown scheme '{parts.scheme}'",
@@ -65,24 +70,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None) -> ObjectStor
         raise ConfigurationError(
             f"storage {shown} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
         ) from None
-    return _ObstoreStore(store, shown, local=False, hide=hide)
-
-
-def _open_local(url: str, host: str, path: Path) -> ObjectStore:
-    if not url or host not in ("", "localhost") or not str(path):
-        raise ConfigurationError(f"storage {url!r} names no local directory", hint="write file:///absolute/path")
-    path = path.expanduser().absolute()
-    # Keepers open what is shown here: every character of the path must survive being read as a url.
-    shown = path.as_uri()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        store = LocalStore(path, mkdir=True, automatic_cleanup=True)
-    except OSError as error:
-        raise UnavailableError(
-            f"storage {shown}: the directory cannot be made: {error.strerror or error}",
-            hint="check that the path is a directory you may write to",
-        ) from None
-    return _ObstoreStore(store, shown, local=True, hide=str)
+    return _ObstoreStore(store, shown, hide=hide)
 
 
 def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
@@ -105,10 +93,9 @@ def _first_line(error: BaseException) -> str:
 class _ObstoreStore:
     """One obstore store as an ObjectStore."""
 
-    def __init__(self, store: Any, url: str, *, local: bool, hide: Callable[[str], str]) -> None:
+    def __init__(self, store: Any, url: str, *, hide: Callable[[str], str]) -> None:
         self._store = store
         self._url = url
-        self._local = local
         self._hide = hide
 
     @property
@@ -138,10 +125,10 @@ class _ObstoreStore:
         try:
             with self._errors(path):
                 stream = obstore.get(self._store, path).stream(_PART_BYTES)
-                with _local_errors(target), open(part, "wb") as file:
+                with local_errors(target), open(part, "wb") as file:
                     for chunk in stream:
                         file.write(chunk)
-            with _local_errors(target):
+            with local_errors(target):
                 part.replace(target)
         finally:
             part.unlink(missing_ok=True)
@@ -192,25 +179,13 @@ class _ObstoreStore:
             raise ConflictError(f"{where}: an object is already there") from None
         if isinstance(error, FileNotFoundError) and not writing:
             raise NotFoundError(f"{where}: no such object") from None
-        if isinstance(error, FileNotFoundError) and not self._local:
+        if isinstance(error, FileNotFoundError):
             raise ConfigurationError(f"{where}: cannot be written: {what}", hint="does the bucket exist?") from None
-        if isinstance(error, _WRONG_SETUP) and not (self._local and isinstance(error, PermissionError)):
+        if isinstance(error, _WRONG_SETUP):
             raise ConfigurationError(f"{where}: {what}", hint="check path, credentials and options") from None
         if isinstance(error, exceptions.BaseError | OSError):
-            hint = "check that the directory is writable and its disk not full" if self._local and writing else ""
-            raise UnavailableError(f"{where}: {what}", hint=hint) from None
+            raise UnavailableError(f"{where}: {what}") from None
         raise error
-
-
-@contextmanager
-def _local_errors(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UnavailableError(
-            f"{target}: cannot be written: {error.strerror or error}",
-            hint="check that the local directory is writable and its disk not full",
-        ) from error
 
 
 def _info(meta: Any) -> ObjectInfo:
