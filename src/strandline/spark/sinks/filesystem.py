@@ -147,7 +147,7 @@ class LocalFiles:
         except OSError as error:
             raise UnavailableError(f"the sink's directory {directory} cannot be made: {error}") from None
 
-    def local(self, path: str) -> Path | None:
+    def local(self, path: str) -> Path:
         return self._root / path
 
     def directories(self, path: str) -> Sequence[str]:
@@ -221,7 +221,7 @@ class HadoopFiles:
     def mkdirs(self, path: str) -> None:
         self._fs.mkdirs(self._path(path))
 
-    def local(self, path: str) -> Path | None:
+    def local(self, path: str) -> None:
         return None
 
     def directories(self, path: str) -> Sequence[str]:
