@@ -14,7 +14,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks import filesystem
-from strandline.spark.sinks.shown import Committable, Shown, decode_shown, encode_shown
+from strandline.spark.sinks.shown import Committable, Shown, ShownRecords, decode_shown, encode_shown
 from tests.spark.filesinks import Crash, Disk, Rows, records, shown_files, sink_at, stage, started, visible
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -150,6 +150,24 @@ def test_a_staged_file_that_was_deleted_stops_the_job(tmp_path: Path, in_the_mid
             started(tmp_path, generation, pending, len(pending))
 
 
+def test_a_staged_file_that_is_deleted_while_it_is_shown_is_an_error(tmp_path: Path) -> None:
+    sink = started(tmp_path, 1)
+    pending = staged(sink, 1)
+    failpoints.arm("sink.intent_written", sorted(tmp_path.glob("_strandline/*/g*/epoch-*/part-*"))[-1].unlink)
+    with pytest.raises(CorruptionError, match=r"part-00001-made\.json of epoch 1 is gone"):
+        sink.commit(pending)
+
+
+def test_what_was_being_shown_is_known_without_its_directory(tmp_path: Path) -> None:
+    """Not every way to move a directory takes along those in it that are empty."""
+    sink = started(tmp_path, 1)
+    pending = staged(sink, 1)
+    commit_crashing(sink, pending, "sink.file_shown", 2)
+    shutil.rmtree(next(tmp_path.glob("_strandline/*/g1")))
+    started(tmp_path, 2, pending, 1)
+    assert visible(tmp_path) == rows(1)
+
+
 @pytest.mark.parametrize("cut", ["in half", "empty"])
 def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, cut: str) -> None:
     sink = started(tmp_path, 1)
@@ -214,6 +232,41 @@ def test_a_directory_that_is_moved_while_the_job_runs(tmp_path: Path, failpoint:
         started(out, 2, pending, 1)
     started(moved, 3, pending, 1)
     assert visible(moved) == rows(1)
+
+
+def test_a_directory_that_is_moved_while_a_commit_is_done_again(tmp_path: Path) -> None:
+    """That a staged file is missing says, then, that it was shown: unless the record is missing as well."""
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    sink = started(out, 1)
+    pending = staged(sink, 1)
+    commit_crashing(sink, pending, "sink.file_shown")
+    home = records(out)[0].parent
+
+    def move() -> None:
+        out.rename(moved)
+        home.mkdir(parents=True)
+
+    failpoints.arm("sink.intent_written", move)
+    with pytest.raises(UnavailableError, match="moved or deleted"):
+        started(out, 2, pending, 1)
+    with pytest.raises(CorruptionError, match="bring the directory back"):
+        started(out, 3, pending, 1)
+    started(moved, 4, pending, 1)
+    assert visible(moved) == rows(1)
+
+
+def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: Path) -> None:
+    class Stale(filesystem.LocalFiles):
+        """Another driver's record comes right after the look at what is there."""
+
+        def list(self, path: str) -> list[tuple[str, int]]:
+            return []
+
+    one, other = (ShownRecords(kind(tmp_path), "root", "home") for kind in (filesystem.LocalFiles, Stale))
+    one.write(Shown(generation=2))
+    with pytest.raises(UnavailableError, match="another driver"):
+        other.write(Shown(generation=1))
+    assert ShownRecords(filesystem.LocalFiles(tmp_path), "root", "home").newest == Shown(generation=2)
 
 
 def test_an_older_checkpoint_takes_back_what_came_later(tmp_path: Path) -> None:
