@@ -269,6 +269,14 @@ def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: 
     assert ShownRecords(filesystem.LocalFiles(tmp_path), "root", "home").newest == Shown(generation=2)
 
 
+def test_a_rename_into_nowhere_is_not_taken_for_one_that_was_done_before(tmp_path: Path) -> None:
+    (tmp_path / "one").touch()
+    files = filesystem.LocalFiles(tmp_path)
+    assert not files.rename("none", "two")
+    with pytest.raises(UnavailableError, match="two"):
+        files.rename("one", "nowhere/two")
+
+
 def test_an_older_checkpoint_takes_back_what_came_later(tmp_path: Path) -> None:
     sink = started(tmp_path, 1)
     pending = staged(sink, 1, 2)
