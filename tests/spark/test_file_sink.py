@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 from collections import Counter
@@ -15,7 +16,7 @@ from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks import filesystem
 from strandline.spark.sinks.shown import Committable, Shown, ShownRecords, decode_shown, encode_shown
-from tests.spark.filesinks import Crash, Disk, Rows, records, shown_files, sink_at, stage, started, visible
+from tests.spark.filesinks import Crash, Disk, Rows, context, records, shown_files, sink_at, stage, started, visible
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORD = Shown(
@@ -168,6 +169,13 @@ def test_what_was_being_shown_is_known_without_its_directory(tmp_path: Path) -> 
     assert visible(tmp_path) == rows(1)
 
 
+def test_an_epoch_without_rows_leaves_nothing(tmp_path: Path) -> None:
+    sink = started(tmp_path, 1)
+    assert sink.write(Rows([]), Epoch(1)) is None  # type: ignore[arg-type]
+    assert not list(tmp_path.glob("_strandline/*/g*/*"))
+    assert stage(sink, 2, [], [1]).count("part-") == 1
+
+
 @pytest.mark.parametrize("cut", ["in half", "empty"])
 def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, cut: str) -> None:
     sink = started(tmp_path, 1)
@@ -296,7 +304,7 @@ def test_sinks_and_lives_share_a_directory(tmp_path: Path) -> None:
     sink.commit(staged(sink, 1))
     pending = staged(sink, 2)
     other = sink_at(tmp_path, 1)
-    other.open(type(other._run)(other._run.spark, "job", "another life", other._run.generation, "out", False))
+    other.open(dataclasses.replace(context(1), life="another life"))
     other.recover([], Epoch(0), fresh=True)
     other.commit([stage(other, 1, ["other"])])
     sink.commit(pending)

@@ -58,7 +58,8 @@ class FileSink(Sink):
         self._opened = context, place
 
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
-        files, directory = self._place.files, self._place.staging(epoch)
+        run, place = self._opened_for
+        files, directory = place.files, place.staging(epoch)
         where = files.for_spark(directory)
         df.write.format(self.format).options(**self.options).mode("overwrite").save(where)
         if not files.exists(directory):
@@ -66,72 +67,70 @@ class FileSink(Sink):
         names = sorted(
             name
             for name, size in files.list(directory)
-            if not name.startswith(("_", ".")) and not self._is_empty(f"{directory}/{name}", name, size)
+            if not name.startswith(("_", ".")) and not self._is_empty(files.local(f"{directory}/{name}"), name, size)
         )
+        if not names:
+            files.delete(directory)
+            return None
         # Spark does not: without it, a checkpoint could outlast the rows that it lists.
         files.sync(directory, names)
         failpoints.hit("sink.staged")
-        staged = Committable(self.path, self._run.generation, epoch, directory, names)
+        staged = Committable(self.path, run.generation, epoch, directory, names)
         if self.visibility == "epoch":
-            self._place.show_at_once(staged)
-            return None
-        if not names:
-            files.delete(directory)
+            place.show_at_once(staged)
             return None
         return msgspec.json.encode(staged).decode()
 
     def commit(self, pending: Sequence[str]) -> None:
-        places = {self.path: self._place}
+        _, place = self._opened_for
+        places = {self.path: place}
         found: dict[str, list[Committable]] = {}
         for text in pending:
             staged = msgspec.json.decode(text, type=Committable)
-            found.setdefault(self._find(staged, places).root, []).append(staged)
+            found.setdefault(self._find(staged, places), []).append(staged)
         for root, epochs in found.items():
             places[root].show(epochs)
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+        _, place = self._opened_for
         # 1. What the checkpoint lists is shown, unless it was before.
         self.commit(pending)
         # 2. Staged by runs that are over, after the checkpoint: never to be shown.
-        self._place.forget_staged()
+        place.forget_staged()
         # 3. Shown after the checkpoint: to be shown again.
         if not fresh and self.visibility == "checkpoint":
-            self._place.take_back(epoch)
+            place.take_back(epoch)
         # 4. From here on the run's own epochs count.
-        self._place.begin(epoch)
+        place.begin(epoch)
 
-    def _find(self, staged: Committable, places: dict[str, Place]) -> Place:
-        """Return where an epoch is: staged files and records move along with the directory."""
-        if self._place.knows(staged):
-            return self._place
+    @property
+    def _opened_for(self) -> tuple[SinkContext, Place]:
+        assert self._opened is not None
+        return self._opened
+
+    def _find(self, staged: Committable, places: dict[str, Place]) -> str:
+        """Return the root below which an epoch is; staged files and records move along with their directory."""
+        run, place = self._opened_for
+        if place.knows(staged):
+            return self.path
         # Another path was given, and the old directory left where it was.
         if staged.root not in places:
-            places[staged.root] = Place(self._run, staged.root)
+            places[staged.root] = Place(run, staged.root)
         if places[staged.root].knows(staged):
-            return places[staged.root]
-        self._place.check_alone()
-        wanted = f"{staged.directory} of epoch {staged.epoch}, whose rows are to be shown"
+            return staged.root
+        place.check_alone()
         elsewhere = f", nor below {staged.root}, where it was staged" if staged.root != self.path else ""
         raise CorruptionError(
-            f"sink {self.path}: {wanted}, is not there, and nothing on record says that they were{elsewhere}",
-            hint="bring the directory back, or move it as a whole, with its _strandline folder, and give the new path",
+            f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is not there, "
+            f"and nothing on record says that they were{elsewhere}",
+            hint="bring the directory back, or move it as a whole, with its _strandline folder, and give the new path; "
+            "without it, the job can only begin anew, with another checkpoint directory",
         )
 
-    @property
-    def _place(self) -> Place:
-        assert self._opened is not None
-        return self._opened[1]
-
-    @property
-    def _run(self) -> SinkContext:
-        assert self._opened is not None
-        return self._opened[0]
-
-    def _is_empty(self, path: str, name: str, size: int) -> bool:
+    def _is_empty(self, local: Path | None, name: str, size: int) -> bool:
         """Spark writes one file even for no rows at all; nobody needs it."""
         if not name.startswith("part-00000"):
             return False
-        local = self._place.files.local(path)
         if self.format == "parquet" and local is not None:
             return int(pq.read_metadata(local).num_rows) == 0
         return size == 0
