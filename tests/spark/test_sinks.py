@@ -11,7 +11,12 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.core import failpoints
+from strandline.core.errors import UnavailableError
+from strandline.spark.sinks import place
+from strandline.spark.sinks.filesystem import FileSystem, HadoopFiles, LocalFiles
 from tests.spark import pipeline, small
+from tests.spark.filesinks import Crash, shown_files, stage, started, visible
 from tests.spark.functions import Count
 from tests.spark.harness import Case, Reader, settle
 
@@ -182,6 +187,106 @@ def test_several_sinks_of_one_operator_touch_its_state_once(spark: Any, case: Ca
         settle(run)
     assert small.rows_of(first) == wanted
     assert small.rows_of(second) == Counter({row: n for row, n in wanted.items() if row[1] % 2 == 0})
+
+
+def files_job(spark: Any, case: Case, out: Path) -> sl.Job:
+    rows = sl.stream(small.source(spark, case.root / "in")).key_by("user")
+    sink = sl.sinks.files(str(out), format="json")
+    return case.job_of("small", rows.process(Count(), output=small.OUTPUT, uid="count").to(sink))
+
+
+def seen_in(*directories: Path) -> Counter[tuple[Any, ...]]:
+    return Counter((row["user"], row["n"]) for path in directories for row in pipeline.read_json(path))
+
+
+@pytest.mark.parametrize("failpoint", ["checkpoint.commit_sinks.before", "sink.file_shown"])
+def test_a_commit_that_failed_is_completed_in_a_moved_directory_that_was_read_meanwhile(
+    spark: Any, case: Case, failpoint: str
+) -> None:
+    def fail() -> None:
+        raise OSError("the commit fails")
+
+    case.add(2)
+    out, moved, taken = (case.root / name for name in ("before", "moved", "taken"))
+    failpoints.arm(failpoint, fail)
+    with files_job(spark, case, out).start(spark) as run:
+        run.process_all_available(60)
+        with pytest.raises(sl.errors.StrandlineError, match="the commit fails"):
+            run.checkpoint(60)
+    taken.mkdir()
+    shown = list(out.glob("part-*"))
+    assert len(shown) == (failpoint == "sink.file_shown")
+    for file in shown:
+        file.rename(taken / file.name)
+    out.rename(moved)
+    case.add()
+    with files_job(spark, case, moved).start(spark) as run:
+        settle(run)
+        assert run.status().restored_from is not None
+    assert seen_in(moved, taken) == small.counted(users(case))
+
+
+@pytest.mark.parametrize("kind", ["this machine", "Hadoop"])
+def test_every_file_system_does_the_same(spark: Any, tmp_path: Path, kind: str) -> None:
+    root = tmp_path / "a" / "b"
+    files: FileSystem = LocalFiles(root) if kind == "this machine" else HadoopFiles(spark, f"file:{root}")
+    assert list(files.list("x")) == list(files.directories("x")) == []
+    assert files.read("x/one") is None
+    assert not files.exists("")
+    files.mkdirs("x/y")
+    files.mkdirs("x/y")
+    assert files.directories("") == ["x"]
+    assert files.create("x/one", b"\x00\xff1")
+    assert not files.create("x/one", b"2")
+    assert files.read("x/one") == b"\x00\xff1"
+    files.sync("x", ["one"])
+    assert not files.rename("x/none", "two")
+    assert files.rename("x/one", "two")
+    assert (files.exists("x/one"), files.exists("two")) == (False, True)
+    assert [entry for entry in files.list("") if not entry[0].startswith(".")] == [("two", 3)]
+    files.delete("x")
+    files.delete("x")
+    assert files.directories("") == []
+
+
+def test_a_sink_on_hadoop_goes_on_after_a_crash_in_the_middle_of_a_commit(
+    spark: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(place, "open_filesystem", lambda _, root, fsync: HadoopFiles(spark, root))
+
+    def crash() -> None:
+        raise Crash
+
+    out, moved = tmp_path / "out", tmp_path / "moved"
+    sink = started(out, 1)
+    pending = [stage(sink, epoch, [epoch], [-epoch]) for epoch in (1, 2)]
+    failpoints.arm("sink.file_shown", crash)
+    with pytest.raises(Crash):
+        sink.commit(pending)
+    assert visible(out) == Counter([1])
+    shown_files(out)[0].unlink()
+    out.rename(moved)
+    sink = started(moved, 2, pending, 2)
+    assert visible(moved) == Counter([-1, 2, -2])
+    sink.commit([*pending, stage(sink, 3, [3])])
+    started(moved, 3, pending, 2)
+    assert visible(moved) == Counter([-1, 2, -2])
+
+
+def test_a_rename_that_hadoop_did_not_do_is_not_taken_for_one_that_was_done(spark: Any, tmp_path: Path) -> None:
+    class Refusing:
+        """HDFS, for one, says no more than that it did not."""
+
+        def exists(self, path: Any) -> bool:
+            return True
+
+        def rename(self, source: Any, target: Any) -> bool:
+            return False
+
+    files = HadoopFiles(spark, f"file:{tmp_path}")
+    files._fs = Refusing()
+    with pytest.raises(UnavailableError, match=f"{tmp_path}/one to two"):
+        files.rename("one", "two")
 
 
 def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:

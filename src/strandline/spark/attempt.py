@@ -258,7 +258,11 @@ class Attempt:
         epoch = Epoch(manifest.epoch if manifest else 0)
         for name, sink, _ in self._b.plan.sinks:
             owned.check()
-            sink.open(SinkContext(self._b.spark, self._b.name, owned.life, self.generation, name))
+            sink.open(
+                SinkContext(
+                    self._b.spark, self._b.name, owned.life, self.generation, name, fsync=self._b.settings.fsync
+                )
+            )
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
 
     def _program(self, operator: Operator, manifest: Manifest | None) -> Program:

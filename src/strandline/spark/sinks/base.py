@@ -26,6 +26,8 @@ class SinkContext:
     """Names the job's life from its very first start: a job made anew in the same place has another."""
     generation: Generation
     sink: str
+    fsync: bool = True
+    """Whether what is staged and shown must outlast a power failure of this machine."""
 
     @property
     def identity(self) -> str:

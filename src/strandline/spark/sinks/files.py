@@ -2,12 +2,12 @@
 
 Staged files lie in `{path}/_strandline/{identity}/g{generation}/epoch-{n}`, which readers pass over because of the
 underscore. A committed file's name begins with its epoch and the sink's identity, so that a restore to an older
-checkpoint can take back what came later.
+checkpoint can take back what came later. What was shown is on record beside the staged files (`shown.py`): a consumer
+may take visible files at any moment.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,8 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.filesystem import FileSystem, open_filesystem
-
-_STAGING = "_strandline"
-
-
-class Committable(msgspec.Struct, frozen=True):
-    """A staged epoch: the sink's path then, its directory below it, and its files."""
-
-    root: str
-    generation: int
-    epoch: int
-    directory: str
-    files: list[str]
+from strandline.spark.sinks.place import Place
+from strandline.spark.sinks.shown import Committable
 
 
 class FileSink(Sink):
@@ -41,6 +30,10 @@ class FileSink(Sink):
     With `visibility="checkpoint"` (the default) rows appear when the checkpoint after them completes, each exactly
     once and each file in one step: a reader never sees partial, duplicate or lost rows, though it may see the files
     of one checkpoint one after the other. With `visibility="epoch"` they appear at once, at least once.
+
+    Visible files are the reader's: it may move or delete them at any time. The `_strandline` folder is the job's.
+    While the job is stopped, the directory may be moved as a whole, and its new path given; or another path alone,
+    as long as the old directory is there at the next start.
     """
 
     def __init__(
@@ -57,93 +50,87 @@ class FileSink(Sink):
         self.path = str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
         self.format = format
         self.options = options
-        self._fs: FileSystem | None = None
-        self._context: SinkContext | None = None
+        self._opened: tuple[SinkContext, Place] | None = None
 
     def open(self, context: SinkContext) -> None:
-        self._fs = open_filesystem(context.spark, self.path)
-        self._context = context
-        self._fs.mkdirs("")
+        place = Place(context, self.path)
+        place.files.mkdirs("")
+        self._opened = context, place
 
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
-        run = self._run
-        directory = f"{_STAGING}/{run.identity}/g{run.generation}/epoch-{epoch:010d}"
-        where = self._files.for_spark(directory)
+        run, place = self._opened_for
+        files, directory = place.files, place.staging(epoch)
+        where = files.for_spark(directory)
         df.write.format(self.format).options(**self.options).mode("overwrite").save(where)
-        if not self._files.exists(directory):
+        if not files.exists(directory):
             raise UnavailableError(f"sink {self.path}: Spark wrote epoch {epoch} to {where}, and it is not there")
-        files = [
+        names = sorted(
             name
-            for name, size in self._files.list(directory)
-            if not name.startswith(("_", ".")) and not self._is_empty(f"{directory}/{name}", name, size)
-        ]
-        failpoints.hit("sink.staged")
-        staged = Committable(self.path, run.generation, epoch, directory, sorted(files))
-        if self.visibility == "epoch":
-            self._show(staged)
+            for name, size in files.list(directory)
+            if not name.startswith(("_", ".")) and not self._is_empty(files.local(f"{directory}/{name}"), name, size)
+        )
+        if not names:
+            files.delete(directory)
             return None
-        if not staged.files:
-            self._files.delete(directory)
+        # Spark does not: without it, a checkpoint could outlast the rows that it lists.
+        files.sync(directory, names)
+        failpoints.hit("sink.staged")
+        staged = Committable(self.path, run.generation, epoch, directory, names)
+        if self.visibility == "epoch":
+            place.show_at_once(staged)
             return None
         return msgspec.json.encode(staged).decode()
 
     def commit(self, pending: Sequence[str]) -> None:
+        _, place = self._opened_for
+        places = {self.path: place}
+        found: dict[str, list[Committable]] = {}
         for text in pending:
-            self._show(msgspec.json.decode(text, type=Committable))
+            staged = msgspec.json.decode(text, type=Committable)
+            found.setdefault(self._find(staged, places), []).append(staged)
+        for root, epochs in found.items():
+            places[root].show(epochs)
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+        _, place = self._opened_for
+        # 1. What the checkpoint lists is shown, unless it was before.
         self.commit(pending)
-        # Of no use any more: staged by runs that are over, after the checkpoint that is restored.
-        staging = f"{_STAGING}/{self._run.identity}"
-        for name in self._files.directories(staging):
-            if name[1:].isdigit() and int(name[1:]) < self._run.generation:
-                self._files.delete(f"{staging}/{name}")
+        # 2. Staged by runs that are over, after the checkpoint: never to be shown.
+        place.forget_staged()
+        # 3. Shown after the checkpoint: to be shown again.
         if not fresh and self.visibility == "checkpoint":
-            self._take_back(epoch)
+            place.take_back(epoch)
+        # 4. From here on the run's own epochs count.
+        place.begin(epoch)
 
     @property
-    def _files(self) -> FileSystem:
-        assert self._fs is not None
-        return self._fs
+    def _opened_for(self) -> tuple[SinkContext, Place]:
+        assert self._opened is not None
+        return self._opened
 
-    @property
-    def _run(self) -> SinkContext:
-        assert self._context is not None
-        return self._context
+    def _find(self, staged: Committable, places: dict[str, Place]) -> str:
+        """Return the root below which an epoch is; staged files and records move along with their directory."""
+        run, place = self._opened_for
+        if place.knows(staged):
+            return self.path
+        # Another path was given, and the old directory left where it was.
+        if staged.root not in places:
+            places[staged.root] = Place(run, staged.root)
+        if places[staged.root].knows(staged):
+            return staged.root
+        place.check_alone()
+        elsewhere = f", nor below {staged.root}, where it was staged" if staged.root != self.path else ""
+        raise CorruptionError(
+            f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is not there, "
+            f"and nothing on record says that they were{elsewhere}",
+            hint="bring the directory back, or move it as a whole, with its _strandline folder, and give the new path; "
+            "without it, the job can only begin anew, with another checkpoint directory",
+        )
 
-    def _show(self, staged: Committable) -> None:
-        files = self._files if staged.root == self.path else open_filesystem(self._run.spark, staged.root)
-        if not files.exists(staged.directory):
-            # Removed last: this epoch has been shown, and its files may have been consumed since.
-            return
-        for name in staged.files:
-            source, target = f"{staged.directory}/{name}", self._target(staged, name)
-            if not files.rename(source, target) and not files.exists(target):
-                raise CorruptionError(
-                    f"sink {self.path}: the staged file {source} of epoch {staged.epoch} is gone, and was never made "
-                    "visible: its rows are lost",
-                    hint="something outside of the job deleted it; keep away from the _strandline directory",
-                )
-            failpoints.hit("sink.file_shown")
-        files.delete(staged.directory)
-
-    def _take_back(self, epoch: Epoch) -> None:
-        """Hide what older runs committed after the restored checkpoint: its epochs are coming again."""
-        pattern = re.compile(rf"part-(\d+)-{self._run.identity}-g(\d+)-")
-        for name, _ in self._files.list(""):
-            found = pattern.match(name)
-            if found and int(found[1]) > epoch and int(found[2]) < self._run.generation:
-                self._files.delete(name)
-
-    def _target(self, staged: Committable, name: str) -> str:
-        run = f"{self._run.identity}-g{staged.generation}"
-        return f"part-{staged.epoch:010d}-{run}-{name.removeprefix('part-')}"
-
-    def _is_empty(self, path: str, name: str, size: int) -> bool:
+    def _is_empty(self, local: Path | None, name: str, size: int) -> bool:
         """Spark writes one file even for no rows at all; nobody needs it."""
         if not name.startswith("part-00000"):
             return False
-        local = self._files.local(path)
         if self.format == "parquet" and local is not None:
             return int(pq.read_metadata(local).num_rows) == 0
         return size == 0

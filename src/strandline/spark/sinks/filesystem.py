@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from strandline.core.errors import UnavailableError
+from strandline.storage.local import sync_directory, sync_file
 
 
 class FileSystem(Protocol):
@@ -22,7 +24,19 @@ class FileSystem(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> bool:
-        """Move a file in one step; return False if the source is not there."""
+        """Move a file in one step; return False if the source is not there, and for no other reason."""
+        ...
+
+    def read(self, path: str) -> bytes | None:
+        """Return a file's content, None if it is not there."""
+        ...
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Write a file of a directory that is there, durably; return False if there is one of that name."""
+        ...
+
+    def sync(self, path: str, files: Sequence[str] = ()) -> None:
+        """Make durable: the names in a directory, its own and those above, and the content of these of its files."""
         ...
 
     def exists(self, path: str) -> bool:
@@ -34,7 +48,7 @@ class FileSystem(Protocol):
         ...
 
     def mkdirs(self, path: str) -> None:
-        """Make a directory and those above."""
+        """Make a directory and those above, durably."""
         ...
 
     def local(self, path: str) -> Path | None:
@@ -50,20 +64,22 @@ class FileSystem(Protocol):
         ...
 
 
-def open_filesystem(spark: SparkSession, root: str) -> FileSystem:
+def open_filesystem(spark: SparkSession, root: str, *, fsync: bool = True) -> FileSystem:
     """Return the file system that holds `root`, as Spark would understand it."""
     parsed = urlparse(root)
-    default = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
-    if parsed.scheme == "file" or (not parsed.scheme and default.startswith("file:")):
-        return LocalFiles(Path(unquote(parsed.path) if parsed.scheme else root).absolute())
+    if parsed.scheme == "file":
+        return LocalFiles(Path(unquote(parsed.path)).absolute(), fsync=fsync)
+    if not parsed.scheme and spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///").startswith("file:"):
+        return LocalFiles(Path(root).absolute(), fsync=fsync)
     return HadoopFiles(spark, root)
 
 
 class LocalFiles:
-    """Files of this machine."""
+    """Files of this machine. Without `fsync`, what is called durable outlasts a crash, but no power failure."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, fsync: bool = True) -> None:
         self._root = root
+        self._fsync = fsync
 
     def list(self, path: str) -> list[tuple[str, int]]:
         try:
@@ -74,9 +90,42 @@ class LocalFiles:
     def rename(self, source: str, target: str) -> bool:
         try:
             (self._root / source).rename(self._root / target)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            if (self._root / source).exists():
+                raise UnavailableError(f"{self._root / source} cannot be renamed to {target}: {error}") from None
             return False
         return True
+
+    def read(self, path: str) -> bytes | None:
+        try:
+            return (self._root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def create(self, path: str, data: bytes) -> bool:
+        target = self._root / path
+        try:
+            with target.open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise UnavailableError(f"{target} cannot be written: {error}") from None
+        if self._fsync:
+            sync_file(target)
+            sync_directory(target.parent)
+        return True
+
+    def sync(self, path: str, files: Sequence[str] = ()) -> None:
+        if not self._fsync:
+            return
+        directory = self._root / path
+        for name in files:
+            sync_file(directory / name)
+        sync_directory(directory)
+        while directory != self._root:
+            directory = directory.parent
+            sync_directory(directory)
 
     def exists(self, path: str) -> bool:
         return (self._root / path).exists()
@@ -89,12 +138,16 @@ class LocalFiles:
             target.unlink(missing_ok=True)
 
     def mkdirs(self, path: str) -> None:
+        directory = self._root / path
         try:
-            (self._root / path).mkdir(parents=True, exist_ok=True)
+            missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
+            directory.mkdir(parents=True, exist_ok=True)
+            for made in missing if self._fsync else ():
+                sync_directory(made.parent)
         except OSError as error:
-            raise UnavailableError(f"the sink's directory {self._root / path} cannot be made: {error}") from None
+            raise UnavailableError(f"the sink's directory {directory} cannot be made: {error}") from None
 
-    def local(self, path: str) -> Path | None:
+    def local(self, path: str) -> Path:
         return self._root / path
 
     def directories(self, path: str) -> Sequence[str]:
@@ -108,7 +161,10 @@ class LocalFiles:
 
 
 class HadoopFiles:
-    """Files of any file system that Hadoop knows."""
+    """Files of any file system that Hadoop knows.
+
+    What is durable, and since when, is that file system's own business: there is nothing to be said to all of them.
+    """
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._jvm: Any = spark._jvm
@@ -124,7 +180,37 @@ class HadoopFiles:
     def rename(self, source: str, target: str) -> bool:
         if not self.exists(source):
             return False
-        return bool(self._fs.rename(self._path(source), self._path(target)))
+        if self._fs.rename(self._path(source), self._path(target)):
+            return True
+        # It says no more than that it did not.
+        if self.exists(source):
+            raise UnavailableError(f"the file system did not rename {self._root}/{source} to {target}")
+        return False
+
+    def read(self, path: str) -> bytes | None:
+        if not self.exists(path):
+            return None
+        stream = self._fs.open(self._path(path))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:
+            stream = self._fs.create(self._path(path), False)
+        except Py4JJavaError as error:
+            if "AlreadyExists" in error.java_exception.getClass().getSimpleName():
+                return False
+            raise
+        try:
+            stream.write(data)
+        finally:
+            stream.close()
+        return True
+
+    def sync(self, path: str, files: Sequence[str] = ()) -> None:
+        pass
 
     def exists(self, path: str) -> bool:
         return bool(self._fs.exists(self._path(path)))
@@ -135,7 +221,7 @@ class HadoopFiles:
     def mkdirs(self, path: str) -> None:
         self._fs.mkdirs(self._path(path))
 
-    def local(self, path: str) -> Path | None:
+    def local(self, path: str) -> None:
         return None
 
     def directories(self, path: str) -> Sequence[str]:

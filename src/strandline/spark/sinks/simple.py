@@ -9,7 +9,8 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 
 from strandline.core import failpoints
-from strandline.core.ids import Epoch
+from strandline.core.errors import CorruptionError
+from strandline.core.ids import Epoch, unique_name
 from strandline.spark.sinks.base import Sink, Visibility
 
 
@@ -18,6 +19,8 @@ class MemorySink(Sink):
 
     def __init__(self, *, visibility: Visibility = "checkpoint", name: str | None = None) -> None:
         super().__init__(name=name, visibility=visibility)
+        # A checkpoint may list rows that another object staged, in a driver that is gone: they went with it.
+        self._owner = unique_name()
         self._staged: dict[int, list[Row]] = {}
         self._visible: dict[int, list[Row]] = {}
         self._lock = threading.Lock()
@@ -36,13 +39,22 @@ class MemorySink(Sink):
                 self._visible.setdefault(epoch, []).extend(rows)
                 return None
             self._staged[epoch] = rows
-        return str(epoch)
+        return f"{self._owner}/{epoch}"
 
     def commit(self, pending: Sequence[str]) -> None:
         with self._lock:
-            for epoch in map(int, pending):
-                if epoch in self._staged:
-                    self._visible[epoch] = self._staged.pop(epoch)
+            for owner, _, epoch in (text.partition("/") for text in pending):
+                if owner == self._owner:
+                    self._show(int(epoch))
+
+    def _show(self, epoch: int) -> None:
+        if epoch in self._staged:
+            self._visible[epoch] = self._staged.pop(epoch)
+        elif epoch not in self._visible:
+            raise CorruptionError(
+                f"a sink in memory staged epoch {epoch}, and now has it neither staged nor visible",
+                hint="give each job a sink of its own: a job that begins anew forgets the rows of the one before",
+            )
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         self.commit(pending)

@@ -1,0 +1,118 @@
+"""A file sink's part of one output directory: its staged files, its visible ones, and the record of what was shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from strandline.core.errors import CorruptionError
+from strandline.core.failpoints import hit
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.filesystem import open_filesystem
+from strandline.spark.sinks.shown import Committable, Shown, ShownRecords
+
+_OURS = "_strandline"
+
+
+class Place:
+    """Shows what is staged and takes back what was shown, below one root, for one run of the sink."""
+
+    def __init__(self, run: SinkContext, root: str) -> None:
+        self.root = root
+        self.files = open_filesystem(run.spark, root, fsync=run.fsync)
+        self._run = run
+        self._home = f"{_OURS}/{run.identity}"
+        self._records = ShownRecords(self.files, root, self._home)
+
+    def staging(self, epoch: Epoch) -> str:
+        """Return the directory in which an epoch is staged."""
+        return f"{self._home}/g{self._run.generation}/epoch-{epoch:010d}"
+
+    def knows(self, staged: Committable) -> bool:
+        """Whether the epoch is staged here, was shown here, or was being shown."""
+        record = self._records.newest
+        return record.covers(staged) or staged in record.intent or self.files.exists(staged.directory)
+
+    def show(self, staged: Sequence[Committable]) -> None:
+        """Make these epochs visible, each file once, whatever became of them before; oldest first.
+
+        Raises CorruptionError if a file is gone that was never made visible, UnavailableError if another driver shows
+        them at the same time.
+        """
+        # 1. What was shown is on record, whether or not its files are still there.
+        before = self._records.newest
+        due = [epoch for epoch in staged if not before.covers(epoch)]
+        if not due:
+            return
+        # 2. All files are there, but for those that were being shown when an earlier run ended.
+        for epoch in due:
+            if epoch not in before.intent:
+                self._check_staged(epoch)
+        # 3. From here on, a file that is not staged any more is one that was shown.
+        self._records.write(Shown(generation=before.generation, epoch=before.epoch, intent=due))
+        hit("sink.intent_written")
+        # 4. Rename file by file.
+        for epoch in due:
+            self._rename(epoch, may_be_shown=epoch in before.intent)
+        self.files.sync("")
+        # 5. All is visible, durably.
+        self._records.write(Shown(generation=self._run.generation, epoch=due[-1].epoch))
+        hit("sink.shown_recorded")
+        # 6. Nothing is left in the staging directories but what Spark put beside the rows.
+        for epoch in due:
+            self.files.delete(epoch.directory)
+
+    def show_at_once(self, staged: Committable) -> None:
+        """Make an epoch visible without a record: if it comes again, its rows are there again."""
+        self._rename(staged, may_be_shown=False)
+        self.files.sync("")
+        self.files.delete(staged.directory)
+
+    def forget_staged(self) -> None:
+        """Delete what older runs have staged. Nothing of it can be shown afterwards, not even by their drivers."""
+        for name in self.files.directories(self._home):
+            if name[0] == "g" and name[1:].isdigit() and int(name[1:]) < self._run.generation:
+                self.files.delete(f"{self._home}/{name}")
+
+    def take_back(self, epoch: Epoch) -> None:
+        """Delete what older runs have shown of later epochs: these are coming again."""
+        pattern = re.compile(rf"part-(\d+)-{self._run.identity}-g(\d+)-")
+        for name, _ in self.files.list(""):
+            found = pattern.match(name)
+            if found and int(found[1]) > epoch and int(found[2]) < self._run.generation:
+                self.files.delete(name)
+        self.files.sync("")
+
+    def begin(self, epoch: Epoch) -> None:
+        """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
+        self._records.write(Shown(generation=self._run.generation, epoch=epoch))
+
+    def check_alone(self) -> None:
+        """Raise UnavailableError if another driver has begun to show epochs here, or the directory was moved."""
+        self._records.check_alone()
+
+    def _check_staged(self, staged: Committable) -> None:
+        there = {name for name, _ in self.files.list(staged.directory)}
+        missing = [name for name in staged.files if name not in there]
+        if missing:
+            self._fail(staged, missing[0])
+
+    def _rename(self, staged: Committable, *, may_be_shown: bool) -> None:
+        for name in staged.files:
+            if not self.files.rename(f"{staged.directory}/{name}", self._target(staged, name)) and not may_be_shown:
+                self._fail(staged, name)
+            hit("sink.file_shown")
+
+    def _fail(self, staged: Committable, name: str) -> None:
+        # Another driver that shows the same epochs has said so before it touched any.
+        self.check_alone()
+        raise CorruptionError(
+            f"sink {self.root}: the staged file {staged.directory}/{name} of epoch {staged.epoch} is gone, and was "
+            "never made visible: its rows are lost",
+            hint="something outside of the job deleted it; keep away from the _strandline directory",
+        )
+
+    def _target(self, staged: Committable, name: str) -> str:
+        run = f"{self._run.identity}-g{staged.generation}"
+        return f"part-{staged.epoch:010d}-{run}-{name.removeprefix('part-')}"

@@ -1,0 +1,116 @@
+"""On record: what a file sink has shown. That a file is not there says nothing: a consumer may have taken it.
+
+Each record is a file of its own, `shown-{number}`, and the one with the highest number counts. It is made by a
+conditional create under the number after the one that was read: of two drivers that both take themselves for the
+owner, one finds that it is not alone before it shows anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+
+from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.format.frame import frame, unframe
+from strandline.spark.sinks.filesystem import FileSystem
+
+log = logging.getLogger(__name__)
+
+SHOWN_MAGIC = b"SLSHOWN1"
+_VERSION = 1
+_NAME = re.compile(r"shown-(\d{12})")
+
+
+class Committable(msgspec.Struct, frozen=True):
+    """A staged epoch: the sink's path then, the generation that staged it, its directory below the path, its files."""
+
+    root: str
+    generation: int
+    epoch: int
+    directory: str
+    files: list[str]
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A record. Everything up to `epoch` that `generation` or an older one staged is visible, or was."""
+
+    generation: int = 0
+    epoch: int = 0
+    intent: list[Committable] = []
+    """What is being shown: each file of these is staged, or visible, or was."""
+
+    def covers(self, staged: Committable) -> bool:
+        """Whether this epoch was shown. The record knows nothing of what was staged by a later generation."""
+        return staged.generation <= self.generation and staged.epoch <= self.epoch
+
+
+def encode_shown(record: Shown) -> bytes:
+    """Return the bytes of a record."""
+    return frame(SHOWN_MAGIC, _VERSION, msgspec.json.encode(record))
+
+
+def decode_shown(data: bytes, where: str) -> Shown:
+    """Read a record; raise CorruptionError naming `where`."""
+    _, payload = unframe(data, SHOWN_MAGIC, (_VERSION,), where)
+    try:
+        return msgspec.json.decode(payload, type=Shown)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{where}: the record does not have the expected fields: {error}") from error
+
+
+class ShownRecords:
+    """The records of one sink in one output directory. `newest` is the one that counts."""
+
+    def __init__(self, files: FileSystem, root: str, directory: str) -> None:
+        self._files = files
+        self._directory = directory
+        self._root = root
+        numbers = self._numbers()
+        self._number = max(numbers, default=0)
+        self.newest = self._read(numbers)
+
+    def write(self, record: Shown) -> None:
+        """Make this the record that counts, durably; raise UnavailableError if it would not follow on `newest`."""
+        self.check_alone()
+        if self._number == 0:
+            self._files.mkdirs(self._directory)
+        number = self._number + 1
+        if not self._files.create(self._path(number), encode_shown(record)):
+            raise self._not_alone(number)
+        self._number, self.newest = number, record
+        # Only now: until the new one was whole and durable, the older one counted.
+        for older in self._numbers():
+            if older < number:
+                self._files.delete(self._path(older))
+
+    def check_alone(self) -> None:
+        """Raise UnavailableError if the records are not as this driver has left them."""
+        number = max(self._numbers(), default=0)
+        if number != self._number:
+            raise self._not_alone(number)
+
+    def _read(self, numbers: list[int]) -> Shown:
+        """Return the newest record that can be read: one that a crash cut off was not acted upon."""
+        for number in sorted(numbers, reverse=True):
+            data = self._files.read(self._path(number))
+            try:
+                if data is not None:
+                    return decode_shown(data, f"{self._root}/{self._path(number)}")
+            except CorruptionError as error:
+                log.warning("a record of what a sink has shown is passed over: %s", error.message)
+        return Shown()
+
+    def _numbers(self) -> list[int]:
+        return [int(found[1]) for name, _ in self._files.list(self._directory) if (found := _NAME.fullmatch(name))]
+
+    def _path(self, number: int) -> str:
+        return f"{self._directory}/shown-{number:012d}"
+
+    def _not_alone(self, found: int) -> UnavailableError:
+        return UnavailableError(
+            f"{self._root}/{self._directory}: the newest record of what the sink has shown is number {found}, expected "
+            f"{self._number}: another driver of the same job is writing here, or the directory was moved or deleted",
+            hint="keep one driver, and leave the directory in its place while the job runs",
+        )

@@ -1,0 +1,61 @@
+"""The sink in memory: rows of its own are never passed over in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core.errors import CorruptionError
+from strandline.core.ids import Epoch
+
+
+class Rows:
+    def __init__(self, *rows: Any) -> None:
+        self._rows = rows
+
+    def collect(self) -> list[Any]:
+        return list(self._rows)
+
+
+def stage(sink: Any, epoch: int) -> str:
+    staged: str = sink.write(Rows(epoch), Epoch(epoch))
+    return staged
+
+
+def test_a_commit_shows_what_it_lists_once() -> None:
+    sink = sl.sinks.memory()
+    first, second = stage(sink, 1), stage(sink, 2)
+    sink.commit([first])
+    sink.commit([first, second])
+    assert sink.rows == [1, 2]
+
+
+def test_a_restart_shows_what_was_published_and_takes_back_what_came_later() -> None:
+    sink = sl.sinks.memory()
+    sink.commit([stage(sink, 1)])
+    second = stage(sink, 2)
+    stage(sink, 3)
+    sink.recover([second], Epoch(2), fresh=False)
+    assert sink.rows == [1, 2]
+    sink.commit([stage(sink, 3)])
+    sink.recover([], Epoch(1), fresh=False)
+    assert sink.rows == [1]
+
+
+def test_rows_that_it_staged_itself_and_has_no_more_are_an_error() -> None:
+    sink = sl.sinks.memory()
+    staged = stage(sink, 1)
+    sink.recover([], Epoch(0), fresh=True)
+    with pytest.raises(CorruptionError, match="epoch 1"):
+        sink.recover([staged], Epoch(1), fresh=False)
+
+
+def test_rows_of_a_driver_that_is_gone_are_gone() -> None:
+    staged = stage(sl.sinks.memory(), 1)
+    sink = sl.sinks.memory()
+    other = stage(sink, 1)
+    sink.recover([staged], Epoch(1), fresh=False)
+    assert sink.rows == []
+    assert other != staged
