@@ -152,6 +152,19 @@ def test_a_job_whose_keeper_lives_is_not_swept(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+def test_a_job_whose_driver_lives_is_not_swept(tmp_path: Path) -> None:
+    """Its keepers may all be elsewhere, and Spark's progress be written below a directory that is a day old."""
+    made = places(tmp_path)
+    made.make()
+    (made.root / "spark-1" / "offsets").mkdir(parents=True)
+    with made.hold(), made.hold():
+        age(made.root, 2 * DAY_S)
+        sweep(tmp_path)
+        assert made.root.exists()
+    sweep(tmp_path)
+    assert not made.root.exists()
+
+
 @pytest.mark.parametrize("name", ["my-documents"[:12], "0123456789ab", "work-of-2024"])
 def test_what_is_not_a_jobs_is_never_swept(tmp_path: Path, name: str) -> None:
     """A user may say local_dir='/tmp', or the home directory."""

@@ -1,0 +1,54 @@
+"""Rows on their partitions: all of them, and after the last the one that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from strandline.core.keygroups import partition_of
+from strandline.spark.exchange import KEY_GROUP, PARTITION, Exchange, prepare_session
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k string, v bigint"
+
+
+@pytest.fixture(scope="module", params=[1, 2, 5])
+def exchange(spark: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Exchange, int]]:
+    made = Exchange(spark, request.param)
+    yield made, request.param
+    made.close()
+
+
+@pytest.mark.parametrize("order_by", [(), ("v",)])
+@pytest.mark.parametrize("rows", ["none", "few", "one key", "many"])
+def test_every_partition_ends_with_the_row_that_only_comes_last(
+    spark: Any, exchange: tuple[Exchange, int], rows: str, order_by: tuple[str, ...]
+) -> None:
+    made, parallelism = exchange
+    session = spark.newSession()
+    prepare_session(session)
+    keys = {"none": [], "few": ["a", "b"], "one key": ["a"] * 50, "many": [f"k{i}" for i in range(300)]}[rows]
+    # As Spark gives an epoch's rows: it does not know how many they are.
+    given = session.createDataFrame([(key, -at) for at, key in enumerate(keys)], SCHEMA)
+    routed = made.route(given, ["k"], 128, order_by)
+    parts = [part for part in routed.rdd.glom().collect() if part]
+    assert sorted(part[0][PARTITION] for part in parts) == list(range(parallelism))
+    seen = []
+    for part in parts:
+        ends = [row[KEY_GROUP] is None for row in part]
+        assert ends[-1]
+        assert ends == sorted(ends), "no row comes after the end"
+        there = part[: ends.index(True)]
+        assert all(partition_of(row[KEY_GROUP], 128, parallelism) == row[PARTITION] for row in there)
+        if order_by:
+            assert [row.v for row in there] == sorted(row.v for row in there)
+        seen += [row.k for row in there]
+    assert sorted(seen) == sorted(keys)
+
+
+def test_polls_reach_every_partition_once(exchange: tuple[Exchange, int]) -> None:
+    made, parallelism = exchange
+    assert sorted(row[0] for row in made.partitions.collect()) == list(range(parallelism))

@@ -1,0 +1,185 @@
+"""What lasts as long as a job lives: where it began, its keepers while others work, its stop that failed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core import failpoints
+from strandline.core.errors import CheckpointError, CorruptionError, IncompatibleStateError, UnavailableError
+from tests.spark import small
+from tests.spark.functions import Count
+from tests.spark.harness import Case, eventually, keepers, settle
+
+pytestmark = pytest.mark.spark
+
+
+def from_now(spark: Any, name: str | None = None) -> sl.Stream:
+    """A source that begins at the moment when it is first looked at."""
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 20).option("numPartitions", 1).load()
+    stream = sl.stream(rate, name=name) if name else sl.stream(rate)
+    return stream.select_expr("cast(value % 3 as string) user", "value v", "timestamp")
+
+
+class Values(sl.KeyedProcess):
+    """Give every event, with how many of its key there were."""
+
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Any:
+        self.seen.value += 1
+        yield (event.v, str(event.timestamp), self.seen.value)
+
+
+def life(case: Case, stream: sl.Stream, sink: sl.sinks.Sink) -> sl.Job:
+    return small.job(
+        stream, case.root, case.local_dir, sink=sink, process=Values(), output="v bigint, at string, n bigint",
+        trigger="100ms", restart=sl.Restart(attempts=5, delay="50ms"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("first", ["an epoch", "a checkpoint"])
+@pytest.mark.parametrize("dies", ["keeper", "job"])
+def test_rows_from_the_very_first_on_are_seen_whenever_a_job_fails(
+    spark: Any, case: Case, first: str, dies: str
+) -> None:
+    sink = sl.sinks.memory()
+    job = life(case, from_now(spark), sink)
+    run = job.start(spark)
+    if first == "a checkpoint":
+        assert run.checkpoint(60).epoch <= 1
+    eventually(lambda: run.status().rows_in >= 20, "rows that no checkpoint covers")
+    if dies == "keeper":
+        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+        eventually(lambda: run.status().restarts and run.status().state == "running", "restarted")
+    else:
+        run.stop()
+        time.sleep(1)
+        run = job.start(spark)
+    eventually(lambda: run.status().rows_in >= 20, "rows")
+    run.checkpoint(60)
+    run.stop()
+    assert sorted(row.v for row in sink.rows) == list(range(len(sink.rows)))
+    assert len({row.at for row in sink.rows}) == len(sink.rows)
+
+
+def test_a_job_that_began_with_other_sources_is_refused(spark: Any, case: Case) -> None:
+    with life(case, from_now(spark, "clock"), sl.sinks.noop()).start(spark) as run:
+        eventually(lambda: run.status().epoch >= 1, "an epoch")
+    with pytest.raises(IncompatibleStateError, match="no source named 'clock'") as caught:
+        life(case, from_now(spark, "sundial"), sl.sinks.noop()).start(spark)
+    assert "when it began, the job read clock" in str(caught.value)
+    assert not keepers(case.local_dir)
+
+
+class Slow(sl.KeyedProcess):
+    """Take longer than a lease."""
+
+    seen = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Any:
+        time.sleep(2.5)
+        self.seen.value += 1
+        yield (ctx.key, self.seen.value)
+
+
+def test_keepers_live_on_while_another_operator_works(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    first = sl.stream(small.source(spark, case.root / "in")).key_by("user")
+    counted = first.process(Count(), output=small.OUTPUT, uid="first").key_by("user")
+    slow = counted.process(Slow(), output=small.OUTPUT, uid="slow")
+    settings = sl.Settings(parallelism=1, local_dir=case.local_dir, state_memory="128MB", keeper_lease="1s")
+    job = sl.Job(
+        "lease", sinks=[slow.to(sink)], settings=settings, checkpoints=sl.Checkpoints(case.root / "ck"),
+        restart=sl.Restart.never(),
+    )  # fmt: skip
+    with job.start(spark) as run:
+        for number in range(2):
+            small.write_rows(case.root / "in", number, [("a", "x", 1)])
+        settle(run)
+    assert small.rows_of(sink) == small.counted(["a", "a"])
+
+
+def test_a_stop_whose_checkpoint_fails_leaves_a_job_that_goes_on(spark: Any, case: Case) -> None:
+    def fail() -> None:
+        raise UnavailableError("storage is away for a moment")
+
+    sink = sl.sinks.memory()
+    checkpoints = sl.Checkpoints(case.root / "ck", tolerable_failures=3)
+    job = small.job(
+        sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=sink, checkpoints=checkpoints
+    )
+    run = job.start(spark)
+    small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+    run.process_all_available(60)
+    failpoints.arm("upload.source", fail)
+    with pytest.raises(CheckpointError, match="storage is away"):
+        run.stop(checkpoint=True)
+    small.write_rows(case.root / "in", 1, [("a", "x", 1)])
+    run.process_all_available(60)
+    assert run.status().state == "running"
+    run.stop(checkpoint=True)
+    assert small.rows_of(sink) == small.counted(["a", "a"])
+
+
+class Watching(sl.sinks.Sink):
+    """Remembers whether it was told to recover."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recovered = 0
+
+    def write(self, df: Any, epoch: int) -> str | None:
+        df.collect()
+        return None
+
+    def recover(self, pending: Any, epoch: int, *, fresh: bool) -> None:
+        self.recovered += 1
+
+
+def test_sinks_are_not_touched_before_the_bytes_that_are_restored_have_been_verified(spark: Any, case: Case) -> None:
+    sink = Watching()
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=sink)
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+        settle(run)
+    assert sink.recovered == 1
+    for path in (case.root / "ck" / "small" / "shared").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    shutil.rmtree(case.local_dir)
+    with pytest.raises(CorruptionError, match="no checkpoint can be restored"):
+        job.start(spark)
+    assert sink.recovered == 1
+
+
+def test_state_that_breaks_while_a_job_runs_is_restored(spark: Any, case: Case) -> None:
+    """The checkpoint has the right bytes: the guide promises a restart."""
+    sink = sl.sinks.memory()
+    broken: list[Path] = []
+
+    def breaks(df: Any) -> Any:
+        if not broken and df.sparkSession is not spark and (case.root / "break").exists():
+            broken.append(case.root)
+            raise CorruptionError("state directory: Corruption: block checksum mismatch")
+        return df
+
+    stream = sl.stream(small.source(spark, case.root / "in")).transform(breaks)
+    job = small.job(stream, case.root, case.local_dir, sink=sink, restart=sl.Restart(attempts=2, delay="50ms"))
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+        settle(run)
+        (case.root / "break").touch()
+        small.write_rows(case.root / "in", 1, [("a", "x", 1)])
+        settle(run)
+        assert run.status().restarts == 1
+    assert broken
+    assert small.rows_of(sink) == small.counted(["a", "a"])
