@@ -101,7 +101,8 @@ def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
     for why in catalog.chain.damaged.values():
         raise CorruptionError(
             f"{why}: which checkpoints are the job's history is not certain, so nothing may be deleted",
-            hint="start the job: the record that it then writes takes the place of this one, which is to stay",
+            hint="let the job be started and take a checkpoint: then no checkpoint depends on this record any more; "
+            "never delete it by hand",
         )
     for checkpoint, why in catalog.damaged.items():
         if not catalog.passed_over(checkpoint):
@@ -135,7 +136,7 @@ def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
 
 
 def _may_be_in_use(catalog: Catalog, info: ObjectInfo) -> bool:
-    """Whether a file that nothing references may be of a checkpoint in progress: that of no manifest is older."""
+    """Whether a file that nothing references may belong to a checkpoint in progress."""
     if manifest_id(info.path) is not None or is_probe(info.path):
         return False
     if not catalog.live:

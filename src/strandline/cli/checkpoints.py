@@ -40,7 +40,8 @@ def list_(directory: Directory, job: JobName = None, option: StorageOptions = No
     """List the checkpoints of a job, or of every job in the directory; newest first.
 
     A checkpoint is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong
-    size) or void (written by a driver that was replaced, and ignored).
+    size, or a record is damaged that says whether the checkpoint counts) or void (written by a driver that was
+    replaced, and ignored).
     """
     found = [(jobdir.job, one) for jobdir in job_directories(directory, job, option) for one in check.summaries(jobdir)]
     if json:
