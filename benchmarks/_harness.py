@@ -24,6 +24,9 @@ from typing import Any
 Result = dict[str, Any]
 """What one run of a subject reports; it went through JSON."""
 
+FSYNC = "STRANDLINE_BENCHMARK_FSYNC"
+"""In the environment: whether jobs sync to disk, "on" or "off"; else as they do by default."""
+
 _LOG_TAIL_LINES = 40
 # Reading a query's reports costs a call into its JVM for each: often enough, it would be part of what is measured.
 _LOOK_S = 0.25
@@ -50,6 +53,12 @@ def emit(benchmark: str, subject: str, metric: str, value: float, *, peer: str |
 def progress(message: str) -> None:
     """Tell the person who waits; on standard error."""
     print(message, file=sys.stderr, flush=True)
+
+
+def durability() -> dict[str, Any]:
+    """Return the settings that say whether a job syncs to disk."""
+    wanted = os.environ.get(FSYNC)
+    return {} if wanted is None else {"fsync": wanted == "on"}
 
 
 def end_on_sigterm() -> None:

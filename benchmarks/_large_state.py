@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import strandline as sl
+from benchmarks._harness import durability
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,6 +174,10 @@ def make_job(spark: SparkSession, directory: Path) -> sl.Job:
         checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri()),
         restart=sl.Restart(delay=RESTART_DELAY),
         settings=sl.Settings(
-            backend="rocksdb", parallelism=PARTITIONS, state_memory=STATE_MEMORY, local_dir=directory / "local"
+            backend="rocksdb",
+            parallelism=PARTITIONS,
+            state_memory=STATE_MEMORY,
+            local_dir=directory / "local",
+            **durability(),
         ),
     )

@@ -49,6 +49,10 @@ class Scale:
 
 
 FULL = Scale()
+MEDIUM = Scale(
+    keys=1_000_000, load_rows=250_000, changed_keys=50_000, warm_up_checkpoints=2, checkpoints=8,
+    rounds=2, epochs=8, epoch_rows=150_000, every_s=2.0, checked_keys=50_000,
+)  # fmt: skip
 QUICK = Scale(
     keys=100_000, load_rows=50_000, changed_keys=1_000, warm_up_checkpoints=1, checkpoints=3,
     rounds=1, epochs=5, epoch_rows=20_000, every_s=0.5, checked_keys=10_000,
@@ -199,8 +203,10 @@ def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint_cost", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small state: shows that it works, measures nothing")
+    parser.add_argument("--medium", action="store_true", help="a tenth of the state: to compare two versions")
     end_on_sigterm()
-    scale = QUICK if parser.parse_args().quick else FULL
+    given = parser.parse_args()
+    scale = QUICK if given.quick else MEDIUM if given.medium else FULL
     progress(f"{BENCHMARK}: {scale.keys:,} keys, {scale.checkpoints} checkpoints")
     with scratch(BENCHMARK) as directory, driver(directory) as job:
         measure(job, Feed(directory, scale.keys), scale)

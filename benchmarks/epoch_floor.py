@@ -20,6 +20,7 @@ import pyarrow as pa
 import strandline as sl
 from benchmarks._harness import (
     Result,
+    durability,
     emit,
     end_on_sigterm,
     measure_in_turn,
@@ -79,7 +80,7 @@ def _run_job(spark: SparkSession, directory: Path, epochs: int) -> list[int]:
         sinks=[rows.to(sl.sinks.noop())],
         checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri()),
         restart=sl.Restart.never(),
-        settings=sl.Settings(backend="rocksdb", parallelism=PARTITIONS, local_dir=directory / "local"),
+        settings=sl.Settings(backend="rocksdb", parallelism=PARTITIONS, local_dir=directory / "local", **durability()),
     )
     with job.start(spark) as run:
         return _durations_ms(run.query, epochs)

@@ -20,6 +20,7 @@ import strandline as sl
 from benchmarks._counting import KEYS, MASTER, SPARK_SETTINGS, Load, check_state, keyed_rows, state_digest
 from benchmarks._harness import (
     Result,
+    durability,
     emit,
     measure_in_turn,
     median_of,
@@ -87,7 +88,7 @@ def run_strandline(name: str, process: sl.KeyedProcess | sl.KeyedBatchProcess, d
         checkpoints = sl.Checkpoints(
             (directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL, mode="incremental"
         )
-        settings = sl.Settings(backend="rocksdb", local_dir=directory / "local")
+        settings = sl.Settings(backend="rocksdb", local_dir=directory / "local", **durability())
         return sl.Job(BENCHMARK, sinks=[counted.to(sink)], checkpoints=checkpoints, settings=settings).start(spark)
 
     run = start(sl.sinks.noop(name="counted"))

@@ -19,6 +19,7 @@ from benchmarks._bytewax import fold_windows, is_installed
 from benchmarks._counting import MASTER, MULTIPLIER, PARTITIONS, SPARK_SETTINGS, Load, state_digest
 from benchmarks._harness import (
     Result,
+    durability,
     emit,
     measure_in_turn,
     median_of,
@@ -133,7 +134,7 @@ def run_strandline(directory: Path, case: Case) -> Result:
         )
         results = windows.agg(n=sl.agg.count(), total=sl.agg.sum("value"), mean=sl.agg.avg("value"), uid="windows")
         checkpoints = sl.Checkpoints((directory / "checkpoints").as_uri(), every=CHECKPOINT_INTERVAL)
-        settings = sl.Settings(backend="rocksdb", local_dir=directory / "local")
+        settings = sl.Settings(backend="rocksdb", local_dir=directory / "local", **durability())
         return sl.Job(BENCHMARK, sinks=[results.to(sink)], checkpoints=checkpoints, settings=settings).start(spark)
 
     run = start(sl.sinks.noop(name="results"))
