@@ -85,17 +85,21 @@ class Checkpoints(RuleBasedStateMachine):
         return self.opened
 
     def _start(self, first_id: int = 0) -> Run:
-        while True:
+        # A restart is tried again, each time with a new claim; what fails for ever is no whim of the store.
+        for last in [False] * 30 + [True]:
             self.runs += 1
             try:
                 run = Run(
                     self.store, self.tmp, self.clock, config=self.config, seed=self.seed + self.runs, first_id=first_id,
                     source_bytes=66_000,
                 )  # fmt: skip
-                self.everyone.append(run)
-                return run
             except StrandlineError:
-                continue  # A restart is tried again, each time with a new claim.
+                if last:
+                    raise
+            else:
+                self.everyone.append(run)
+                break
+        return run
 
     def _driver(self, zombie: bool) -> Run:
         return self.zombie if zombie and self.zombie else self.run

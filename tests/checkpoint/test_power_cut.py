@@ -1,0 +1,129 @@
+"""A driver killed at every single change of the disk, its successor, and a power cut: nothing that was visible is lost.
+
+What the state machine of `test_model.py` does by chance, here one after the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.checkpoint import transfer
+from strandline.checkpoint.coordinator import CheckpointConfig
+from strandline.checkpoint.gc import execute, plan
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import choose
+from strandline.core.clock import ManualClock
+from strandline.format.manifest import Manifest
+from strandline.storage.local import LocalStore
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, late_clock
+from tests.storage.forgetful import ForgetfulDisk, Killed
+
+
+class Pessimist(random.Random):
+    """Of all that may be left, the first: as if nothing had happened since the last sync."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
+
+
+class Machine:
+    """A disk with a job of one complete checkpoint on it."""
+
+    def __init__(self, directory: Path) -> None:
+        root = directory / "disk"
+        root.mkdir(parents=True)
+        self.tmp = directory
+        self.disk = ForgetfulDisk(root)
+        self.clock = late_clock()
+        self.runs: list[Run] = []
+        self.start()
+        self.runs[0].checkpoint()
+
+    def start(self) -> Run:
+        run = Run(
+            LocalStore(self.disk.root / "store", disk=self.disk), self.tmp, self.clock,
+            config=CheckpointConfig(interval_ms=0), seed=len(self.runs), source_bytes=66_000,
+        )  # fmt: skip
+        self.runs.append(run)
+        return run
+
+    def look(self) -> Manifest:
+        """Return the checkpoint that would be restored now, all of which must be there; looking syncs nothing."""
+        jobdir = JobDirectory(LocalStore(self.disk.root / "store", fsync=False), "job")
+        found = choose(jobdir)
+        assert found.manifest is not None
+        assert not any(skipped.lost for skipped in found.skipped), "nothing that was complete is damaged"
+        assert_restorable(jobdir, found.manifest)
+        return found.manifest
+
+
+def take_checkpoint(machine: Machine) -> None:
+    machine.runs[-1].checkpoint()
+
+
+def restart(machine: Machine) -> None:
+    machine.start()
+
+
+def collect_garbage(machine: Machine) -> None:
+    """With something to collect: the files of a checkpoint that nobody published."""
+    zombie = machine.runs[-1]
+    zombie.deliver(zombie.trigger() or zombie.coordinator.next_id)
+    machine.start()
+    execute(plan(zombie.jobdir, ManualClock(machine.clock.now_ms() + 2 * HOUR_MS)))
+
+
+def deaths(tmp_path: Path, act: Callable[[Machine], None]) -> Iterator[Machine]:
+    """Give machines on which a process was killed while it did this: at its first change of the disk, its second, …"""
+    for changes in count(1):
+        machine = Machine(tmp_path / str(changes))
+        machine.disk.kill_in(changes)
+        try:
+            act(machine)
+        except Killed:
+            machine.disk.revive()
+            yield machine
+        else:
+            assert changes > 20
+            return
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "_THREADS", 1)
+
+
+@pytest.mark.parametrize("act", [take_checkpoint, restart, collect_garbage])
+def test_a_power_cut_after_a_kill(tmp_path: Path, act: Callable[[Machine], None]) -> None:
+    for machine in deaths(tmp_path, act):
+        committed = max(machine.runs[-1].committed)
+        machine.disk.power_cut(Pessimist())
+        assert machine.look().checkpoint >= committed
+        assert max(machine.start().committed) >= committed
+
+
+@pytest.mark.parametrize("act", [take_checkpoint, restart, collect_garbage])
+def test_a_power_cut_after_a_successor_has_started(tmp_path: Path, act: Callable[[Machine], None]) -> None:
+    """The successor makes visible what the dead one may not have come to syncing."""
+    for machine in deaths(tmp_path, act):
+        committed = max(machine.start().committed)
+        machine.disk.power_cut(Pessimist())
+        assert machine.look().checkpoint >= committed
+        assert max(machine.start().committed) >= committed
+
+
+@pytest.mark.parametrize("chance", [Pessimist(), random.Random(1), random.Random(2)])
+def test_a_power_cut_after_a_successor_has_collected_garbage(tmp_path: Path, chance: random.Random) -> None:
+    for machine in deaths(tmp_path, take_checkpoint):
+        successor = machine.start()
+        execute(plan(successor.jobdir, ManualClock(machine.clock.now_ms() + 2 * HOUR_MS)))
+        machine.disk.power_cut(chance)
+        assert machine.look().checkpoint >= max(successor.committed)
+        # Raises if a manifest has come back without its files.
+        plan(successor.jobdir, machine.clock)
