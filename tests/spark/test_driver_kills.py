@@ -13,7 +13,9 @@ from tests.spark.harness import App, Case, Reader, eventually, keepers
 pytestmark = pytest.mark.spark
 
 # Everything a killed driver may leave below local_dir; the next start of the job takes it over.
-_LEFT = re.compile(r"logs(/.*)?|[0-9a-f]{12}(/driver\.lock|/spark-\d+(/.*)?|/[\w.-]+-\d+(/keeper\.lock|/chk-\d+(/.*)?)?)?")
+_LEFT = re.compile(
+    r"logs(/.*)?|[0-9a-f]{12}(/driver\.lock|/spark-\d+(/.*)?|/[\w.-]+-\d+(/keeper\.lock|/chk-\d+(/.*)?)?)?"
+)
 
 RUNNING = [
     "sink.staged",

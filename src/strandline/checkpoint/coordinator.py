@@ -276,8 +276,8 @@ class Coordinator:
 
         Returns the checkpoint that was completed. Raises FencedError when a newer driver owns the job, what the
         sinks raised when they committed (the checkpoint is published and stays), CheckpointError when more than
-        `tolerable_failures` failed in a row, and CorruptionError when the newest checkpoint turns out to lack a file
-        (nothing is deleted then): after each of them the job must stop or restart.
+        `tolerable_failures` failed in a row, and CorruptionError when an invariant is broken that is verified: after
+        each of them the job must stop or restart.
         """
         with self._advancing:
             self._clean()

@@ -8,6 +8,7 @@ published, it is deleted like every older one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from strandline.checkpoint import invariants
@@ -29,6 +30,8 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest, encode_manifest
 
+log = logging.getLogger(__name__)
+
 _REMEMBERED = 100_000
 
 
@@ -38,6 +41,10 @@ class OutcomeUnknownError(CheckpointError):
 
 class NumberTakenError(CheckpointError):
     """A manifest of a replaced driver has the checkpoint's number. Carries `next_id`."""
+
+
+class _IncompleteError(CheckpointError):
+    """The newest checkpoint lacks a file: what goes on from it would, too."""
 
 
 class Publisher:
@@ -56,6 +63,7 @@ class Publisher:
         self._verify = invariants.wanted() if verify is None else verify
         self._registry = SharedFiles()
         self._registry_is_full = False
+        self._newest_lacks_files = False
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
@@ -95,6 +103,8 @@ class Publisher:
             )
         self._claim.check()
         # 2. Every file is held by the last confirmed checkpoint, or new, and then in storage.
+        if self._newest_lacks_files:
+            self._fill_registry()
         new = self._new_files(manifest)
         for problem in filter(None, in_parallel(self._look_at, new)):
             raise CheckpointError(
@@ -163,7 +173,8 @@ class Publisher:
     def subsume(self) -> None:
         """Step 6: delete the checkpoints beyond `retain`. What storage refuses now, `clean` tries again.
 
-        Raises FencedError, and CorruptionError if the newest checkpoint is found incomplete: nothing is deleted then.
+        Raises FencedError, and CorruptionError if an invariant is broken that is verified. A newest checkpoint that
+        lacks a file is warned of: nothing is deleted, and nothing published, until it is whole again.
         """
         hit("checkpoint.subsume.before")
         if self._delete_what_is_due():
@@ -203,7 +214,11 @@ class Publisher:
             self._garbage.clear()
         except (FencedError, CorruptionError):
             raise
-        except StrandlineError:
+        except StrandlineError as error:
+            if isinstance(error, _IncompleteError) and not self._newest_lacks_files:
+                # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
+                log.warning("%s", error)
+                self._newest_lacks_files = True
             return False
         return True
 
@@ -229,8 +244,9 @@ class Publisher:
             if newest not in catalog.manifests:
                 problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
             for problem in problems:
-                raise CorruptionError(
-                    f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted",
+                raise _IncompleteError(
+                    f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted, and no "
+                    "other is published",
                     hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {newest}",
                 )
             # Of those that nobody can judge, the older ones end like every older one.
@@ -238,7 +254,7 @@ class Publisher:
             for manifest in [*catalog.live.values(), *unknown]:
                 if manifest.checkpoint not in self._doubtful:
                     self._registry.complete(manifest)
-        self._registry_is_full = True
+        self._registry_is_full, self._newest_lacks_files = True, False
 
     def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
         """Remember an unpublished checkpoint's uploads for deletion; never raises."""
