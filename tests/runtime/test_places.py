@@ -165,6 +165,18 @@ def test_a_job_whose_driver_lives_is_not_swept(tmp_path: Path) -> None:
     assert not made.root.exists()
 
 
+def test_a_directory_in_which_spark_has_just_written_is_not_swept(tmp_path: Path) -> None:
+    root = used(tmp_path)
+    (root / "spark-1" / "offsets").mkdir(parents=True)
+    age(root, 2 * DAY_S)
+    (root / "spark-1" / "offsets" / "90000").touch()
+    sweep(tmp_path)
+    assert root.exists()
+    age(root, 2 * DAY_S)
+    sweep(tmp_path)
+    assert not root.exists()
+
+
 @pytest.mark.parametrize("name", ["my-documents"[:12], "0123456789ab", "work-of-2024"])
 def test_what_is_not_a_jobs_is_never_swept(tmp_path: Path, name: str) -> None:
     """A user may say local_dir='/tmp', or the home directory."""

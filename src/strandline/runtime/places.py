@@ -133,7 +133,8 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
             continue
         locks = [*root.glob(_DRIVER_LOCK), *root.glob("*/keeper.lock")]
         try:
-            newest = max(path.stat().st_mtime for path in [root, *root.iterdir()])
+            # Spark's progress is written below the second level.
+            newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
         except OSError:
             continue
         if time.time() - newest > older_than_s and not any(map(_held, locks)):
