@@ -167,7 +167,7 @@ def test_a_job_whose_driver_lives_is_not_swept(tmp_path: Path) -> None:
 
 def test_a_directory_in_which_spark_has_just_written_is_not_swept(tmp_path: Path) -> None:
     root = used(tmp_path)
-    (root / "spark-1" / "offsets").mkdir(parents=True)
+    (root / "spark-1" / "offsets").mkdir(parents=True, exist_ok=True)
     age(root, 2 * DAY_S)
     (root / "spark-1" / "offsets" / "90000").touch()
     sweep(tmp_path)
