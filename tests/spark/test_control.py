@@ -31,7 +31,7 @@ class Answering(KeeperRef):
         super().__init__(places, "op", Generation(1))
         self._answer = answer
 
-    def connect(self, partition: Partition) -> Connection | None:
+    def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
         ours, its = socket.socketpair()
         self._answer(Connection(its))
         its.shutdown(socket.SHUT_WR)

@@ -95,11 +95,9 @@ def test_no_checkpoint_is_made_that_no_restart_could_go_on_from(sources: Sources
     """Something cleans up below local_dir: Spark does not notice before it starts the next time."""
     sources.progress.want(CheckpointId(4), BATCH)
     (sources.directory / gone).unlink()
+    look = (lambda: sources.progress.begin(BATCH + 8)) if in_spark else sources.deliver
     with pytest.raises(CorruptionError, match=f"{gone}: gone"):
-        if in_spark:
-            sources.progress.begin(BATCH + 8)
-        else:
-            sources.deliver()
+        look()
     assert (sources.added, sources.failed) == ([], [])
 
 

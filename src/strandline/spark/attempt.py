@@ -182,6 +182,7 @@ class Attempt:
         looked, checked = 0.0, time.monotonic()
         owned = self.claim
         assert owned is not None
+        self._b.spark.sparkContext.setJobGroup(self._job_group, f"strandline: {self._b.name}", interruptOnCancel=True)
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
@@ -213,6 +214,16 @@ class Attempt:
             with contextlib.suppress(Exception):
                 self._query.stop()
 
+    def break_off(self) -> None:
+        """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
+        if self._fleet is None or (hasattr(self, "driver") and not self.driver.is_running):
+            return
+        if hasattr(self, "driver"):
+            self.driver.seal()
+        with contextlib.suppress(Exception):
+            self._b.spark.sparkContext.cancelJobGroup(self._job_group)
+        self._fleet.kill()
+
     @errors_reported()
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
@@ -231,6 +242,11 @@ class Attempt:
                 sink.close()
         with contextlib.suppress(Exception):
             self._cleanup.close()
+
+    @property
+    def _job_group(self) -> str:
+        """Spark's name for the jobs of the thread that looks after the run: ticks, and polls of other machines."""
+        return f"strandline-{self._b.name}-{self.generation}"
 
     # -- starting
 

@@ -144,6 +144,10 @@ class Fleet:
             # The session may be gone already. Keepers of this machine can be ended without it; others end by
             # themselves, with their executor or their lease.
             pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End every keeper of this machine, whatever it is doing; whoever waits for its answer hears that it died."""
         # Also one that a task has just started, which does not answer yet; and when this returns, none is left.
         deadline = time.monotonic() + _END_S
         while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
