@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.protocol import Ack, Connection, Instructions
+from strandline.spark import worker
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.worker import ControlWorker, KeeperRef, unmark
 
@@ -48,9 +50,9 @@ def places(tmp_path: Path) -> Places:
 
 
 def ask(keeper: KeeperRef) -> list[bytes]:
-    worker = ControlWorker([keeper], Instructions(generation=1, epoch=1), p.STOP)
+    asking = ControlWorker([keeper], Instructions(generation=1, epoch=1), p.STOP)
     found: list[bytes] = []
-    for batch in worker(iter([pa.record_batch({"partition": [0]})])):
+    for batch in asking(iter([pa.record_batch({"partition": [0]})])):
         found += batch.column(0).to_pylist()
     return found
 
@@ -85,6 +87,46 @@ def test_a_keepers_failure_is_an_answer(places: Places) -> None:
         error = marked(keeper)
     assert isinstance(error, KeeperError)
     assert "disk on fire" in error.message
+
+
+@pytest.fixture
+def silent(places: Places) -> Iterator[KeeperRef]:
+    """A keeper that the machine does not let run: it can be connected to, and never answers."""
+    places.make()
+    keeper = KeeperRef(places, "op", Generation(1))
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(places.socket("op", Partition(0), Generation(1))))
+        listener.listen(16)
+        yield keeper
+
+
+@pytest.mark.parametrize("kind", [p.PING, p.STOP])
+def test_what_a_keeper_answers_at_once_is_not_waited_for_for_ever(
+    silent: KeeperRef, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PATIENCE_S", {kind: 0.1})
+    assert ControlWorker([silent], Instructions(generation=1, epoch=1), kind).ask(silent, Partition(0)) == []
+
+
+def test_a_keeper_that_does_not_answer_costs_the_others_no_lease(
+    silent: KeeperRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PING_S", 0.1)
+    renewed: list[int] = []
+
+    def answer(listener: socket.socket) -> None:
+        with closing(Connection(listener.accept()[0])) as connection:
+            renewed.append(connection.expect(p.PING)[0])
+            connection.send(p.ACK, Ack(uid="op", partition=1, epoch=1, pid=1, host="h"))
+
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(silent.places.socket("op", Partition(1), Generation(1))))
+        listener.listen(16)
+        answering = threading.Thread(target=answer, args=(listener,))
+        answering.start()
+        silent.renew_all()
+        answering.join()
+    assert renewed == [p.PING]
 
 
 @pytest.fixture

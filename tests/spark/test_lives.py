@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,38 @@ def test_a_stop_whose_checkpoint_fails_leaves_a_job_that_goes_on(spark: Any, cas
     assert run.status().state == "running"
     run.stop(checkpoint=True)
     assert small.rows_of(sink) == small.counted(["a", "a"])
+
+
+class Stuck(sl.KeyedProcess):
+    """Never come back from a timer that fires while no rows come."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Any:
+        ctx.timers.set_processing(ctx.now + dt.timedelta(seconds=1))
+        yield (ctx.key, 0)
+
+    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> None:
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("stuck", ["a timer", "a keeper"])
+def test_a_job_that_waits_for_a_keeper_can_be_stopped(
+    spark: Any, case: Case, stuck: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.spark.run._PATIENCE_S", 1.0)
+    process = Stuck() if stuck == "a timer" else Count()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    run = small.job(stream, case.root, case.local_dir, process=process).start(spark)
+    small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+    driver = eventually(lambda: run.status().epoch >= 1 and run._attempt and run._attempt.driver, "an epoch")
+    if stuck == "a keeper":
+        os.kill(run.status().keepers[0].pid, signal.SIGSTOP)
+        asked = threading.Thread(target=lambda: pytest.raises(CheckpointError, run.checkpoint))
+        asked.start()
+    eventually(lambda: driver.is_running, "a conversation with keepers")
+    run.stop()
+    assert run.status().state == "stopped"
+    if stuck == "a keeper":
+        asked.join()
 
 
 class Watching(sl.sinks.Sink):
