@@ -83,7 +83,8 @@ class Counter(KeyedProcess):
         def broken(task: Task) -> None:
             raise IndexError("changed by the main thread meanwhile")
 
-        setattr(Task, "next_timers_us", property(broken))
+        name = "next_timers_us"
+        setattr(Task, name, property(broken))
         self.wait(a)
 
     def leave(self, a: int) -> None:

@@ -129,6 +129,44 @@ def test_a_keeper_that_does_not_answer_costs_the_others_no_lease(
     assert renewed == [p.PING]
 
 
+def test_keepers_that_are_ready_live_on_while_another_restores(silent: KeeperRef) -> None:
+    renewed = threading.Event()
+
+    def listen(partition: int, converse: Callable[[Connection], None]) -> threading.Thread:
+        path = silent.places.socket("op", Partition(partition), Generation(1))
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(16)
+
+        def serve() -> None:
+            with listener, closing(Connection(listener.accept()[0])) as connection:
+                converse(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        return thread
+
+    def be_ready(connection: Connection) -> None:
+        connection.expect(p.PING)
+        renewed.set()
+        connection.send(p.ACK, ack)
+
+    def restore(connection: Connection) -> None:
+        connection.expect(p.POLL)
+        connection.send(p.NEED_PROGRAM)
+        connection.expect(p.PROGRAM)
+        failed = p.to_failure(KeeperError("the others were forgotten"))
+        connection.send(*((p.ACK, ack) if renewed.wait(10) else (p.FAILED, failed)))
+
+    ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h")
+    threads = [listen(0, be_ready), listen(1, restore)]
+    asking = ControlWorker([silent], Instructions(generation=1, epoch=1), p.POLL, {"op": b"program"}, renew_s=0.05)
+    assert asking.ask(silent, Partition(1)) == [msgspec.msgpack.encode(ack)]
+    for thread in threads:
+        thread.join()
+
+
 @pytest.fixture
 def fleet(places: Places) -> Fleet:
     """A fleet whose Spark is not asked for anything but what a task has accumulated."""

@@ -6,7 +6,6 @@ import datetime as dt
 import os
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CheckpointError, CorruptionError, IncompatibleStateError, UnavailableError
 from tests.spark import small
 from tests.spark.functions import Count
-from tests.spark.harness import Case, eventually, keepers, settle
+from tests.spark.harness import Case, eventually, keepers, keepers_armed, settle
 
 pytestmark = pytest.mark.spark
 
@@ -109,6 +108,22 @@ def test_keepers_live_on_while_another_operator_works(spark: Any, case: Case) ->
     assert small.rows_of(sink) == small.counted(["a", "a"])
 
 
+def test_keepers_live_on_while_another_restores(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    settings = {"keeper_lease": "1s"}
+    job = small.job(stream, case.root, case.local_dir, sink=sink, settings=settings)
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+        settle(run)
+    with keepers_armed(spark, case.root / "armed", "keeper.restore.before=sleep:3"):
+        run = job.start(spark)
+    with run:
+        opened = {keeper.pid for keeper in run.status().keepers}
+        run.checkpoint(60)
+        assert {keeper.pid for keeper in run.status().keepers} == opened == set(keepers(case.local_dir))
+
+
 def test_a_stop_whose_checkpoint_fails_leaves_a_job_that_goes_on(spark: Any, case: Case) -> None:
     def fail() -> None:
         raise UnavailableError("storage is away for a moment")
@@ -154,13 +169,12 @@ def test_a_job_that_waits_for_a_keeper_can_be_stopped(
     driver = eventually(lambda: run.status().epoch >= 1 and run._attempt and run._attempt.driver, "an epoch")
     if stuck == "a keeper":
         os.kill(run.status().keepers[0].pid, signal.SIGSTOP)
-        asked = threading.Thread(target=lambda: pytest.raises(CheckpointError, run.checkpoint))
-        asked.start()
+        asked = run._attempt.coordinator.request()  # type: ignore[union-attr]
     eventually(lambda: driver.is_running, "a conversation with keepers")
     run.stop()
     assert run.status().state == "stopped"
     if stuck == "a keeper":
-        asked.join()
+        assert isinstance(asked.exception(60), CheckpointError)
 
 
 class Watching(sl.sinks.Sink):

@@ -135,8 +135,9 @@ class Attempt:
         programs = [self._program(operator, manifest) for operator in operators]
         self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
         self._cleanup.callback(self._fleet.close)
+        # Before: those that have restored little wait for those that restore much.
+        self._fleet.keep_alive()
         opened = self._fleet.open(epoch)
-        self._fleet.keep_alive(b.settings.keeper_lease_ms)
         failpoints.hit("restore.keepers_opened")
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"

@@ -289,12 +289,15 @@ class ControlWorker:
         kind: int,
         programs: Mapping[str, Broadcast[bytes] | bytes] | None = None,
         executor: Executor | None = None,
+        renew_s: float = 0.0,
     ) -> None:
         self._keepers = keepers
         self._instructions = instructions
         self._kind = kind
         self._programs = programs
         self._executor = executor
+        self._renew_s = renew_s
+        """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -318,7 +321,8 @@ class ControlWorker:
                     return []
                 program = self._programs[keeper.uid]
                 connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
-                _, payload = connection.expect(p.ACK)
+                with _renewing(keeper, self._renew_s):
+                    _, payload = connection.expect(p.ACK)
             return [payload.to_pybytes()]
         except (KeeperError, OSError) as error:
             if self._programs is None and connection is not None and not connection.heard:
