@@ -87,6 +87,8 @@ class Attempt:
         self._sources: SourceProgress
         self._final: Future[CheckpointId] | None = None
         self._asked = 0.0
+        self._rested_us: int | None = None
+        """When Spark was last seen to rest, without having been seen at work since."""
         self._finished_us: int | None = None
         """When the source was found to have ended: timers that are set for later do not fire any more."""
         self.driver: EpochDriver
@@ -168,7 +170,8 @@ class Attempt:
         self.driver = EpochDriver(
             b.plan, source, operators, exchange, self._fleet, self.coordinator, self._sources, owned.generation,
             epoch, batch,
-            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
+            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, int(b.clock.monotonic_ms() * 1000)),
+            b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         self.driver.progress.acks.update(opened)
@@ -363,16 +366,23 @@ class Attempt:
             self.driver.poll(may_trigger=due)
 
     def _notice_silence(self) -> None:
-        """When Spark rests, having looked for rows and found none, whoever is silent was so until its last look."""
+        """When Spark rests, having looked for rows and found none, whoever is silent was so until its last look.
+
+        That was after it was seen to rest the time before: where this machine has stood still in between, Spark looks
+        again only when it goes on.
+        """
         asked = time.monotonic()
         if self._query is None or not self.driver.heeds_silence or asked - self._asked < _NOTICE_S:
             return
         self._asked = asked
-        now_us, status = self.driver.now_us, self._query._jsq.status()
+        now_us, status = self.driver.steady_us, self._query._jsq.status()
         if status.isTriggerActive() or status.isDataAvailable() or str(status.message()).startswith("Initializing"):
+            self._rested_us = None
             return
-        between = self._b.trigger.get("processingTime", "0")
-        self.driver.look(now_us - int(between.partition(" ")[0]) * 1000)
+        rested_us, self._rested_us = self._rested_us, now_us
+        if rested_us is not None:
+            between = self._b.trigger.get("processingTime", "0")
+            self.driver.look(rested_us - int(between.partition(" ")[0]) * 1000)
 
     def _has_looked(self) -> bool:
         """Whether Spark has looked at the sources, so that it is written down where they begin."""
