@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch
 from strandline.runtime.protocol import Ack, Trigger
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
@@ -190,6 +191,19 @@ def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() 
     assert reading.driver.watermark_us == 100
     reading.epoch(fast=1000)
     assert reading.driver.watermark_us == 1000, "silent since before the look of this one"
+
+
+def test_after_a_tick_that_failed_no_epoch_has_its_number() -> None:
+    """Spark's thread waits for its turn meanwhile: keepers without rows would take its epoch for the tick's, again."""
+    reading = Reading()
+    driver: Any = reading.driver
+    driver.has_due, driver._nothing = lambda by_us: True, SimpleNamespace()
+    driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(KeeperError("a sink failed at the end"))
+    with pytest.raises(KeeperError, match="a sink failed"):
+        driver.tick()
+    with pytest.raises(KeeperError, match="has ended already"):
+        driver(SimpleNamespace(), 1)
+    assert isinstance(driver.error, KeeperError)
 
 
 def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:

@@ -134,7 +134,10 @@ class EpochDriver:
                 self._nothing = make_nothing(self._source)
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
         except Exception as error:
-            raise find_error(error) from error
+            # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
+            self.error = find_error(error)
+            self.failed.set()
+            raise self.error from error
         finally:
             self.last_contact = time.monotonic()
             self._lock.release()

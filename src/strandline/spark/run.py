@@ -216,7 +216,7 @@ class Run:
             owned = not self._is_fenced()
             self._end_attempt(forget=owned)
             if owned:
-                self._b.places.remove()
+                self._b.places.remove(self._held)
             self._state = "finished" if finished else "stopped"
         except BaseException as error:
             self._error = error
