@@ -79,6 +79,14 @@ class Counter(KeyedProcess):
         # The class of this keeper's process, which ends with it.
         setattr(Task, ("commit", "tidy")[a], broken)
 
+    def break_acks(self, a: int) -> None:
+        def broken(task: Task) -> None:
+            raise IndexError("changed by the main thread meanwhile")
+
+        name = "next_timers_us"
+        setattr(Task, name, property(broken))
+        self.wait(a)
+
     def leave(self, a: int) -> None:
         sys.exit(a)
 

@@ -127,6 +127,15 @@ def test_stop_does_not_wait_for_an_epoch(nursery: Nursery) -> None:
     assert left(keeper) == set()
 
 
+def test_stop_does_not_look_at_state_that_an_epoch_is_changing(nursery: Nursery) -> None:
+    """It is answered in a thread of its own: were that to fail, the driver would wait for ever."""
+    keeper = nursery.start()
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(1))
+        talk.rows([("a", "break_acks", 600_000, 0)])
+        keeper.stop()
+
+
 def test_a_keeper_that_never_got_a_program_can_be_stopped(nursery: Nursery) -> None:
     nursery.start().stop(forget=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,10 +115,34 @@ def test_logs_outlive_the_job(tmp_path: Path) -> None:
     made = places(tmp_path)
     used(tmp_path)
     made.log("op", Partition(0)).touch()
-    made.remove()
-    made.remove()
+    with made.hold() as held:
+        made.remove(held)
+        made.remove(held)
     assert not made.root.exists()
     assert made.log("op", Partition(0)).exists()
+
+
+def test_what_a_newer_driver_works_with_is_not_removed(tmp_path: Path) -> None:
+    """It took the job up when this one had just found that it still owned it."""
+    made = places(tmp_path)
+    root = used(tmp_path)
+    before = sorted(root.rglob("*"))
+    with made.hold() as older, made.hold():
+        made.remove(older)
+        assert sorted(root.rglob("*")) == sorted({*before, root / "driver.lock"})
+
+
+def test_who_comes_while_the_directories_are_removed_holds_new_ones(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    with ThreadPoolExecutor(1) as pool, made.hold() as ending:
+        fcntl.flock(ending, fcntl.LOCK_EX)
+        coming = pool.submit(made.hold)
+        with pytest.raises(TimeoutError):
+            coming.result(0.2)
+        made.remove(ending)
+        ending.close()
+        with coming.result(30) as held:
+            assert os.path.samestat(os.fstat(held.fileno()), (made.root / "driver.lock").stat())
 
 
 def test_local_copies(tmp_path: Path) -> None:

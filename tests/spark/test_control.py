@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.runtime import protocol as p
 from strandline.runtime.places import Places
 from strandline.runtime.protocol import Ack, Connection, Instructions
+from strandline.spark import worker
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.worker import ControlWorker, KeeperRef, unmark
 
@@ -31,7 +33,7 @@ class Answering(KeeperRef):
         super().__init__(places, "op", Generation(1))
         self._answer = answer
 
-    def connect(self, partition: Partition) -> Connection | None:
+    def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
         ours, its = socket.socketpair()
         self._answer(Connection(its))
         its.shutdown(socket.SHUT_WR)
@@ -48,9 +50,9 @@ def places(tmp_path: Path) -> Places:
 
 
 def ask(keeper: KeeperRef) -> list[bytes]:
-    worker = ControlWorker([keeper], Instructions(generation=1, epoch=1), p.STOP)
+    asking = ControlWorker([keeper], Instructions(generation=1, epoch=1), p.STOP)
     found: list[bytes] = []
-    for batch in worker(iter([pa.record_batch({"partition": [0]})])):
+    for batch in asking(iter([pa.record_batch({"partition": [0]})])):
         found += batch.column(0).to_pylist()
     return found
 
@@ -85,6 +87,84 @@ def test_a_keepers_failure_is_an_answer(places: Places) -> None:
         error = marked(keeper)
     assert isinstance(error, KeeperError)
     assert "disk on fire" in error.message
+
+
+@pytest.fixture
+def silent(places: Places) -> Iterator[KeeperRef]:
+    """A keeper that the machine does not let run: it can be connected to, and never answers."""
+    places.make()
+    keeper = KeeperRef(places, "op", Generation(1))
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(places.socket("op", Partition(0), Generation(1))))
+        listener.listen(16)
+        yield keeper
+
+
+@pytest.mark.parametrize("kind", [p.PING, p.STOP])
+def test_what_a_keeper_answers_at_once_is_not_waited_for_for_ever(
+    silent: KeeperRef, kind: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PATIENCE_S", {kind: 0.1})
+    assert ControlWorker([silent], Instructions(generation=1, epoch=1), kind).ask(silent, Partition(0)) == []
+
+
+def test_a_keeper_that_does_not_answer_costs_the_others_no_lease(
+    silent: KeeperRef, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PING_S", 0.1)
+    renewed: list[int] = []
+
+    def answer(listener: socket.socket) -> None:
+        with closing(Connection(listener.accept()[0])) as connection:
+            renewed.append(connection.expect(p.PING)[0])
+            connection.send(p.ACK, Ack(uid="op", partition=1, epoch=1, pid=1, host="h"))
+
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(silent.places.socket("op", Partition(1), Generation(1))))
+        listener.listen(16)
+        answering = threading.Thread(target=answer, args=(listener,))
+        answering.start()
+        silent.renew_all()
+        answering.join()
+    assert renewed == [p.PING]
+
+
+def test_keepers_that_are_ready_live_on_while_another_restores(silent: KeeperRef) -> None:
+    renewed = threading.Event()
+
+    def listen(partition: int, converse: Callable[[Connection], None]) -> threading.Thread:
+        path = silent.places.socket("op", Partition(partition), Generation(1))
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen(16)
+
+        def serve() -> None:
+            with listener, closing(Connection(listener.accept()[0])) as connection:
+                converse(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        return thread
+
+    def be_ready(connection: Connection) -> None:
+        connection.expect(p.PING)
+        renewed.set()
+        connection.send(p.ACK, ack)
+
+    def restore(connection: Connection) -> None:
+        connection.expect(p.POLL)
+        connection.send(p.NEED_PROGRAM)
+        connection.expect(p.PROGRAM)
+        failed = p.to_failure(KeeperError("the others were forgotten"))
+        connection.send(*((p.ACK, ack) if renewed.wait(10) else (p.FAILED, failed)))
+
+    ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h")
+    threads = [listen(0, be_ready), listen(1, restore)]
+    asking = ControlWorker([silent], Instructions(generation=1, epoch=1), p.POLL, {"op": b"program"}, renew_s=0.05)
+    assert asking.ask(silent, Partition(1)) == [msgspec.msgpack.encode(ack)]
+    for thread in threads:
+        thread.join()
 
 
 @pytest.fixture

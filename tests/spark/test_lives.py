@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CheckpointError, CorruptionError, IncompatibleStateError, UnavailableError
 from tests.spark import small
 from tests.spark.functions import Count
-from tests.spark.harness import Case, eventually, keepers, settle
+from tests.spark.harness import Case, eventually, keepers, keepers_armed, settle
 
 pytestmark = pytest.mark.spark
 
@@ -107,6 +108,22 @@ def test_keepers_live_on_while_another_operator_works(spark: Any, case: Case) ->
     assert small.rows_of(sink) == small.counted(["a", "a"])
 
 
+def test_keepers_live_on_while_another_restores(spark: Any, case: Case) -> None:
+    sink = sl.sinks.memory()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    settings = {"keeper_lease": "1s"}
+    job = small.job(stream, case.root, case.local_dir, sink=sink, settings=settings)
+    with job.start(spark) as run:
+        small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+        settle(run)
+    with keepers_armed(spark, case.root / "armed", "keeper.restore.before=sleep:3"):
+        run = job.start(spark)
+    with run:
+        opened = {keeper.pid for keeper in run.status().keepers}
+        run.checkpoint(60)
+        assert {keeper.pid for keeper in run.status().keepers} == opened == set(keepers(case.local_dir))
+
+
 def test_a_stop_whose_checkpoint_fails_leaves_a_job_that_goes_on(spark: Any, case: Case) -> None:
     def fail() -> None:
         raise UnavailableError("storage is away for a moment")
@@ -127,6 +144,37 @@ def test_a_stop_whose_checkpoint_fails_leaves_a_job_that_goes_on(spark: Any, cas
     assert run.status().state == "running"
     run.stop(checkpoint=True)
     assert small.rows_of(sink) == small.counted(["a", "a"])
+
+
+class Stuck(sl.KeyedProcess):
+    """Never come back from a timer that fires while no rows come."""
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Any:
+        ctx.timers.set_processing(ctx.now + dt.timedelta(seconds=1))
+        yield (ctx.key, 0)
+
+    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> None:
+        time.sleep(600)
+
+
+@pytest.mark.parametrize("stuck", ["a timer", "a keeper"])
+def test_a_job_that_waits_for_a_keeper_can_be_stopped(
+    spark: Any, case: Case, stuck: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.spark.run._PATIENCE_S", 1.0)
+    process = Stuck() if stuck == "a timer" else Count()
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    run = small.job(stream, case.root, case.local_dir, process=process).start(spark)
+    small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+    driver = eventually(lambda: run.status().epoch >= 1 and run._attempt and run._attempt.driver, "an epoch")
+    if stuck == "a keeper":
+        os.kill(run.status().keepers[0].pid, signal.SIGSTOP)
+        asked = run._attempt.coordinator.request()  # type: ignore[union-attr]
+    eventually(lambda: driver.is_running, "a conversation with keepers")
+    run.stop()
+    assert run.status().state == "stopped"
+    if stuck == "a keeper":
+        assert isinstance(asked.exception(60), CheckpointError)
 
 
 class Watching(sl.sinks.Sink):

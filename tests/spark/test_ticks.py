@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch
 from strandline.runtime.protocol import Ack, Trigger
+from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.attempt import Attempt
 from strandline.spark.epochs import EpochDriver, Progress
 from strandline.spark.run import Run
@@ -85,17 +87,21 @@ def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
         trigger: dict[str, Any], *, active: bool = False, available: bool = False, said: str = "Waiting"
     ) -> None:
         made = attempt(active=active, idle_s=1)
-        made.driver.heeds_silence, made.driver.now_us, made.driver.look = True, 9_000_000, looks.append
+        made.driver.heeds_silence, made.driver.steady_us, made.driver.look = True, 9_000_000, looks.append
         status = SimpleNamespace(
             isTriggerActive=lambda: active, isDataAvailable=lambda: available, message=lambda: said
         )
-        made._query, made._b.trigger, made._asked = (
+        made._query, made._b.trigger, made._rested_us = (
             SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status)),
             trigger,
-            0,
+            None,
         )
-        made._notice_silence()
-        made._notice_silence()
+        for _ in range(2):
+            made._asked = 0
+            made._notice_silence()
+            made._notice_silence()
+            # The machine stands still for an hour, and Spark has not looked since.
+            made.driver.steady_us += 3_600_000_000
 
     notice({})
     notice({"processingTime": "2000 milliseconds"})
@@ -104,6 +110,100 @@ def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
     notice({}, available=True)
     notice({}, said="Initializing sources")
     assert len(looks) == 2
+
+
+class Clocks:
+    """A clock that is set, and the time that passes."""
+
+    def __init__(self) -> None:
+        self.now_s = self.passed_s = 1_000_000.0
+
+    def now_ms(self) -> int:
+        return int(self.now_s * 1000)
+
+    def monotonic_ms(self) -> float:
+        return self.passed_s * 1000
+
+
+class Reading:
+    """An epoch driver whose epochs bring event times of two origins, the one of which is idle after ten seconds."""
+
+    def __init__(self) -> None:
+        self.clock = Clocks()
+        spec = WatermarkSpec("t", per="device", idle_us=10_000_000)
+        driver: Any = object.__new__(EpochDriver)
+        self.driver: EpochDriver = driver
+        driver._clock, driver._looked_us, driver._started_us = self.clock, None, driver_time(self.clock)
+        driver._watermarks = Watermarks([spec], {}, driver_time(self.clock))
+        driver._lock, driver._paused, driver._sealed = threading.Lock(), threading.Event(), threading.Event()
+        driver.failed, driver.progress = threading.Event(), Progress(Epoch(0))
+        driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
+        driver._trigger = lambda epoch: None
+        driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
+        driver._generation, driver._nothing = 1, None
+        driver._plan = SimpleNamespace(
+            build=lambda df, run: SimpleNamespace(close=lambda: None),
+            counting=set(), measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us},
+        )  # fmt: skip
+        driver._fleet = SimpleNamespace(slots={("op", 0)})
+        driver._write = lambda built, epoch: {("op", 0): self.ack}
+
+    def epoch(self, **newest_us: int) -> None:
+        self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", newest_us=newest_us)
+        conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "")
+        df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+        self.driver(df, 0)
+
+
+def driver_time(clock: Clocks) -> int:
+    return int(clock.monotonic_ms() * 1000)
+
+
+@pytest.mark.parametrize("set_by_s", [-3600, 3600])
+def test_a_source_is_not_idle_because_the_clock_was_set(set_by_s: int) -> None:
+    reading = Reading()
+    reading.epoch(fast=900, slow=100)
+    assert reading.driver.watermark_us == 100
+    reading.clock.now_s += set_by_s
+    reading.clock.passed_s += 1
+    reading.epoch(fast=1000)
+    reading.epoch(fast=1100, slow=100)
+    assert reading.driver.watermark_us == 100
+
+
+def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() -> None:
+    """A tick takes long, and Spark has the next epoch's rows already: what comes meanwhile is in the one after."""
+    reading = Reading()
+    reading.epoch(fast=900, slow=100)
+    reading.clock.passed_s += 1
+
+    class Lock:
+        def __enter__(self) -> None:
+            reading.clock.passed_s += 60
+            reading.clock.now_s += 60
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    lock: Any = Lock()
+    reading.driver._lock = lock
+    reading.epoch(fast=1000)
+    assert reading.driver.watermark_us == 100
+    reading.epoch(fast=1000)
+    assert reading.driver.watermark_us == 1000, "silent since before the look of this one"
+
+
+def test_after_a_tick_that_failed_no_epoch_has_its_number() -> None:
+    """Spark's thread waits for its turn meanwhile: keepers without rows would take its epoch for the tick's, again."""
+    reading = Reading()
+    driver: Any = reading.driver
+    driver.has_due, driver._nothing = lambda by_us: True, SimpleNamespace()
+    driver._run = lambda df, epoch, looked_us=None: (_ for _ in ()).throw(KeeperError("a sink failed at the end"))
+    with pytest.raises(KeeperError, match="a sink failed"):
+        driver.tick()
+    with pytest.raises(KeeperError, match="has ended already"):
+        driver(SimpleNamespace(), 1)
+    assert isinstance(driver.error, KeeperError)
 
 
 def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:

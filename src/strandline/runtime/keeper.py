@@ -436,7 +436,8 @@ class Keeper:
 
     def _stop(self, connection: Connection, instructions: Instructions) -> None:
         """End because the driver says so. The ack is the last thing it hears, and it does not wait for more."""
-        ack = self._make_ack()
+        # Nothing about its state, which the main thread may be changing.
+        ack = self._ack_of_ping()
         self._clear(everything=instructions.forget)
         # Before the ack: whoever hears it may end this process at once.
         log.info("ending: the job was stopped")

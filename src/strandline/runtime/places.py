@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -73,14 +74,25 @@ class Places:
         return sorted(self.root.glob(f"*-{generation}.sock"))
 
     def hold(self) -> IO[str]:
-        """Keep others from sweeping the directories away while this file is open: a job may have no keeper here."""
-        held = (self.root / _DRIVER_LOCK).open("a")
-        fcntl.flock(held, fcntl.LOCK_SH)
-        return held
+        """Keep others from taking the directories away while this file is open: a job may have no keeper here.
 
-    def remove(self) -> None:
-        """Remove everything but the logs."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        Makes them, if a driver that ends has just removed them.
+        """
+        path = self.root / _DRIVER_LOCK
+        while True:
+            self.make()
+            with contextlib.suppress(FileNotFoundError):
+                held = path.open("a")
+                fcntl.flock(held, fcntl.LOCK_SH)
+                if path.exists() and path.samefile(f"/proc/self/fd/{held.fileno()}"):
+                    return held
+                held.close()
+
+    def remove(self, held: IO[str]) -> None:
+        """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.root, ignore_errors=True)
 
 
 def _refuse_others(directory: Path, *, shared: bool) -> None:

@@ -87,6 +87,8 @@ class Attempt:
         self._sources: SourceProgress
         self._final: Future[CheckpointId] | None = None
         self._asked = 0.0
+        self._rested_us: int | None = None
+        """When Spark was last seen to rest, without having been seen at work since."""
         self._finished_us: int | None = None
         """When the source was found to have ended: timers that are set for later do not fire any more."""
         self.driver: EpochDriver
@@ -135,8 +137,9 @@ class Attempt:
         programs = [self._program(operator, manifest) for operator in operators]
         self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
         self._cleanup.callback(self._fleet.close)
+        # Before: those that have restored little wait for those that restore much.
+        self._fleet.keep_alive()
         opened = self._fleet.open(epoch)
-        self._fleet.keep_alive(b.settings.keeper_lease_ms)
         failpoints.hit("restore.keepers_opened")
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
@@ -167,7 +170,8 @@ class Attempt:
         self.driver = EpochDriver(
             b.plan, source, operators, exchange, self._fleet, self.coordinator, self._sources, owned.generation,
             epoch, batch,
-            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, b.clock.now_ms() * 1000), b.clock,
+            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, int(b.clock.monotonic_ms() * 1000)),
+            b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         self.driver.progress.acks.update(opened)
@@ -182,6 +186,7 @@ class Attempt:
         looked, checked = 0.0, time.monotonic()
         owned = self.claim
         assert owned is not None
+        self._b.spark.sparkContext.setJobGroup(self._job_group, f"strandline: {self._b.name}", interruptOnCancel=True)
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
@@ -213,6 +218,16 @@ class Attempt:
             with contextlib.suppress(Exception):
                 self._query.stop()
 
+    def break_off(self) -> None:
+        """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
+        if self._fleet is None or (hasattr(self, "driver") and not self.driver.is_running):
+            return
+        if hasattr(self, "driver"):
+            self.driver.seal()
+        with contextlib.suppress(Exception):
+            self._b.spark.sparkContext.cancelJobGroup(self._job_group)
+        self._fleet.kill()
+
     @errors_reported()
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
@@ -231,6 +246,11 @@ class Attempt:
                 sink.close()
         with contextlib.suppress(Exception):
             self._cleanup.close()
+
+    @property
+    def _job_group(self) -> str:
+        """Spark's name for the jobs of the thread that looks after the run: ticks, and polls of other machines."""
+        return f"strandline-{self._b.name}-{self.generation}"
 
     # -- starting
 
@@ -346,16 +366,23 @@ class Attempt:
             self.driver.poll(may_trigger=due)
 
     def _notice_silence(self) -> None:
-        """When Spark rests, having looked for rows and found none, whoever is silent was so until its last look."""
+        """When Spark rests, having looked for rows and found none, whoever is silent was so until its last look.
+
+        That was after it was seen to rest the time before: where this machine has stood still in between, Spark looks
+        again only when it goes on.
+        """
         asked = time.monotonic()
         if self._query is None or not self.driver.heeds_silence or asked - self._asked < _NOTICE_S:
             return
         self._asked = asked
-        now_us, status = self.driver.now_us, self._query._jsq.status()
+        now_us, status = self.driver.steady_us, self._query._jsq.status()
         if status.isTriggerActive() or status.isDataAvailable() or str(status.message()).startswith("Initializing"):
+            self._rested_us = None
             return
-        between = self._b.trigger.get("processingTime", "0")
-        self.driver.look(now_us - int(between.partition(" ")[0]) * 1000)
+        rested_us, self._rested_us = self._rested_us, now_us
+        if rested_us is not None:
+            between = self._b.trigger.get("processingTime", "0")
+            self.driver.look(rested_us - int(between.partition(" ")[0]) * 1000)
 
     def _has_looked(self) -> bool:
         """Whether Spark has looked at the sources, so that it is written down where they begin."""

@@ -76,8 +76,8 @@ class EpochDriver:
         self._watermarks = watermarks
         self._clock = clock
         self._looked_us: int | None = None
-        """When the sources were last looked at, in this run: nobody does while an epoch runs."""
-        self._started_us = self.now_us
+        """When the sources were last looked at, in this run, by `steady_us`: nobody does while an epoch runs."""
+        self._started_us = self.steady_us
         self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
         self._staged: dict[str, list[str]] = {}
@@ -104,6 +104,8 @@ class EpochDriver:
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
+        # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
+        looked_us = self.steady_us
         while self._paused.is_set() and not self._sealed.wait(0.05):
             pass
         with self._lock:
@@ -112,7 +114,7 @@ class EpochDriver:
             try:
                 self._sources.begin(batch)
                 self._batch = batch
-                self._run(df, Epoch(self.progress.epoch + 1))
+                self._run(df, Epoch(self.progress.epoch + 1), looked_us)
             except BaseException as error:
                 self.error = find_error(error)
                 self.failed.set()
@@ -132,7 +134,10 @@ class EpochDriver:
                 self._nothing = make_nothing(self._source)
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
         except Exception as error:
-            raise find_error(error) from error
+            # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
+            self.error = find_error(error)
+            self.failed.set()
+            raise self.error from error
         finally:
             self.last_contact = time.monotonic()
             self._lock.release()
@@ -165,6 +170,11 @@ class EpochDriver:
     def now_us(self) -> int:
         """The clock."""
         return self._clock.now_ms() * 1000
+
+    @property
+    def steady_us(self) -> int:
+        """What silence is measured by: were it the clock, its being set would make sources idle that are not."""
+        return int(self._clock.monotonic_ms() * 1000)
 
     def _advance(self) -> int | None:
         return self._watermarks.advance(self._looked_last_us)
@@ -212,7 +222,7 @@ class EpochDriver:
                 self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
 
     @errors_reported()
-    def _run(self, df: DataFrame, epoch: Epoch) -> None:
+    def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
         if any(node.reduction for node in self._operators):
@@ -229,12 +239,12 @@ class EpochDriver:
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
         self._note(epoch, acks, (time.perf_counter() - started) * 1000)
-        if df is not self._nothing:
-            # Its rows are all that had come when it began: how long it took is nobody's silence.
-            self.look(instructions.now_us)
+        if looked_us is not None:
+            # How long it took is nobody's silence.
+            self.look(looked_us)
         for (uid, _), ack in acks.items():
             for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
-                self._watermarks.observe(index, newest_us, instructions.now_us)
+                self._watermarks.observe(index, newest_us, self.steady_us if looked_us is None else looked_us)
         self._watermarks.fired_us = instructions.watermark_us
         self._advance()
         if trigger is not None:

@@ -73,7 +73,7 @@ class Fleet:
         self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
-        self._renew_s = 0.0
+        self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -109,9 +109,8 @@ class Fleet:
         self.last.update(found)
         return found
 
-    def keep_alive(self, lease_ms: int) -> None:
-        """Renew every keeper's lease from now on, however long epochs, sinks and storage take."""
-        self._renew_s = lease_ms / 1000 / _PINGS_A_LEASE
+    def keep_alive(self) -> None:
+        """Renew every keeper's lease from now on, however long restores, epochs, sinks and storage take."""
         self._renewing = threading.Thread(target=self._renew, name="strandline-lease", daemon=True)
         self._renewing.start()
 
@@ -144,6 +143,10 @@ class Fleet:
             # The session may be gone already. Keepers of this machine can be ended without it; others end by
             # themselves, with their executor or their lease.
             pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End every keeper of this machine, whatever it is doing; whoever waits for its answer hears that it died."""
         # Also one that a task has just started, which does not answer yet; and when this returns, none is left.
         deadline = time.monotonic() + _END_S
         while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
@@ -194,7 +197,9 @@ class Fleet:
             return [ack for answer in asked for ack in answer.result()]
 
     def _ask_spark(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
-        worker = ControlWorker(list(self._refs.values()), instructions, kind, self._broadcasts if start else None)
+        worker = ControlWorker(
+            list(self._refs.values()), instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s
+        )
         rows: list[Any] = self._exchange.partitions.mapInArrow(worker, "ack binary").collect()
         return [bytes(row.ack) for row in rows]
 

@@ -19,9 +19,10 @@ from strandline.checkpoint.restore import damage_in
 from strandline.checkpoint.source_log import capture, capture_start, restore_source, upload_source
 from strandline.checkpoint.start import Start, save_start, write_start
 from strandline.core.clock import Clock
-from strandline.core.errors import FencedError, StrandlineError, UnavailableError
+from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
+from strandline.spark.sourcelog import damage_in_logs
 
 _OVERDUE_BATCHES = 8
 _NEEDED_BATCHES = 2
@@ -29,9 +30,15 @@ _NEEDED_BATCHES = 2
 
 
 def rewind(jobdir: JobDirectory, directory: Path, manifest: Manifest | None, start: Start | None) -> None:
-    """Make the directory from which Spark goes on: after the checkpoint, or where the job's life began."""
+    """Make the directory `spark-{generation}`, from which Spark goes on: after the checkpoint, or where it all began.
+
+    Those of older generations go. A newer driver may be at work on this machine already: its own is left alone.
+    """
+    generation = int(directory.name.removeprefix("spark-"))
     for old in directory.parent.glob("spark-*"):
-        shutil.rmtree(old, ignore_errors=True)
+        number = old.name.removeprefix("spark-")
+        if number.isdigit() and int(number) <= generation:
+            shutil.rmtree(old, ignore_errors=True)
     if manifest is not None and manifest.source is not None:
         with damage_in(CheckpointId(manifest.checkpoint)):
             restore_source(jobdir, manifest.source, directory)
@@ -85,7 +92,10 @@ class SourceProgress:
         self._wanted = _Wanted(checkpoint, batch)
 
     def begin(self, batch: int) -> None:
-        """Before a batch is processed: what could be lost from now on is made durable, or read."""
+        """Before a batch is processed: what could be lost from now on is made durable, or read.
+
+        Raises CorruptionError as `deliver` does.
+        """
         if not self._start_is_kept:
             # Without it, a source that began at "now" would begin anew after a failure.
             files = capture_start(self._directory)
@@ -97,13 +107,16 @@ class SourceProgress:
         if wanted is not None and 0 <= wanted.batch <= batch - self._overdue:
             try:
                 self._capture(wanted)
+            except CorruptionError:
+                raise
             except StrandlineError as error:
                 self._fail(wanted, error)
 
     def deliver(self, has_looked: Callable[[], bool]) -> None:
         """Give the pending checkpoint what it waits for, if that is there.
 
-        `has_looked`: whether the sources were looked at, so that those which begin at "now" have begun.
+        `has_looked`: whether the sources were looked at, so that those which begin at "now" have begun. Raises
+        CorruptionError if files that Spark counts on are gone: what is done from now on, no restart could go on from.
         """
         wanted = self._wanted
         if wanted is None:
@@ -119,7 +132,7 @@ class SourceProgress:
             info = upload_source(
                 self._jobdir, files, wanted.checkpoint, wanted.batch, base.source if base else None, self._names
             )
-        except FencedError:
+        except (FencedError, CorruptionError):
             raise
         except StrandlineError as error:
             self._fail(wanted, error)
@@ -141,7 +154,19 @@ class SourceProgress:
     def _capture(self, wanted: _Wanted) -> None:
         with self._lock:
             if wanted.files is None:
-                wanted.files = capture(self._directory, wanted.batch)
+                if not (self._directory / "metadata").exists():
+                    raise self._damaged("metadata")
+                files = capture(self._directory, wanted.batch)
+                if missing := damage_in_logs(files, wanted.batch):
+                    raise self._damaged(missing)
+                wanted.files = files
+
+    def _damaged(self, missing: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._directory / missing}: gone, and Spark needs it to go on after a restart",
+            hint="the job restores from its last checkpoint; if something cleans up below local_dir, as some systems "
+            "do with /tmp, give another local_dir in Settings",
+        )
 
     def _fail(self, wanted: _Wanted, error: StrandlineError) -> None:
         self._done(wanted)

@@ -35,6 +35,9 @@ from strandline.spark.status import State, Status, status_of_epochs
 log = logging.getLogger(__name__)
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
+_PATIENCE_S = 10.0
+"""How long a stop waits before it ends keepers that keep the job from ending."""
+_AGAIN_S = 1.0
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
@@ -183,10 +186,13 @@ class Run:
                 driver.resume()
                 raise
         self._stopping.set()
-        attempt = self._attempt
-        if attempt is not None:
-            attempt.stop_query()
-        self._ended.wait(timeout)
+        deadline, patience = time.monotonic() + timeout, _PATIENCE_S
+        while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                return
+            patience = _AGAIN_S
+            if (attempt := self._attempt) is not None:
+                attempt.break_off()
         self._thread.join(timeout)
 
     def __enter__(self) -> Run:
@@ -210,7 +216,7 @@ class Run:
             owned = not self._is_fenced()
             self._end_attempt(forget=owned)
             if owned:
-                self._b.places.remove()
+                self._b.places.remove(self._held)
             self._state = "finished" if finished else "stopped"
         except BaseException as error:
             self._error = error

@@ -48,6 +48,25 @@ def _step(line: bytes) -> int:
     return -1 if line.strip() == b"-" else msgspec.json.decode(line, type=_Offset).logOffset
 
 
+def damage_in_logs(files: Mapping[str, bytes], batch: int) -> str:
+    """Return what is missing of the file sources' logs after a batch; empty if they are whole.
+
+    Spark reads them when it starts: from the newest step that has all before it to the newest of all, each. While it
+    runs it does not, and would not notice that one is gone.
+    """
+    for source, line in enumerate(files[f"offsets/{batch}"].splitlines()[2:]):
+        if b'"logOffset"' not in line:
+            continue
+        folder = f"sources/{source}/"
+        names = [name.removeprefix(folder) for name in files if name.startswith(folder)]
+        steps = {int(step): compact for step, compact, _ in (n.partition(".compact") for n in names) if step.isdigit()}
+        first = max((step for step, compact in steps.items() if compact), default=0)
+        for step in range(first, max(_step(line), *steps, -1) + 1):
+            if step not in steps:
+                return f"{folder}{step}"
+    return ""
+
+
 def files_read(files: Mapping[str, bytes], source: int, above: int, up_to: int) -> Iterator[LoggedFile]:
     """Return the files of the steps after `above` up to `up_to`, in order of steps."""
     folder = f"sources/{source}/"

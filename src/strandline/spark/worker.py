@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 60.0
 _MARK = "STRANDLINE-ERROR:"
+_PING_S = 2.0
+_PATIENCE_S = {p.PING: _PING_S, p.STOP: 15.0}
+"""How long an answer is waited for that comes whatever the keeper does, unless the machine does not let it run. A poll,
+which may have to restore state, has no limit."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,18 @@ class KeeperRef:
         self.uid = uid
         self.generation = generation
 
-    def connect(self, partition: Partition) -> Connection | None:
-        """Connect to the keeper if it is there."""
+    def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
+        """Connect to the keeper if it is there; whatever it is then asked may take so long and no longer."""
         try:
-            return _connect(self.places.socket(self.uid, partition, self.generation))
+            return _connect(self.places.socket(self.uid, partition, self.generation), timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
 
     def renew_all(self) -> None:
         """Renew the leases of all keepers of this run on this machine."""
         for path in self.places.sockets(self.generation):
-            with contextlib.suppress(OSError, KeeperError), closing(_connect(path)) as connection:
+            # One that does not answer must not cost the others their leases.
+            with contextlib.suppress(OSError, KeeperError), closing(_connect(path, _PING_S)) as connection:
                 connection.send(p.PING, Instructions(generation=self.generation, epoch=0))
                 connection.expect(p.ACK)
 
@@ -108,8 +113,9 @@ class KeeperRef:
         )
 
 
-def _connect(path: Path) -> Connection:
+def _connect(path: Path, timeout_s: float | None) -> Connection:
     sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(timeout_s)
     try:
         sock.connect(str(path))
     except BaseException:
@@ -283,12 +289,15 @@ class ControlWorker:
         kind: int,
         programs: Mapping[str, Broadcast[bytes] | bytes] | None = None,
         executor: Executor | None = None,
+        renew_s: float = 0.0,
     ) -> None:
         self._keepers = keepers
         self._instructions = instructions
         self._kind = kind
         self._programs = programs
         self._executor = executor
+        self._renew_s = renew_s
+        """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -300,7 +309,7 @@ class ControlWorker:
         """Hold one control conversation; return the ack, or nothing if there is no answer."""
         connection = None
         try:
-            connection = keeper.connect(partition)
+            connection = keeper.connect(partition, _PATIENCE_S.get(self._kind))
             if connection is None:
                 if self._programs is None:
                     return []
@@ -312,7 +321,8 @@ class ControlWorker:
                     return []
                 program = self._programs[keeper.uid]
                 connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
-                _, payload = connection.expect(p.ACK)
+                with _renewing(keeper, self._renew_s):
+                    _, payload = connection.expect(p.ACK)
             return [payload.to_pybytes()]
         except (KeeperError, OSError) as error:
             if self._programs is None and connection is not None and not connection.heard:

@@ -1,0 +1,115 @@
+"""What a checkpoint keeps of the sources' progress, and what becomes of the directory it is read from. Without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core.clock import ManualClock
+from strandline.core.errors import CorruptionError
+from strandline.core.ids import CheckpointId
+from strandline.spark.progress import SourceProgress, rewind
+from strandline.spark.sourcelog import damage_in_logs
+from strandline.storage.local import LocalStore
+
+BATCH = 12
+
+
+def logs(*names: str, reached: int | None = None) -> dict[str, bytes]:
+    """Return Spark's files of a query that reads Kafka and then files, which were read up to a step."""
+    offset = "-" if reached is None else f'{{"logOffset":{reached}}}'
+    offsets = f'v1\n{{"batchWatermarkMs":0}}\n{{"topic":{{"0":{BATCH}}}}}\n{offset}'
+    return {f"offsets/{BATCH}": offsets.encode(), **{f"sources/1/{name}": b"v1" for name in names}}
+
+
+def numbered(first: int, last: int) -> list[str]:
+    return [str(step) for step in range(first, last + 1)]
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        (logs(*numbered(0, 5), reached=5), ""),
+        (logs(*numbered(0, 7), reached=5), ""),
+        (logs("9.compact", "10", "11", reached=11), ""),
+        (logs(*numbered(0, 8), "9.compact", *numbered(10, 18), "19.compact", "20", reached=20), ""),
+        (logs("3", "9.compact", reached=9), ""),
+        (logs(), ""),
+        (logs(reached=0), "sources/1/0"),
+        (logs(*numbered(1, 5), reached=5), "sources/1/0"),
+        (logs(*numbered(0, 4), reached=5), "sources/1/5"),
+        (logs("0", "2", reached=2), "sources/1/1"),
+        (logs("0", "2", reached=0), "sources/1/1"),
+        (logs(*numbered(10, 12), reached=12), "sources/1/0"),
+        (logs("9.compact", "11", reached=11), "sources/1/10"),
+    ],
+)
+def test_spark_needs_every_step_of_a_file_source_since_it_compacted_its_log(
+    files: Mapping[str, bytes], missing: str
+) -> None:
+    assert damage_in_logs(files, BATCH) == missing
+
+
+class Sources:
+    """The progress of a query on a directory as Spark leaves it, and what it says to the coordinator."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = root / "spark-1"
+        found = {"metadata": b"{}", f"offsets/{BATCH - 1}": b"v1", **logs(*numbered(0, 3), reached=3)}
+        found |= {f"commits/{batch}": b"v1" for batch in (BATCH - 1, BATCH)}
+        for name, data in found.items():
+            (self.directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.directory / name).write_bytes(data)
+        self.added: list[CheckpointId] = []
+        self.failed: list[CheckpointId] = []
+        coordinator: Any = SimpleNamespace(
+            pending=CheckpointId(4),
+            confirmed_manifest=None,
+            add_source=lambda checkpoint, info: self.added.append(checkpoint),
+            fail=lambda checkpoint, message: self.failed.append(checkpoint),
+        )
+        jobdir = JobDirectory(LocalStore(root / "ck"), "job")
+        claim: Any = None
+        self.progress = SourceProgress(
+            self.directory, [], jobdir, claim, ManualClock(), coordinator,
+            start_is_kept=True, retained_batches=100, captured=lambda *_: None,
+        )  # fmt: skip
+
+    def deliver(self) -> None:
+        self.progress.deliver(lambda: True)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    return Sources(tmp_path)
+
+
+@pytest.mark.parametrize("gone", ["metadata", "sources/1/0", "sources/1/3"])
+@pytest.mark.parametrize("in_spark", [False, True])
+def test_no_checkpoint_is_made_that_no_restart_could_go_on_from(sources: Sources, gone: str, in_spark: bool) -> None:
+    """Something cleans up below local_dir: Spark does not notice before it starts the next time."""
+    sources.progress.want(CheckpointId(4), BATCH)
+    (sources.directory / gone).unlink()
+    look = (lambda: sources.progress.begin(BATCH + 8)) if in_spark else sources.deliver
+    with pytest.raises(CorruptionError, match=f"{gone}: gone"):
+        look()
+    assert (sources.added, sources.failed) == ([], [])
+
+
+def test_what_is_whole_is_given_to_the_checkpoint(sources: Sources) -> None:
+    sources.progress.want(CheckpointId(4), BATCH)
+    sources.deliver()
+    assert (sources.added, sources.failed) == ([CheckpointId(4)], [])
+
+
+def test_a_driver_that_was_replaced_leaves_the_progress_of_its_successor_alone(tmp_path: Path) -> None:
+    """It was stopped for a while when it had opened its keepers, and goes on before it finds out."""
+    for generation in (1, 2, 3):
+        (tmp_path / f"spark-{generation}").mkdir()
+    rewind(JobDirectory(LocalStore(tmp_path / "ck"), "job"), tmp_path / "spark-2", None, None)
+    assert sorted(path.name for path in tmp_path.glob("spark-*")) == ["spark-3"]
