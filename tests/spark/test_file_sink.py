@@ -303,7 +303,7 @@ def test_sinks_and_lives_share_a_directory(tmp_path: Path) -> None:
     sink = started(tmp_path, 1)
     sink.commit(staged(sink, 1))
     pending = staged(sink, 2)
-    other = sink_at(tmp_path, 1)
+    other = sink_at(tmp_path, 2)
     other.open(dataclasses.replace(context(1), life="another life"))
     other.recover([], Epoch(0), fresh=True)
     other.commit([stage(other, 1, ["other"])])

@@ -16,7 +16,10 @@ _OURS = "_strandline"
 
 
 class Place:
-    """Shows what is staged and takes back what was shown, below one root, for one run of the sink."""
+    """Shows what is staged and takes back what was shown, below one root, for one run of the sink.
+
+    Made at the run's start. Raises UnavailableError if a later run has begun here.
+    """
 
     def __init__(self, run: SinkContext, root: str) -> None:
         self.root = root
@@ -24,6 +27,7 @@ class Place:
         self._run = run
         self._home = f"{_OURS}/{run.identity}"
         self._records = ShownRecords(self.files, root, self._home)
+        self._records.check_before(run.generation)
 
     def staging(self, epoch: Epoch) -> str:
         """Return the directory in which an epoch is staged."""
