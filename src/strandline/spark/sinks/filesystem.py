@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
@@ -82,10 +83,16 @@ class LocalFiles:
         self._fsync = fsync
 
     def list(self, path: str) -> list[tuple[str, int]]:
+        found = []
         try:
-            return [(e.name, e.stat().st_size) for e in os.scandir(self._root / path) if e.is_file()]
+            with os.scandir(self._root / path) as entries:
+                for entry in entries:
+                    # A consumer may take one while we look: the others are still there.
+                    with suppress(FileNotFoundError):
+                        found += [(entry.name, entry.stat().st_size)] if entry.is_file() else []
         except FileNotFoundError:
             return []
+        return found
 
     def rename(self, source: str, target: str) -> bool:
         try:
