@@ -330,6 +330,15 @@ def test_a_consumer_may_take_files_while_others_are_taken_back(tmp_path: Path, m
     assert not visible(tmp_path)
 
 
+def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tmp_path: Path) -> None:
+    started(tmp_path, 1)
+    sink = started(tmp_path, 2)
+    sink.commit(staged(sink, 1, 2))
+    with pytest.raises(CorruptionError, match=r"up to epoch 2 .* without any checkpoint"):
+        started(tmp_path, 3)
+    assert visible(tmp_path) == rows(1, 2)
+
+
 def test_sinks_and_lives_share_a_directory(tmp_path: Path) -> None:
     sink = started(tmp_path, 1)
     sink.commit(staged(sink, 1))

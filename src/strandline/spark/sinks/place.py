@@ -92,6 +92,16 @@ class Place:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
         self._records.write(Shown(generation=self._run.generation, epoch=epoch))
 
+    def check_fresh(self) -> None:
+        """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""
+        epoch = self._records.newest.epoch
+        if epoch:
+            raise CorruptionError(
+                f"sink {self.root}: the job's rows up to epoch {epoch} are on record as shown, and the job begins "
+                "without any checkpoint: they would come again",
+                hint="bring the checkpoints back, or start empty with another job name or checkpoint directory",
+            )
+
     def check_alone(self) -> None:
         """Raise UnavailableError if another driver has begun to show epochs here, or the directory was moved."""
         self._records.check_alone()
