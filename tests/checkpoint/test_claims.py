@@ -11,6 +11,7 @@ from strandline.checkpoint.generation import CLAIM_MAGIC, ClaimRecord, claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import ManualClock
 from strandline.core.errors import ConfigurationError, ConflictError, FencedError, UnavailableError
+from strandline.core.ids import CheckpointId
 from strandline.format.frame import frame
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run
@@ -145,3 +146,48 @@ def test_a_damaged_claim_fences_and_is_nobodys(jobdir: JobDirectory, clock: Manu
     newest = claim(jobdir, clock)
     assert newest.generation == 3
     newest.check()
+
+
+# -- what a newer driver has subsumed
+
+
+def test_what_a_newer_driver_has_subsumed_is_no_damage_to_the_one_it_replaced(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """One was stopped between choosing and its base, the other in the middle of its first cleaning up."""
+    first = Run(store, tmp_path, clock)
+    first.checkpoint()
+    starting = claim(first.jobdir, clock)
+    newer = []
+
+    def replace(operation: str, path: str) -> None:
+        if (operation, path) == ("get", "job/chk-1/_metadata"):
+            store.before = lambda operation, path: None
+            newer.append(Run(store, tmp_path, clock, seed=1))
+            newer[0].checkpoint()
+
+    store.before = replace
+    with pytest.raises(FencedError):
+        starting.set_base(CheckpointId(1))
+    assert newer[0].coordinator.confirmed == 2
+
+
+def test_one_that_is_replaced_while_it_cleans_up_is_told_so(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    run = Run(store, tmp_path, clock)
+    newer = []
+
+    def replace(operation: str, path: str) -> None:
+        if operation == "list":
+            store.before = lambda operation, path: None
+            newer.append(Run(store, tmp_path, clock, seed=1))
+            newer[0].checkpoint()
+
+    store.before = replace
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.deliver(checkpoint)
+    with pytest.raises(FencedError):
+        run.coordinator.advance()
+    assert newer[0].coordinator.confirmed == 2

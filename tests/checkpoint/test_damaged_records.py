@@ -253,3 +253,35 @@ def test_a_checkpoint_brings_its_life_along(jobdir: JobDirectory, clock: ManualC
     assert owned.life == LIFE
     owned.set_base(CheckpointId(4))
     assert owned.life == life_of(jobdir, 1) == LIFE
+
+
+# -- manifests that are gone
+
+
+def test_nothing_begins_empty_where_the_job_once_went_on_from_a_checkpoint(
+    history: JobDirectory, clock: ManualClock
+) -> None:
+    """Somebody, or a rule of the storage, has deleted them all, and the records stayed."""
+    publish(history, 8, generation=2)
+    history.delete([info.path for info in history.list() if info.path.startswith("chk-")])
+    choice = choose(history)
+    assert choice.manifest is None
+    assert [(s.checkpoint, s.lost) for s in choice.skipped] == [(6, True)]
+    assert "generation 2 went on from it" in choice.skipped[0].reason
+
+
+# -- what others have put there
+
+
+def test_names_that_only_look_like_ours_mean_nothing(history: JobDirectory, clock: ManualClock) -> None:
+    before = choose(history)
+    for name in (
+        "chk-06/_metadata",
+        "chk-99 (copy)/_metadata",
+        "chk-٧/_metadata",
+        "generations/009",
+        "generations/09.base",
+    ):
+        history.put(name, b"foreign")
+    assert choose(history) == before
+    assert claim(history, clock).generation == 3

@@ -100,21 +100,26 @@ class Crash(BaseException):
 
 
 class Disk:
-    """Counts what is done to files, and crashes before one of them, within it or after it."""
+    """Counts what is done to files, and crashes before one of them, within it or after it; or lets others go ahead."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.crash_at: int | None = None
+        self.others: Callable[[], None] | None = None
         self.done: list[tuple[str, str]] = []
         monkeypatch.setattr(place, "open_filesystem", self._open)
 
     def forget(self, crash_at: int | None = None) -> None:
         """Count anew; crash at the step of this number, if there is one."""
-        self.crash_at, self.done = crash_at, []
+        self.crash_at, self.others, self.done = crash_at, None, []
+
+    def pause(self, at: int, others: Callable[[], None]) -> None:
+        """Count anew; before the step of this number, the driver is stopped for as long as others do something."""
+        self.crash_at, self.others, self.done = at, others, []
 
     def step(self, what: str, path: str, act: Callable[[], Any], in_part: Callable[[], Any] = lambda: None) -> Any:
         """Do something in three steps: not at all, in part, in full."""
         self._count(what, path)
-        if len(self.done) == self.crash_at:
+        if len(self.done) == self.crash_at and self.others is None:
             in_part()
         self._count(what, path)
         result = act()
@@ -123,10 +128,15 @@ class Disk:
 
     def _count(self, what: str, path: str) -> None:
         if len(self.done) == self.crash_at:
-            raise Crash(f"{what} {path}")
+            if self.others is None:
+                raise Crash(f"{what} {path}")
+            others = self.others
+            self.forget()
+            others()
         self.done.append((what, path))
 
     def _open(self, spark: Any, root: str, *, fsync: bool) -> FailingFiles:
+        self._count("open", root)
         return FailingFiles(Path(root.removeprefix("file:")), self)
 
 

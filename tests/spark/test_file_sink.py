@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -299,11 +301,49 @@ def test_an_older_checkpoint_takes_back_what_came_later(tmp_path: Path) -> None:
     assert visible(tmp_path) == rows(1, 2, 3, 4, 5)
 
 
+def test_a_consumer_may_take_files_while_others_are_taken_back(tmp_path: Path, monkeypatch: Any) -> None:
+    """It takes each file of the first epoch just after that was found in the directory."""
+    sink = started(tmp_path, 1)
+    pending = staged(sink, 1)
+    sink.commit(pending)
+    sink.commit(staged(sink, 2))
+    scan = os.scandir
+
+    class Scan:
+        def __init__(self, path: Path) -> None:
+            self._entries = sorted(scan(path), key=lambda entry: entry.name)
+
+        def __enter__(self) -> Scan:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            for entry in self._entries:
+                if entry.name.startswith("part-0000000001-"):
+                    Path(entry.path).unlink()
+                yield entry
+
+    monkeypatch.setattr(filesystem.os, "scandir", Scan)
+    started(tmp_path, 2, pending, 1)
+    assert not visible(tmp_path)
+
+
+def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tmp_path: Path) -> None:
+    started(tmp_path, 1)
+    sink = started(tmp_path, 2)
+    sink.commit(staged(sink, 1, 2))
+    with pytest.raises(CorruptionError, match=r"up to epoch 2 .* without any checkpoint"):
+        started(tmp_path, 3)
+    assert visible(tmp_path) == rows(1, 2)
+
+
 def test_sinks_and_lives_share_a_directory(tmp_path: Path) -> None:
     sink = started(tmp_path, 1)
     sink.commit(staged(sink, 1))
     pending = staged(sink, 2)
-    other = sink_at(tmp_path, 1)
+    other = sink_at(tmp_path, 2)
     other.open(dataclasses.replace(context(1), life="another life"))
     other.recover([], Epoch(0), fresh=True)
     other.commit([stage(other, 1, ["other"])])

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -283,10 +284,44 @@ def test_a_rename_that_hadoop_did_not_do_is_not_taken_for_one_that_was_done(spar
         def rename(self, source: Any, target: Any) -> bool:
             return False
 
+        def delete(self, path: Any, recursive: bool) -> bool:
+            return False
+
+        def getFileStatus(self, path: Any) -> Any:
+            return SimpleNamespace(getLen=lambda: len(path.toString()))
+
     files = HadoopFiles(spark, f"file:{tmp_path}")
     files._fs = Refusing()
-    with pytest.raises(UnavailableError, match=f"{tmp_path}/one to two"):
-        files.rename("one", "two")
+    with pytest.raises(UnavailableError, match=f"{tmp_path}/one to there"):
+        files.rename("one", "there")
+    with pytest.raises(UnavailableError, match=f"not delete file:{tmp_path}/one"):
+        files.delete("one")
+
+
+def test_what_an_object_store_had_copied_when_it_was_stopped_is_renamed(spark: Any, tmp_path: Path) -> None:
+    class Copying:
+        """Renames by copying and deleting, and refuses to where there is something: as S3A does."""
+
+        def __init__(self) -> None:
+            self.there = {"one": 3, "two": 3}
+
+        def exists(self, path: Any) -> bool:
+            return path.getName() in self.there
+
+        def getFileStatus(self, path: Any) -> Any:
+            return SimpleNamespace(getLen=lambda: self.there[path.getName()])
+
+        def delete(self, path: Any, recursive: bool) -> bool:
+            return self.there.pop(path.getName(), None) is not None
+
+        def rename(self, source: Any, target: Any) -> bool:
+            return False
+
+    files = HadoopFiles(spark, f"file:{tmp_path}")
+    files._fs = store = Copying()
+    assert files.rename("one", "two")
+    assert store.there == {"two": 3}
+    assert not files.rename("one", "two")
 
 
 def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:

@@ -12,10 +12,12 @@ from strandline.core.ids import CheckpointId, Generation, unique_name
 from strandline.storage.base import ObjectInfo, ObjectStore
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_MANIFEST = re.compile(r"chk-(\d+)/_metadata")
-_CHECKPOINT = re.compile(r"chk-(\d+)/.+")
-_GENERATION = re.compile(r"generations/(\d+)")
-_BASE = re.compile(r"generations/(\d+)\.base")
+# Only numbers as we write them: the copy chk-07 that somebody made is not checkpoint 7.
+_NUMBER = "(0|[1-9][0-9]*)"
+_MANIFEST = re.compile(f"chk-{_NUMBER}/_metadata")
+_CHECKPOINT = re.compile(f"chk-{_NUMBER}/.+")
+_GENERATION = re.compile(f"generations/{_NUMBER}")
+_BASE = re.compile(rf"generations/{_NUMBER}\.base")
 
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"

@@ -74,7 +74,20 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
             return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id, damaged_bases)
         lost = checkpoint in catalog.damaged or checkpoint in catalog.unknown or checkpoint in catalog.live
         skipped.append(Skipped(checkpoint, reason, lost))
+    if not any(one.lost for one in skipped):
+        skipped += _gone(catalog)
     return Choice(None, skipped, catalog.next_id, damaged_bases)
+
+
+def _gone(catalog: Catalog) -> list[Skipped]:
+    """Return the checkpoint that the job once went on from: it is deleted only when a later one is there."""
+    if not catalog.chain.bases:
+        return []
+    base = catalog.chain.bases[max(catalog.chain.bases)]
+    if base.checkpoint is None:
+        return []
+    reason = f"gone, and every later one: generation {base.generation} went on from it"
+    return [Skipped(CheckpointId(base.checkpoint), reason, lost=True)]
 
 
 @contextmanager

@@ -93,6 +93,8 @@ class FileSink(Sink):
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         _, place = self._opened_for
+        if fresh:
+            place.check_fresh()
         # 1. What the checkpoint lists is shown, unless it was before.
         self.commit(pending)
         # 2. Staged by runs that are over, after the checkpoint: never to be shown.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlparse
@@ -82,10 +83,16 @@ class LocalFiles:
         self._fsync = fsync
 
     def list(self, path: str) -> list[tuple[str, int]]:
+        found = []
         try:
-            return [(e.name, e.stat().st_size) for e in os.scandir(self._root / path) if e.is_file()]
+            with os.scandir(self._root / path) as entries:
+                for entry in entries:
+                    # A consumer may take one while we look: the others are still there.
+                    with suppress(FileNotFoundError):
+                        found += [(entry.name, entry.stat().st_size)] if entry.is_file() else []
         except FileNotFoundError:
             return []
+        return found
 
     def rename(self, source: str, target: str) -> bool:
         try:
@@ -180,12 +187,22 @@ class HadoopFiles:
     def rename(self, source: str, target: str) -> bool:
         if not self.exists(source):
             return False
+        if self._is_copied(source, target):
+            self.delete(source)
+            return True
         if self._fs.rename(self._path(source), self._path(target)):
             return True
         # It says no more than that it did not.
         if self.exists(source):
             raise UnavailableError(f"the file system did not rename {self._root}/{source} to {target}")
         return False
+
+    def _is_copied(self, source: str, target: str) -> bool:
+        """Whether an object store, which renames by copying, was stopped before it deleted the source."""
+        return self.exists(target) and self._size(target) == self._size(source)
+
+    def _size(self, path: str) -> int:
+        return int(self._fs.getFileStatus(self._path(path)).getLen())
 
     def read(self, path: str) -> bytes | None:
         if not self.exists(path):
@@ -216,7 +233,8 @@ class HadoopFiles:
         return bool(self._fs.exists(self._path(path)))
 
     def delete(self, path: str) -> None:
-        self._fs.delete(self._path(path), True)
+        if not self._fs.delete(self._path(path), True) and self.exists(path):
+            raise UnavailableError(f"the file system did not delete {self._root}/{path}")
 
     def mkdirs(self, path: str) -> None:
         self._fs.mkdirs(self._path(path))

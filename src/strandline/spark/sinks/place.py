@@ -16,7 +16,10 @@ _OURS = "_strandline"
 
 
 class Place:
-    """Shows what is staged and takes back what was shown, below one root, for one run of the sink."""
+    """Shows what is staged and takes back what was shown, below one root, for one run of the sink.
+
+    Made at the run's start. Raises UnavailableError if a later run has begun here.
+    """
 
     def __init__(self, run: SinkContext, root: str) -> None:
         self.root = root
@@ -24,6 +27,7 @@ class Place:
         self._run = run
         self._home = f"{_OURS}/{run.identity}"
         self._records = ShownRecords(self.files, root, self._home)
+        self._records.check_before(run.generation)
 
     def staging(self, epoch: Epoch) -> str:
         """Return the directory in which an epoch is staged."""
@@ -87,6 +91,16 @@ class Place:
     def begin(self, epoch: Epoch) -> None:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
         self._records.write(Shown(generation=self._run.generation, epoch=epoch))
+
+    def check_fresh(self) -> None:
+        """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""
+        epoch = self._records.newest.epoch
+        if epoch:
+            raise CorruptionError(
+                f"sink {self.root}: the job's rows up to epoch {epoch} are on record as shown, and the job begins "
+                "without any checkpoint: they would come again",
+                hint="bring the checkpoints back, or start empty with another job name or checkpoint directory",
+            )
 
     def check_alone(self) -> None:
         """Raise UnavailableError if another driver has begun to show epochs here, or the directory was moved."""

@@ -85,6 +85,21 @@ class ShownRecords:
             if older < number:
                 self._files.delete(self._path(older))
 
+    def check_before(self, generation: int) -> None:
+        """Raise UnavailableError unless this generation, which begins, is newer than all on record.
+
+        A driver that was replaced while it started would else put its own beginning on record, as if what its
+        successor has shown meanwhile never was. Or the checkpoint directory was set back, and generations count again
+        from an older one: only one that was never there tells its files from those of before.
+        """
+        if self.newest.generation >= generation:
+            raise UnavailableError(
+                f"{self._root}/{self._directory}: generation {self.newest.generation} of the job has shown rows here, "
+                f"and generation {generation} begins: another driver has replaced it, or the checkpoint directory was "
+                "set back to what it was before",
+                hint="keep one driver; after setting the directory back, start again until the generation is newer",
+            )
+
     def check_alone(self) -> None:
         """Raise UnavailableError if the records are not as this driver has left them."""
         number = max(self._numbers(), default=0)

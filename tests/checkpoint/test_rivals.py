@@ -1,0 +1,103 @@
+"""Two drivers of one job: one is stopped before any call of the storage, and goes on when the other has taken over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from strandline.checkpoint import transfer
+from strandline.checkpoint.coordinator import CheckpointConfig
+from strandline.core.clock import ManualClock
+from strandline.core.errors import FencedError
+from strandline.format.manifest import Manifest
+from strandline.storage.remote import open_store
+from tests.checkpoint.helpers import Run, assert_restorable
+from tests.storage.faulty import FaultyStore
+
+
+class Job:
+    """A storage, the drivers that ran on it, and what their sinks were told."""
+
+    def __init__(self, tmp: Path, clock: ManualClock, retain: int) -> None:
+        self.store = FaultyStore(open_store("memory://"), clock=clock)
+        self.shown: list[tuple[int, int]] = []
+        """What was committed, as generation and checkpoint, in order."""
+        self.taken_over = 0
+        """How much had been committed when another driver took over."""
+        self._tmp, self._clock = tmp, clock
+        self._config = CheckpointConfig(interval_ms=0, retain=retain, tolerable_failures=None)
+        self._seeds = 0
+
+    def run(self, checkpoints: int) -> Run:
+        """Let a driver start, and take checkpoints."""
+        job = self
+
+        class Told(Run):
+            def commit_sinks(self, manifest: Manifest) -> None:
+                job.shown.append((manifest.generation, manifest.checkpoint))
+
+        self._seeds += 1
+        run = Told(self.store, self._tmp, self._clock, config=self._config, seed=self._seeds, source_bytes=3000)
+        for _ in range(checkpoints):
+            self._clock.advance(1)
+            run.checkpoint()
+        return run
+
+
+@pytest.mark.parametrize("retain", [1, 2])
+def test_a_driver_that_is_stopped_anywhere_and_goes_on_as_its_successor_runs(
+    tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, retain: int
+) -> None:
+    monkeypatch.setattr(transfer, "_THREADS", 1)
+    # What looks again before each deletion takes what a successor has subsumed meanwhile for a fault.
+    monkeypatch.delenv("STRANDLINE_VERIFY", raising=False)
+    at = 0
+    while True:
+        at += 1
+        job = Job(tmp_path / str(at), clock, retain)
+        job.run(retain)
+        successor = stopped_at(job, at)
+        if successor is None:
+            break
+        restored, found = key(successor.choice.manifest), job.run(0).choice
+        before, since = job.shown[: job.taken_over], job.shown[job.taken_over :]
+        # It went on from the newest that was shown, or from one that was published after that and not shown yet.
+        assert restored >= before[-1], at
+        # Since then, nobody but it has shown anything that it did not go on from.
+        own = [shown for shown in since if shown != restored]
+        assert [generation for generation, _ in own] == [successor.claim.generation] * 2, at
+        assert key(found.manifest) == own[-1], at
+        assert not [skipped for skipped in found.skipped if skipped.lost], at
+        assert_restorable(successor.jobdir, found.manifest)  # type: ignore[arg-type]
+    assert at > 40
+
+
+def key(manifest: Manifest | None) -> tuple[int, int]:
+    """Tell a checkpoint from one of another driver under the same number."""
+    assert manifest is not None
+    return manifest.generation, manifest.checkpoint
+
+
+def stopped_at(job: Job, at: int) -> Run | None:
+    """Run a driver that is stopped before its call of this number, while another runs; None if it made fewer calls.
+
+    They count from its claim on: before, it would itself be the successor.
+    """
+    calls = 0
+    others: list[Run] = []
+
+    def step(operation: str, path: str) -> None:
+        nonlocal calls
+        calls += 1 if calls or (operation, path) == ("get", "job/generations/2") else 0
+        if calls == at:
+            job.taken_over = len(job.shown)
+            others.append(job.run(2))
+
+    job.store.before = step
+    try:
+        job.run(2)
+    except FencedError:
+        assert others
+    job.store.before = lambda operation, path: None
+    return others[0] if others else None
