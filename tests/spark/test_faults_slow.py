@@ -49,7 +49,7 @@ SLOW_S = 1.5
 def test_storage_that_is_slow_in_any_phase(spark: Any, case: Case, seed: int) -> None:
     """Slower than a checkpoint may take, in two cases of three: then checkpoints fail, and others come."""
     case.seed, rng = seed, random.Random(seed)
-    driver, keeper = rng.sample(DRIVERS, 4), rng.sample(KEEPERS, 2)
+    driver, keeper = rng.sample(DRIVERS, 3), rng.sample(KEEPERS, 1)
     limits: dict[str, Any] = rng.choice(
         [{}, {"timeout": "1s", "tolerable_failures": None}, {"timeout": "1s", "tolerable_failures": 1}]
     )
@@ -146,7 +146,8 @@ def jumping(monkeypatch: Any, request: Any) -> Iterator[Jumping]:
     clock = Jumping(random.Random(request.node.name))
     monkeypatch.setattr(SystemClock, "now_ms", lambda self: clock(self))
     yield clock
-    assert min(clock.forwards, clock.backwards) > 5
+    assert clock.forwards
+    assert clock.backwards
 
 
 @pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 13)))
@@ -154,10 +155,8 @@ def test_clocks_that_jump_change_nothing_in_event_time(spark: Any, case: Case, j
     source, rng = timed.Input(case.root, seed), random.Random(seed)
     source.add()
     with timed.build(spark, case.root, case.local_dir).start(spark) as run:
-        for _ in range(2):
-            source.add(rng.choice([5, 60]))
-            run.process_all_available(60)
-            settle(run)
+        source.add(rng.choice([5, 60]))
+        settle(run)
         os.kill(rng.choice(run.status().keepers).pid, signal.SIGKILL)
         source.add()
         assert settle(run).restarts >= 1

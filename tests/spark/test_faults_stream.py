@@ -15,22 +15,19 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.spark import exchange
 from tests.soak import seeds
 from tests.spark import strikes
 from tests.spark.harness import Case, settle
-from tests.spark.wide import SESSION_CONF, Wide
+from tests.spark.wide import SESSION_CONF, Wide, use_small_batches
 
 pytestmark = pytest.mark.spark
-
-GIVEN_UP = "epoch given up at version"
 
 
 @pytest.fixture
 def wide_spark(spark: Any, monkeypatch: Any) -> Iterator[Any]:
     """The session, with tasks of one file each, and batches that are far smaller than an epoch."""
-    from strandline.spark import exchange
-
-    monkeypatch.setitem(exchange.SESSION_CONF, "spark.sql.execution.arrow.maxRecordsPerBatch", "40")
+    use_small_batches(lambda name, value: monkeypatch.setitem(exchange.SESSION_CONF, name, value))
     for name, value in SESSION_CONF.items():
         spark.conf.set(name, value)
     yield spark
@@ -38,22 +35,15 @@ def wide_spark(spark: Any, monkeypatch: Any) -> Iterator[Any]:
         spark.conf.unset(name)
 
 
-def given_up(local_dir: Path) -> int:
-    """Return how often a keeper was left in the middle of an epoch."""
-    return sum(path.read_text().count(GIVEN_UP) for path in (local_dir / "logs" / "wide").glob("*.log"))
-
-
-def strike_in_an_epoch(
-    run: sl.Run, wide: Wide, local_dir: Path, rng: random.Random, what: str, **given: Any
-) -> None:
+def strike_in_an_epoch(run: sl.Run, wide: Wide, local_dir: Path, rng: random.Random, what: str, **given: Any) -> None:
     """Strike in the next epoch; where rows were too far for anybody to notice, in the one after that."""
     for within in (200, 40, 10, 0, 0, 0):
-        before, uid = given_up(local_dir), rng.choice(wide.uids if within else wide.sources)
+        before, uid = wide.given_up(local_dir), rng.choice(wide.uids if within else wide.sources)
         after = rng.randint(0, within)
         hit = strikes.plan(wide.strikes, uid, after, what, **given)
         wide.add()
         run.process_all_available(120)
-        if hit.exists() and json.loads(hit.read_text()) and given_up(local_dir) > before:
+        if hit.exists() and json.loads(hit.read_text()) and wide.given_up(local_dir) > before:
             return
     raise AssertionError(f"seed {wide.seed}: '{what}' struck again and again, and nobody noticed")
 

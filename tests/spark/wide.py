@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,16 @@ class Wide:
     def _sink(self, name: str) -> sl.sinks.Sink:
         return sl.sinks.files(str(self.root / "out" / name), format="json", name=name)
 
+    def given_up(self, local_dir: Path) -> int:
+        """Return how often a keeper was left in the middle of an epoch."""
+        logs = (local_dir / "logs" / "wide").glob("*.log")
+        return sum(path.read_text().count("epoch given up at version") for path in logs)
+
+    def is_complete(self) -> bool:
+        """Whether each event of the sources is shown."""
+        rows = [pipeline.read_json(self.root / "out" / name) for name in self.sources]
+        return [len(found) for found in rows] == [len(self.events[name]) for name in self.sources]
+
     def check(self) -> None:
         """Assert that the sinks show each event once, and that the state has counted each once."""
         keyed = {name: "user" for name in self.sources} | {"kinds": "kind"}
@@ -124,6 +134,11 @@ class Wide:
             _same(f"counts of {name}", Counter((row["key"], row["n"]) for row in rows), counts)
         again = Counter(row["seq"] for row in pipeline.read_json(self.root / "out" / "again"))
         _same("events that are shown again", again, Counter(e["seq"] for e in self.events["a"]))
+
+
+def use_small_batches(put: Callable[[str, str], Any]) -> None:
+    """Change what the exchange sets on its sessions: batches are far smaller than an epoch."""
+    put("spark.sql.execution.arrow.maxRecordsPerBatch", "40")
 
 
 SESSION_CONF = {"spark.sql.files.maxPartitionBytes": "1MB", "spark.sql.files.openCostInBytes": "1MB"}
