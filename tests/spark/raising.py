@@ -50,7 +50,12 @@ class Raising:
             return _raise_at(given, place, given.columns[0])
 
         monkeypatch.setattr(Fleet, "run", failing)
-        monkeypatch.setitem(exchange.SESSION_CONF, "spark.sql.execution.arrow.maxRecordsPerBatch", str(rows_a_batch))
+        for name, value in {
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(rows_a_batch),
+            # Each batch is given to Python when it is full: else nothing of a small epoch would be there before it ends.
+            "spark.sql.execution.pandas.udf.buffer.size": "4",
+        }.items():
+            monkeypatch.setitem(exchange.SESSION_CONF, name, value)
 
     def arm(self, place: Place) -> None:
         """Let the next task that comes to this place fail."""

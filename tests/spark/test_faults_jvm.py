@@ -15,6 +15,7 @@ import strandline as sl
 from tests.soak import seeds
 from tests.spark.harness import Case, Reader, fired, keepers_armed, settle
 from tests.spark.raising import Place, Raising
+from tests.spark.wide import Wide
 
 pytestmark = pytest.mark.spark
 
@@ -76,6 +77,28 @@ def test_tasks_that_fail_at_each_row_that_begins_a_batch_or_halves_it(
 ) -> None:
     places = [place for place in everywhere() if (place.uid, place.side, place.partition) == (uid, side, partition)]
     fail_everywhere(spark, case, Raising(spark, monkeypatch, ROWS_A_BATCH), places)
+
+
+@pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 5)))
+def test_tasks_that_fail_at_each_row_while_nothing_is_given(
+    spark: Any, case: Case, monkeypatch: Any, seed: int
+) -> None:
+    """Spark finds out only when it reads from the worker: until then, what came looks like all there is."""
+    raising, wide = Raising(spark, monkeypatch, ROWS_A_BATCH), Wide(case.root, seed, silent=True, rows=10)
+    with wide.build(spark, case.local_dir).start(spark) as run:
+        for row in range(0, 15, 1 if seed else ROWS_A_BATCH):
+            failed = 0
+            for partition in (0, 1):
+                raising.arm(Place("a", "gets", partition, row))
+                wide.add()
+                run.process_all_available(120)
+                failed += raising.disarm()
+            status = run.status()
+            assert status.restarts == 0, f"seed {seed}, row {row}: {status.last_failure}"
+            assert failed, f"seed {seed}, row {row}: nothing failed"
+        wide.report()
+        settle(run)
+    wide.check()
 
 
 @pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 15)))

@@ -51,15 +51,17 @@ def strike_in_an_epoch(run: sl.Run, wide: Wide, local_dir: Path, rng: random.Ran
 def strike_again_and_again(
     spark: Any, case: Case, seed: int, sources: list[str], kinds: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    rng = random.Random(seed)
-    wide = Wide(case.root, seed, sources)
+    """Strike in several epochs of a job; of two seeds, one's operators are silent."""
+    rng, wide = random.Random(seed), Wide(case.root, seed, sources, silent=seed % 2 == 0)
     with wide.build(spark, case.local_dir).start(spark) as run:
         wide.add()
         run.process_all_available(120)
         for what, given in kinds:
             strike_in_an_epoch(run, wide, case.local_dir, rng, what, **given)
+        wide.report()
         settle(run)
-        restarts = run.status().restarts
+        # Spark runs tasks again, and keepers are where they were.
+        assert run.status().restarts == 0, f"seed {seed}: {run.status().last_failure}"
     wide.check()
 
 
@@ -67,9 +69,11 @@ def strike_again_and_again(
 def test_shuffle_files_that_go_while_they_are_read(wide_spark: Any, case: Case, seed: int) -> None:
     ending = random.Random(seed).choice(["data", "*"])
     kinds: list[tuple[str, dict[str, Any]]] = [("delete", {"ending": ending}), ("garble", {})]
-    strike_again_and_again(wide_spark, case, seed, ["a", "b"] if seed % 2 else ["a"], kinds)
+    strike_again_and_again(wide_spark, case, seed, ["a", "b"] if seed % 4 > 1 else ["a"], kinds)
 
 
 @pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 21)))
 def test_python_workers_killed_in_the_middle_of_an_epoch(wide_spark: Any, case: Case, seed: int) -> None:
-    strike_again_and_again(wide_spark, case, seed, ["a", "b"] if seed % 2 else ["a"], [("workers", {}), ("daemon", {})])
+    strike_again_and_again(
+        wide_spark, case, seed, ["a", "b"] if seed % 4 > 1 else ["a"], [("workers", {}), ("daemon", {})]
+    )

@@ -26,6 +26,8 @@ FILES = 4
 ROWS = 300
 """In a file: some 800 kB for each of two partitions, more than fits between Spark and a keeper."""
 _MANY = 1_000_000
+REPORT = "report"
+"""The kind of the events that a silent operator answers."""
 
 
 class Counted(sl.KeyedProcess):
@@ -33,13 +35,16 @@ class Counted(sl.KeyedProcess):
 
     seen = sl.Value("bigint", default=0)
 
-    def __init__(self, strikes: str, uid: str) -> None:
+    def __init__(self, strikes: str, uid: str, silent: bool) -> None:
         self._strikes = strikes
         self._uid = uid
+        self._silent = silent
 
     def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
         strike(self._strikes, self._uid, event.seq)
         self.seen.value += 1
+        if self._silent and event.kind != REPORT:
+            return
         yield {"key": ctx.key, "n": self.seen.value, "seq": event.seq, "kind": event.kind, "pad": event.pad}
 
 
@@ -47,10 +52,18 @@ OUTPUT = "key string, n bigint, seq bigint, kind string, pad string"
 
 
 class Wide:
-    """The job's input below a directory, and what its sinks must show."""
+    """The job's input below a directory, and what its sinks must show.
 
-    def __init__(self, root: Path, seed: int, sources: Sequence[str] = ("a",)) -> None:
+    Silent, its operators give nothing before `report`. Then nobody reads in vain from a worker whose rows broke off, and
+    Spark, which finds out only when it reads, leaves it alone: it may take what came for all there is.
+    """
+
+    def __init__(
+        self, root: Path, seed: int, sources: Sequence[str] = ("a",), *, silent: bool = False, rows: int = ROWS
+    ) -> None:
         self.root = root
+        self._silent = silent
+        self._rows = rows
         self.strikes = root / "strikes"
         self.strikes.mkdir(exist_ok=True)
         self.sources = sources
@@ -61,7 +74,7 @@ class Wide:
     @property
     def uids(self) -> list[str]:
         """The operators."""
-        return ["a", "kinds", *(name for name in self.sources if name != "a")]
+        return [*self.sources, *([] if self._silent else ["kinds"])]
 
     def add(self) -> dict[str, list[dict[str, Any]]]:
         """Add files, of an epoch or, after a restart, of a part of one, and return what is in them."""
@@ -75,11 +88,19 @@ class Wide:
             self._files += 1
         return added
 
+    def report(self) -> None:
+        """Have each key say what it has counted."""
+        for name in self.sources:
+            events = [{"seq": self._files * _MANY + i, "user": f"u{i}", "kind": REPORT} for i in range(_USERS)]
+            self.events[name] += events
+            pipeline.write_events(self.root / f"in-{name}", self._files, events)
+        self._files += 1
+
     def _events(self, name: str) -> list[dict[str, Any]]:
         rng = random.Random(f"{self.seed}-{name}-{self._files}")
         return [
             {"seq": self._files * _MANY + i, "user": f"u{rng.randrange(_USERS)}", "kind": f"k{rng.randrange(_KINDS)}"}
-            for i in range(ROWS)
+            for i in range(self._rows)
         ]
 
     def build(self, spark: Any, local_dir: Path, parallelism: int = 2) -> sl.Job:
@@ -106,7 +127,7 @@ class Wide:
         return sl.stream(files, name=name).select_expr("*", f"{_PAD} as pad")
 
     def _counted(self, uid: str) -> Counted:
-        return Counted(str(self.strikes), uid)
+        return Counted(str(self.strikes), uid, self._silent)
 
     def _sink(self, name: str) -> sl.sinks.Sink:
         return sl.sinks.files(str(self.root / "out" / name), format="json", name=name)
@@ -123,7 +144,10 @@ class Wide:
 
     def check(self) -> None:
         """Assert that the sinks show each event once, and that the state has counted each once."""
-        keyed = {name: "user" for name in self.sources} | {"kinds": "kind"}
+        if self._silent:
+            self._check_report()
+            return
+        keyed = dict.fromkeys(self.sources, "user") | {"kinds": "kind"}
         for name, column in keyed.items():
             events = self.events["a" if name == "kinds" else name]
             rows = pipeline.read_json(self.root / "out" / name)
@@ -134,6 +158,12 @@ class Wide:
             _same(f"counts of {name}", Counter((row["key"], row["n"]) for row in rows), counts)
         again = Counter(row["seq"] for row in pipeline.read_json(self.root / "out" / "again"))
         _same("events that are shown again", again, Counter(e["seq"] for e in self.events["a"]))
+
+    def _check_report(self) -> None:
+        for name in self.sources:
+            rows = pipeline.read_json(self.root / "out" / name)
+            wanted = Counter(Counter(e["user"] for e in self.events[name]).items())
+            _same(f"what {name} has counted", Counter((row["key"], row["n"]) for row in rows), wanted)
 
 
 def use_small_batches(put: Callable[[str, str], Any]) -> None:
