@@ -32,3 +32,14 @@ def examples(count: int, **given: Any) -> settings:
     """Return the settings of a property that is tried with so many examples, and with many more in the soak tests."""
     factor = _MANY if settings.get_current_profile_name() == PROFILE else _FEW
     return settings(max_examples=max(1, round(count * factor)), deadline=None, **given)
+
+
+def seeds(always: Iterable[int], soak: Iterable[int]) -> list[Any]:
+    """Return the seeds of a test that injects faults: those that are always run, and those of the soak tests.
+
+    Each is the whole of a case: which faults, where and when. `-k seed017` runs it again.
+    """
+    return [
+        *(pytest.param(seed, id=f"seed{seed:03}") for seed in always),
+        *(pytest.param(seed, id=f"seed{seed:03}", marks=pytest.mark.soak) for seed in soak),
+    ]

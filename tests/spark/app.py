@@ -1,7 +1,7 @@
 """A driver as a process of its own, for tests that kill it: python -m tests.spark.app DIRECTORY LOCAL_DIR [key=value …]
 
 Runs the pipeline over DIRECTORY/in until DIRECTORY/stop appears and everything is processed, then takes a last
-checkpoint and stops. Failpoints come through the environment.
+checkpoint and stops. Failpoints come through the environment. job=wide and job=rated run the jobs of those modules.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
+from strandline.spark import exchange
 from strandline.spark.exchange import PARTITION, Exchange, prepare_session
 from tests.conftest import LIGHT_JVM
+from tests.spark import rated, wide
 from tests.spark.harness import Case, settle
 
 
@@ -28,26 +30,42 @@ def main() -> None:
         "spark.driver.memory": "1g",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+        # Blocks of other executors come one after the other, not all before the first row.
+        "spark.reducer.maxSizeInFlight": "64k",
         **LIGHT_JVM,
+        **wide.SESSION_CONF,
     }
     spark = sl.session("app", given.get("master", "local[2,4]"), **conf)
-    case = Case(directory, Path(sys.argv[2]))
     if "executors" in given:
         _write_executors(directory, spark)
-    run = case.job(spark, settings={"backend": given.get("backend", "rocksdb")}).start(spark)
+    run = _job(spark, directory, Path(sys.argv[2]), given).start(spark)
     while not (directory / "stop").exists():
         run.await_termination(0.05)
         _write_status(directory, run.status())
-    settle(run)
+    if given.get("job") == "rated":
+        # It always has more.
+        run.stop(checkpoint=True)
+    else:
+        settle(run)
     status = run.status()
     run.stop()
     _write_status(directory, status)
     spark.stop()
 
 
+def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) -> sl.Job:
+    kind = given.get("job", "pipeline")
+    if kind == "rated":
+        return rated.build(spark, directory, local_dir)
+    if kind == "wide":
+        wide.use_small_batches(exchange.SESSION_CONF.__setitem__)
+        return wide.Wide(directory, 0).build(spark, local_dir, parallelism=1)
+    return Case(directory, local_dir).job(spark, settings={"backend": given.get("backend", "rocksdb")})
+
+
 def _write_executors(directory: Path, spark: Any) -> None:
     """Write which executor each of two partitions came to in several epochs, with much data, little and none."""
-    exchange = Exchange(spark, 2)
+    placing = Exchange(spark, 2)
     session = spark.newSession()
     prepare_session(session)
 
@@ -63,9 +81,9 @@ def _write_executors(directory: Path, spark: Any) -> None:
     found = []
     for users in (1000, 1, 0, 1000, 0):
         rows = session.range(users).selectExpr("cast(id as string) as user")
-        routed = exchange.route(rows, ["user"], 128).select(PARTITION)
+        routed = placing.route(rows, ["user"], 128).select(PARTITION)
         found.append(dict(routed.mapInArrow(executor, "name string, pid bigint").collect()))
-    exchange.close()
+    placing.close()
     (directory / "executors.json").write_text(json.dumps(found))
 
 

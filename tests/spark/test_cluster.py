@@ -1,16 +1,20 @@
-"""Two executors: state stays where it is, and a dead executor takes nothing with it."""
+"""Several executors: state stays where it is, and a dead executor takes nothing with it."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.soak import seeds
+from tests.spark import strikes
 from tests.spark.harness import App, Case, Reader, eventually, processes
+from tests.spark.wide import Wide
 
 pytestmark = pytest.mark.spark
 
@@ -58,3 +62,28 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         app.finish()
         eventually(lambda: not app.relatives(), "nothing left of the driver", 15)
     case.check()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 11)))
+def test_executors_without_keepers_are_killed_in_the_middle_of_an_epoch(case: Case, seed: int) -> None:
+    """With them go shuffled rows that are being read: Spark makes them again, and the task that read them runs again."""
+    rng, wide, wanted = random.Random(seed), Wide(case.root, seed), 2 if seed else 1
+    app = App(case, master="local-cluster[3,1,1024]", job="wide")
+    wide.add()
+    eventually(lambda: app.status() and wide.is_complete(), "complete")
+    noticed = 0
+    for within in (60, 40, 20, 0, 0, 0, 0):
+        before = wide.given_up(case.local_dir)
+        hit = strikes.plan(
+            wide.strikes, "a", rng.randint(0, within), "executors", belongs=f"SPARK_LOCAL_DIRS={app.temporary}"
+        )
+        wide.add()
+        eventually(lambda: app.status() and wide.is_complete(), "complete")
+        assert json.loads(hit.read_text()), f"seed {seed}: no executor was killed"
+        noticed += wide.given_up(case.local_dir) > before
+        if noticed == wanted:
+            break
+    assert noticed == wanted, f"seed {seed}: executors were killed, and somebody noticed {noticed} times"
+    app.finish()
+    wide.check()

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests.soak import soaking
+from tests.spark import rated
 from tests.spark.harness import App, Case, Reader, eventually, keepers
 
 pytestmark = pytest.mark.spark
@@ -18,20 +20,28 @@ _LEFT = re.compile(
 )
 
 RUNNING = [
+    "epoch.sink.before",
     "sink.staged",
     "epoch.done",
     "upload.source",
     "checkpoint.publish.before",
     "checkpoint.publish.after",
     "checkpoint.commit_sinks.before",
+    "sink.intent_written",
     "sink.file_shown",
+    "sink.shown_recorded",
     "checkpoint.commit_sinks.after",
+    "checkpoint.subsume.before",
     "checkpoint.subsume.manifest_deleted",
+    "checkpoint.subsume.after",
 ]
 RESTORING = [
     "generation.base.before",
+    "generation.base.after",
     "restore.claimed",
+    "sink.intent_written",
     "sink.file_shown",
+    "sink.shown_recorded",
     "restore.sinks_recovered",
     "restore.keepers_opened",
 ]
@@ -85,6 +95,30 @@ def test_driver_killed_while_it_runs_and_while_it_restores(case: Case, kills: li
     case.check()
     # The last run found what the keepers before it, dead with their driver, had left on this machine.
     assert re.search(r"restored checkpoint \d+: [1-9]\d* bytes from the local copy, 0 from storage", case.logs())
+
+
+BEFORE_THE_START_IS_KEPT = ["generation.base.before", "restore.keepers_opened", "start.save.before"]
+AFTER_IT = ["sink.staged", "epoch.done", "upload.source", "checkpoint.publish.before"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("failpoint", ["epoch.sink.before", *soaking([*BEFORE_THE_START_IS_KEPT, *AFTER_IT])])
+def test_driver_killed_before_the_first_checkpoint(case: Case, failpoint: str) -> None:
+    """A source that began at "now" began once: at the time that was written down first."""
+    app = App(case, armed(failpoint, 1), job="rated")
+    app.wait_killed()
+    killed_ms = time.time() * 1000
+    start = case.root / "ck" / "rated" / "generations" / "start"
+    written = start.read_bytes() if start.exists() else None
+    assert (written is None) == (failpoint in BEFORE_THE_START_IS_KEPT)
+    assert not rated.shown(case.root)
+    app = App(case, job="rated")
+    eventually(lambda: app.status() and len(rated.shown(case.root)) > 60, "rows are shown")
+    app.finish()
+    rated.check(case.root)
+    (first,) = (row for row in rated.shown(case.root) if row["value"] == rated.FIRST)
+    assert (first["at_ms"] < killed_ms) == (written is not None)
+    assert written in (None, start.read_bytes())
 
 
 @pytest.mark.soak
