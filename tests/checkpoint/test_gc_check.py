@@ -143,10 +143,12 @@ def test_what_a_killed_start_and_a_start_leave(run: Run, clock: ManualClock) -> 
     run.jobdir.put("generations/probe-0123", b"x")
     run.jobdir.put("generations/start", b"x")
     assert choose(run.jobdir).manifest is not None
-    assert claim(run.jobdir, clock).generation == 2
     clock.advance(2 * HOUR_MS)
+    assert plan(run.jobdir, clock).garbage == [], "a start may be using it"
+    later(run, clock)
     found = plan(run.jobdir, clock)
     assert [g.path for g in found.garbage] == ["generations/probe-0123"]
+    assert claim(run.jobdir, clock).generation == 2
     assert execute(found) == 1
     assert {i.path for i in run.jobdir.list("generations")} == {
         "generations/1", "generations/1.base", "generations/2", "generations/start",

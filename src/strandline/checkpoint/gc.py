@@ -136,8 +136,8 @@ def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
 
 
 def _may_be_in_use(catalog: Catalog, info: ObjectInfo) -> bool:
-    """Whether a file that nothing references may belong to a checkpoint in progress."""
-    if manifest_id(info.path) is not None or is_probe(info.path):
+    """Whether a file that nothing references may belong to a checkpoint in progress, or to a start."""
+    if manifest_id(info.path) is not None:
         return False
     if not catalog.live:
         return True

@@ -227,7 +227,12 @@ class Publisher:
         staying = [self._registry.files_of(i) for i in self._registry.checkpoints if i not in overdue]
         files = self._garbage.union(*map(self._registry.files_of, overdue))
         files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
-        invariants.check_deletion(self._jobdir, [*overdue, *settled], files.difference(*staying))
+        try:
+            invariants.check_deletion(self._jobdir, [*overdue, *settled], files.difference(*staying))
+        except CorruptionError:
+            # A newer driver may have deleted while this one looked.
+            self._claim.check()
+            raise
 
     def _fill_registry(self) -> None:
         """Learn, once, which other checkpoints storage holds, and that the newest is there with every file.

@@ -38,6 +38,7 @@ _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _PATIENCE_S = 10.0
 """How long a stop waits before it ends keepers that keep the job from ending."""
 _AGAIN_S = 1.0
+_LOOK_S = 0.02
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
@@ -174,9 +175,15 @@ class Run:
     def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
 
-        Without it, rows after the last checkpoint stay invisible, and are processed again by the next start.
+        Without it, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
+        last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for.
         """
-        if checkpoint and self._state == "running" and self._attempt is not None:
+        deadline = time.monotonic() + timeout
+        while checkpoint and self._state == "restarting" and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if checkpoint and not self._ended.is_set():
+            if not self._is_at_work() or self._attempt is None:
+                raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
             driver = self._attempt.driver
             driver.pause()
             try:
