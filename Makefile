@@ -11,7 +11,8 @@ help:
 	  'make test               linters, types, layers, and every test but the soak tests' \
 	  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
-	  'make soak               the long-running tests, and properties with many more examples' \
+	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
+  '                        one again: make soak ARGS="tests/spark/test_faults_slow.py -k seed017"' \
 	  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
 	  'make clean              remove .venv, caches and build products'
 

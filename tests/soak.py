@@ -1,4 +1,9 @@
-"""What only `make soak` runs: more cases of a test, more examples of a property. One of a kind is run every time."""
+"""What only `make soak` runs: more cases of a test, more examples of a property. One of a kind is run every time.
+
+Some 200 of the cases are jobs in which something breaks, each by its seed: tests/spark/test_faults_*.py (processes of
+Spark, its files and tasks, slow storage, clocks), test_cluster.py (executors), test_driver_kills.py, test_keeper_kills.py
+and test_event_time.py. `pytest -m soak --collect-only` on these files lists them.
+"""
 
 from __future__ import annotations
 
