@@ -15,7 +15,7 @@ from strandline.core.errors import KeeperError
 from strandline.runtime import protocol as p
 from strandline.runtime.protocol import Connection
 from strandline.runtime.tally import Tally, Whole
-from strandline.spark.worker import Feeder
+from strandline.spark.feeder import Feeder
 
 Batch = Sequence[int | None]
 LAST = None

@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +32,7 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, unique_name
 from strandline.runtime import protocol as p
+from strandline.runtime.kept import KeptOutput
 from strandline.runtime.opening import Opened, open_partition
 from strandline.runtime.program import Program
 from strandline.runtime.protocol import Ack, Begin, Connection, Instructions
@@ -41,37 +41,11 @@ from strandline.runtime.watchdog import Watchdog, process_start
 
 log = logging.getLogger("strandline.keeper")
 
-_KEPT_IN_MEMORY_BYTES = 64 << 20
 _FIRST_LEASE_MS = 60_000
 _COLLECTION_S = 60.0
 _METRICS_S = 2.0
 _CLOSE_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
-
-
-class KeptOutput:
-    """The output of the last epoch, for a Spark task that is retried. Large output goes to a file."""
-
-    def __init__(self, directory: Path) -> None:
-        self.input = Whole(0, 0)
-        """What it was computed from."""
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_KEPT_IN_MEMORY_BYTES, dir=str(directory))  # noqa: SIM115
-        self._sizes: list[int] = []
-
-    def add(self, frame: pa.Buffer) -> None:
-        """Keep one frame."""
-        self._file.write(frame)
-        self._sizes.append(frame.size)
-
-    def frames(self) -> Iterator[bytes]:
-        """Give the frames again."""
-        self._file.seek(0)
-        for size in self._sizes:
-            yield self._file.read(size)
-
-    def close(self) -> None:
-        """Let the output go."""
-        self._file.close()
 
 
 class Keeper:

@@ -1,0 +1,39 @@
+"""What the last epoch gave, kept for a Spark task that comes again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from strandline.runtime.tally import Whole
+
+_IN_MEMORY_BYTES = 64 << 20
+
+
+class KeptOutput:
+    """The output of the last epoch, for a Spark task that is retried. Large output goes to a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.input = Whole(0, 0)
+        """What it was computed from."""
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=str(directory))  # noqa: SIM115
+        self._sizes: list[int] = []
+
+    def add(self, frame: pa.Buffer) -> None:
+        """Keep one frame."""
+        self._file.write(frame)
+        self._sizes.append(frame.size)
+
+    def frames(self) -> Iterator[bytes]:
+        """Give the frames again."""
+        self._file.seek(0)
+        for size in self._sizes:
+            yield self._file.read(size)
+
+    def close(self) -> None:
+        """Let the output go."""
+        self._file.close()

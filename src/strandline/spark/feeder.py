@@ -1,0 +1,87 @@
+"""Carries a partition's rows of an epoch to its keeper, and proves that they are all."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.core.errors import KeeperError
+from strandline.runtime import protocol as p
+from strandline.runtime.protocol import Connection
+from strandline.runtime.tally import Tally
+
+
+class Feeder(threading.Thread):
+    """Sends a partition's rows to its keeper while the output comes back, and END when all have come.
+
+    In a replay, the keeper has the rows: it is only told which have come. Without the row that only comes last (see
+    `exchange.py`) there is no END, and the keeper forgets what it got.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        first: pa.RecordBatch,
+        rest: Iterator[pa.RecordBatch],
+        epoch: int,
+        *,
+        is_replay: bool,
+    ) -> None:
+        super().__init__(name="strandline-feed", daemon=True)
+        self._connection = connection
+        self._batches = itertools.chain([first], rest)
+        self._epoch = epoch
+        self._is_replay = is_replay
+        self._error: Exception | None = None
+
+    def run(self) -> None:
+        """Feed; what goes wrong breaks the connection, so that the keeper and the receiving side find out."""
+        try:
+            tally = Tally()
+            for rows in self._rows():
+                tally.add(rows.column(0))
+                if not self._is_replay:
+                    self._send(p.ROWS, rows.serialize())
+            self._send(p.END, tally.whole)
+        except _GoneError:
+            # The keeper has gone, or given up and said why: the receiving side finds out.
+            pass
+        except Exception as error:
+            self._error = error
+            self._connection.close()
+
+    def raise_error(self) -> None:
+        """Raise what went wrong on this side, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def _rows(self) -> Iterator[pa.RecordBatch]:
+        """Give the rows without their first column; raise an error if the last row does not come, and as the last."""
+        has_ended = False
+        for batch in self._batches:
+            ends = batch.column(1).null_count
+            rows = batch.slice(0, batch.num_rows - ends)
+            if rows.num_rows and (has_ended or (ends and rows.column(1).null_count)):
+                raise KeeperError(f"epoch {self._epoch}: rows came after the one that is the last")
+            has_ended = has_ended or ends > 0
+            if rows.num_rows:
+                yield rows.select(range(1, batch.num_columns))
+        if not has_ended:
+            raise KeeperError(
+                f"epoch {self._epoch}: the rows of a partition broke off: Spark failed while it gave them",
+                hint="Spark runs the task again; its log says why it failed",
+            )
+
+    def _send(self, kind: int, payload: Any) -> None:
+        try:
+            self._connection.send(kind, payload)
+        except OSError as error:
+            raise _GoneError from error
+
+
+class _GoneError(Exception):
+    """The keeper does not listen any more."""
