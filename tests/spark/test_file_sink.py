@@ -340,6 +340,19 @@ def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tm
     assert visible(tmp_path) == rows(1, 2)
 
 
+@pytest.mark.parametrize(("failpoint", "at"), [("sink.intent_written", 1), ("sink.file_shown", 2)])
+def test_rows_that_were_just_being_shown_are_not_shown_again_without_their_checkpoint(
+    tmp_path: Path, failpoint: str, at: int
+) -> None:
+    """The very first checkpoint was published, its rows were half shown, and then it was deleted."""
+    sink = started(tmp_path, 1)
+    commit_crashing(sink, staged(sink, 1, 2), failpoint, at)
+    before = visible(tmp_path)
+    with pytest.raises(CorruptionError, match=r"up to epoch 2 .* without any checkpoint"):
+        started(tmp_path, 2)
+    assert visible(tmp_path) == before
+
+
 def test_sinks_and_lives_share_a_directory(tmp_path: Path) -> None:
     sink = started(tmp_path, 1)
     sink.commit(staged(sink, 1))
