@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
 import os
 import shutil
@@ -339,6 +340,19 @@ def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tm
     assert visible(tmp_path) == rows(1, 2)
 
 
+@pytest.mark.parametrize(("failpoint", "at"), [("sink.intent_written", 1), ("sink.file_shown", 2)])
+def test_rows_that_were_just_being_shown_are_not_shown_again_without_their_checkpoint(
+    tmp_path: Path, failpoint: str, at: int
+) -> None:
+    """The very first checkpoint was published, its rows were half shown, and then it was deleted."""
+    sink = started(tmp_path, 1)
+    commit_crashing(sink, staged(sink, 1, 2), failpoint, at)
+    before = visible(tmp_path)
+    with pytest.raises(CorruptionError, match=r"up to epoch 2 .* without any checkpoint"):
+        started(tmp_path, 2)
+    assert visible(tmp_path) == before
+
+
 def test_sinks_and_lives_share_a_directory(tmp_path: Path) -> None:
     sink = started(tmp_path, 1)
     sink.commit(staged(sink, 1))
@@ -366,9 +380,7 @@ def test_with_its_epoch_rows_are_visible_at_once_and_need_no_record(tmp_path: Pa
 
 def test_what_is_said_to_be_durable_was_synced_before(tmp_path: Path, monkeypatch: Any) -> None:
     """A power failure at any moment keeps what was synced; the record must never know more than that."""
-    synced: list[str] = []
-    for name in ("sync_file", "sync_directory"):
-        monkeypatch.setattr(filesystem, name, lambda path: synced.append(str(path.relative_to(tmp_path))))
+    synced = watch_syncs(tmp_path, monkeypatch)
     sink = sink_at(tmp_path / "a" / "out", 1, fsync=True)
     assert synced == ["a", "."]
     sink.recover([], Epoch(0), fresh=True)
@@ -392,10 +404,50 @@ def test_what_is_said_to_be_durable_was_synced_before(tmp_path: Path, monkeypatc
     assert steps["sink.shown_recorded"][2:] == ["a/out", str(shown), str(home)]
 
     # What is taken back is gone for good before the run begins.
-    synced.clear()
     started_again = sink_at(tmp_path / "a" / "out", 2, fsync=True)
+    synced.clear()
     started_again.recover([], Epoch(0), fresh=False)
     assert synced == ["a/out", f"{home}/shown-000000000004", str(home)]
+
+
+def watch_syncs(root: Path, monkeypatch: Any) -> list[str]:
+    """Return what will be synced, files and directories, as far as it is below `root`."""
+    synced: list[str] = []
+
+    def note(path: Path) -> None:
+        synced.extend([str(path.relative_to(root))] if path.is_relative_to(root) else [])
+
+    for name in ("sync_file", "sync_directory"):
+        monkeypatch.setattr(filesystem, name, note)
+    return synced
+
+
+def test_the_way_to_a_directory_that_is_there_is_made_durable(tmp_path: Path, monkeypatch: Any) -> None:
+    """Whoever made it may have been killed before its name was durable: a power cut would take all that was shown."""
+    synced = watch_syncs(tmp_path, monkeypatch)
+    (tmp_path / "a" / "out").mkdir(parents=True)
+    sink_at(tmp_path / "a" / "out", 1, fsync=True)
+    assert synced == ["a", "."]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_directory_above_that_may_not_be_looked_at_is_left_alone(tmp_path: Path, monkeypatch: Any, code: int) -> None:
+    def sync(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(filesystem, "sync_directory", sync)
+    sink_at(tmp_path / "a" / "out", 1, fsync=True)
+
+
+def test_a_way_that_cannot_be_made_durable_is_an_error(tmp_path: Path, monkeypatch: Any) -> None:
+    def sync(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(filesystem, "sync_directory", sync)
+    with pytest.raises(UnavailableError, match="cannot be made"):
+        sink_at(tmp_path / "a" / "out", 1, fsync=True)
 
 
 def test_without_fsync_nothing_is_synced(tmp_path: Path, monkeypatch: Any) -> None:

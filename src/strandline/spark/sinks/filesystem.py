@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -147,10 +148,9 @@ class LocalFiles:
     def mkdirs(self, path: str) -> None:
         directory = self._root / path
         try:
-            missing = [parent for parent in (directory, *directory.parents) if not parent.exists()]
             directory.mkdir(parents=True, exist_ok=True)
-            for made in missing if self._fsync else ():
-                sync_directory(made.parent)
+            for above in directory.parents if self._fsync else ():
+                _sync_if_allowed(above)
         except OSError as error:
             raise UnavailableError(f"the sink's directory {directory} cannot be made: {error}") from None
 
@@ -165,6 +165,16 @@ class LocalFiles:
 
     def for_spark(self, path: str) -> str:
         return f"file:{self._root / path}"
+
+
+def _sync_if_allowed(directory: Path) -> None:
+    """Make durable which names a directory has: whoever made what is in it may have been killed before that."""
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        # Where we may not even look, nobody like us has just made a directory.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
 
 
 class HadoopFiles:

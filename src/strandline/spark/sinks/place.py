@@ -94,7 +94,9 @@ class Place:
 
     def check_fresh(self) -> None:
         """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""
-        epoch = self._records.newest.epoch
+        newest = self._records.newest
+        # What was being shown was in a checkpoint, too.
+        epoch = max([newest.epoch, *(staged.epoch for staged in newest.intent)])
         if epoch:
             raise CorruptionError(
                 f"sink {self.root}: the job's rows up to epoch {epoch} are on record as shown, and the job begins "
