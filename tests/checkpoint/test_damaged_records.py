@@ -285,3 +285,24 @@ def test_names_that_only_look_like_ours_mean_nothing(history: JobDirectory, cloc
         history.put(name, b"foreign")
     assert choose(history) == before
     assert claim(history, clock).generation == 3
+
+
+@pytest.mark.parametrize("record", ["whole", "torn"])
+@pytest.mark.parametrize("starts", [1, 2])
+def test_a_job_whose_first_checkpoints_are_gone_does_not_begin_empty(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, starts: int, record: str
+) -> None:
+    """No base names them: the job had gone on from nothing when it published them."""
+    run = Run(store, tmp_path, clock)
+    assert choose(run.jobdir).skipped == []
+    run.checkpoint()
+    run.checkpoint()
+    run.jobdir.delete([info.path for info in run.jobdir.list() if not info.path.startswith("generations/")])
+    if record == "torn":
+        run.jobdir.put("generations/published", b"SL")
+    for _ in range(starts):
+        choice = choose(run.jobdir)
+        assert choice.manifest is None
+        (gone,) = choice.skipped
+        assert gone.lost
+        assert gone.checkpoint == (1 if record == "whole" else 0)

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from strandline.checkpoint.chain import Chain, read_chain
-from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id, manifest_id, manifest_path
-from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.checkpoint.jobdir import PUBLISHED_PATH, JobDirectory, checkpoint_id, manifest_id, manifest_path
+from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
+from strandline.format.frame import frame, unframe
 from strandline.format.manifest import FileRef, Manifest, decode_manifest
 from strandline.storage.base import ObjectInfo
+
+PUBLISHED_MAGIC = b"SLPUBLI1"
+_VERSION = 1
+
+
+class _Published(msgspec.Struct, frozen=True, kw_only=True):
+    generation: int
+    checkpoint: int
 
 
 @dataclass(frozen=True)
@@ -95,3 +107,21 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
     void = {i: why for i, manifest in manifests.items() if (why := chain.why_void(manifest))}
     unknown = {i: why for i, manifest in manifests.items() if (why := chain.why_unknown(manifest))}
     return Catalog(objects, manifests, damaged, void, unknown, chain)
+
+
+def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
+    """Put on record, once in a job's life, that it has had a checkpoint: this one."""
+    record = _Published(generation=manifest.generation, checkpoint=manifest.checkpoint)
+    with contextlib.suppress(ConflictError):
+        jobdir.create(PUBLISHED_PATH, frame(PUBLISHED_MAGIC, _VERSION, msgspec.json.encode(record)))
+
+
+def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | None:
+    """Return the job's very first checkpoint, if it ever had one; 0 if the record of it cannot be read."""
+    if PUBLISHED_PATH not in catalog.objects:
+        return None
+    try:
+        _, payload = unframe(jobdir.get(PUBLISHED_PATH), PUBLISHED_MAGIC, (_VERSION,), PUBLISHED_PATH)
+        return CheckpointId(msgspec.json.decode(payload, type=_Published).checkpoint)
+    except (CorruptionError, msgspec.MsgspecError):
+        return CheckpointId(0)

@@ -22,6 +22,8 @@ _BASE = re.compile(rf"generations/{_NUMBER}\.base")
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"
 """Where the job's sources began, before its first checkpoint."""
+PUBLISHED_PATH = f"{GENERATIONS}/published"
+"""That the job has had a checkpoint."""
 _PROBE = f"{GENERATIONS}/probe-"
 
 

@@ -8,11 +8,12 @@ published, it is deleted like every older one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 
 from strandline.checkpoint import invariants
-from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.catalog import mark_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.registry import SharedFiles
@@ -64,6 +65,7 @@ class Publisher:
         self._registry = SharedFiles()
         self._registry_is_full = False
         self._newest_lacks_files = False
+        self._has_marked = False
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
@@ -169,6 +171,11 @@ class Publisher:
         hit("checkpoint.publish.after")
         self._registry.complete(manifest)
         self._confirmed = manifest
+        if not self._has_marked:
+            # Before sinks show anything: a job that finds this and no checkpoint does not begin empty.
+            with contextlib.suppress(UnavailableError):
+                mark_published(self._jobdir, manifest)
+                self._has_marked = True
 
     def subsume(self) -> None:
         """Step 6: delete the checkpoints beyond `retain`. What storage refuses now, `clean` tries again.

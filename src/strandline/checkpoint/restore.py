@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.catalog import Catalog, first_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
 from strandline.checkpoint.transfer import in_parallel, sha256_of
@@ -75,19 +75,19 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         lost = checkpoint in catalog.damaged or checkpoint in catalog.unknown or checkpoint in catalog.live
         skipped.append(Skipped(checkpoint, reason, lost))
     if not any(one.lost for one in skipped):
-        skipped += _gone(catalog)
+        skipped += _gone(jobdir, catalog)
     return Choice(None, skipped, catalog.next_id, damaged_bases)
 
 
-def _gone(catalog: Catalog) -> list[Skipped]:
-    """Return the checkpoint that the job once went on from: it is deleted only when a later one is there."""
-    if not catalog.chain.bases:
-        return []
-    base = catalog.chain.bases[max(catalog.chain.bases)]
-    if base.checkpoint is None:
-        return []
-    reason = f"gone, and every later one: generation {base.generation} went on from it"
-    return [Skipped(CheckpointId(base.checkpoint), reason, lost=True)]
+def _gone(jobdir: JobDirectory, catalog: Catalog) -> list[Skipped]:
+    """Return the checkpoint that the job once went on from, or its first: deleted only when a later one is there."""
+    bases = catalog.chain.bases
+    base = bases[max(bases)] if bases else None
+    if base is not None and base.checkpoint is not None:
+        reason = f"gone, and every later one: generation {base.generation} went on from it"
+        return [Skipped(CheckpointId(base.checkpoint), reason, lost=True)]
+    first = first_published(jobdir, catalog)
+    return [] if first is None else [Skipped(first, "gone, and every later one: the job has had it", lost=True)]
 
 
 @contextmanager
