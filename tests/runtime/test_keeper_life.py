@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -19,7 +22,7 @@ from strandline.runtime.keeper import Keeper as KeeperProcess
 from strandline.runtime.program import Restore
 from strandline.runtime.protocol import Connection
 from strandline.runtime.watchdog import process_start
-from tests.runtime.clients import Keeper, Nursery
+from tests.runtime.clients import Keeper, Nursery, eventually
 
 
 @pytest.fixture
@@ -218,3 +221,38 @@ def test_a_lock_of_a_process_that_is_no_more_is_taken_from_nobody(nursery: Nurse
     keeper.kill()
     (keeper.directory / "keeper.lock").write_text(f"{os.getpid()} 1 1")
     assert nursery.start().counts("a") == [("a", "1")]
+
+
+def test_a_lock_whose_directory_was_removed_meanwhile_is_none(nursery: Nursery) -> None:
+    """A driver that ends removes the directory: a keeper that waited for its lock would hold what nobody sees."""
+    before = nursery.start()
+    before.counts("a")
+    lock = (before.directory / "keeper.lock").open("a+")
+    before.kill()
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    after = nursery.start(generation=2)
+    eventually(lambda: opens(after.pid, lock), "it waits for the lock")
+    shutil.rmtree(after.directory)
+    lock.close()
+    assert after.counts("a") == [("a", "1")]
+    assert (after.directory / "keeper.lock").read_text().split()[0] == str(after.pid)
+
+
+def opens(pid: int, file: IO[str]) -> bool:
+    """Whether a process has the same file open."""
+    with contextlib.suppress(OSError):
+        return any(path.samefile(f"/proc/self/fd/{file.fileno()}") for path in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def test_a_keeper_that_ends_takes_nothing_from_one_that_came_after_its_directory_was_removed(nursery: Nursery) -> None:
+    """As when it stands still for a moment, after it has removed the directory and before it ends."""
+    before = nursery.start()
+    before.counts("a")
+    shutil.rmtree(before.directory)
+    after = nursery.start(generation=2)
+    after.counts("a")
+    files = left(after)
+    before.stop()
+    assert left(after) == files - {before.socket.name}
+    assert after.counts("a") == [("a", "2")]

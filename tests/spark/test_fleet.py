@@ -26,6 +26,18 @@ def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path
     assert _keepers_here(local_dir, Generation(7)) == []
 
 
+def test_a_foreign_process_that_only_looks_like_a_keeper_is_none(local_dir: Path, tmp_path: Path) -> None:
+    """An error here would end the job where it is to be restarted."""
+    (tmp_path / "strandline.runtime.keeper").write_text("read wait")
+    command = ["sh", "-m", "strandline.runtime.keeper"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert _command_of(Path(f"/proc/{process.pid}")) == [*command, ""]
+            assert _keepers_here(local_dir, Generation(7)) == []
+        finally:
+            process.kill()
+
+
 def test_a_process_is_known_from_its_first_moment() -> None:
     """While a process takes up its new program, the kernel has no arguments of it: one in a hundred was seen so."""
     for _ in range(300):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strandline.core.errors import KeeperError
+from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.runtime.protocol import Ack, Trigger
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
@@ -140,7 +140,7 @@ class Reading:
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
         driver._trigger = lambda epoch: None
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
-        driver._generation, driver._nothing = 1, None
+        driver._generation, driver._nothing, driver._batch = 1, None, 5
         driver._plan = SimpleNamespace(
             build=lambda df, run: SimpleNamespace(close=lambda: None),
             counting=set(), measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us},
@@ -152,7 +152,7 @@ class Reading:
         self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", newest_us=newest_us)
         conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "")
         df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-        self.driver(df, 0)
+        self.driver(df, self.driver._batch + 1)
 
 
 def driver_time(clock: Clocks) -> int:
@@ -204,6 +204,16 @@ def test_after_a_tick_that_failed_no_epoch_has_its_number() -> None:
     with pytest.raises(KeeperError, match="has ended already"):
         driver(SimpleNamespace(), 1)
     assert isinstance(driver.error, KeeperError)
+
+
+@pytest.mark.parametrize("batch", [0, 5, 7])
+def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(batch: int) -> None:
+    """Spark finds no progress where it is gone by the time that it looks: it would begin anew, and all count twice."""
+    reading = Reading()
+    with pytest.raises(CorruptionError, match=f"began with batch {batch} of the sources, expected 6"):
+        reading.driver(None, batch)  # type: ignore[arg-type]
+    assert reading.driver.failed.is_set()
+    assert reading.driver.progress.epoch == 0
 
 
 def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:

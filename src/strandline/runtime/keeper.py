@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,6 +46,7 @@ _COLLECTION_S = 60.0
 _METRICS_S = 2.0
 _CLOSE_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
+_LOCK = "keeper.lock"
 
 
 class Keeper:
@@ -77,7 +78,6 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the process ends."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._take_over()
         listener = socket.socket(socket.AF_UNIX)
         self._socket_path.unlink(missing_ok=True)
@@ -367,12 +367,16 @@ class Keeper:
         A keeper of a later run is left alone: whoever started this one belongs to a run that is over. Files are
         touched only once the lock is held.
         """
-        lock = (self._directory / "keeper.lock").open("a+")
+        lock = self._open_lock()
         deadline = time.monotonic() + 10
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                if self._is_in_place(lock):
+                    break
+                # Who held it has removed the directory: nobody else would see this lock.
+                lock.close()
+                lock = self._open_lock()
             except BlockingIOError:
                 lock.seek(0)
                 self._end_holder(lock.read().split())
@@ -384,6 +388,17 @@ class Keeper:
         lock.write(f"{os.getpid()} {process_start(os.getpid())} {self._generation}")
         lock.flush()
         self._lock_file = lock
+
+    def _open_lock(self) -> IO[str]:
+        while True:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                return (self._directory / _LOCK).open("a+")
+
+    def _is_in_place(self, lock: IO[str]) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat((self._directory / _LOCK).stat(), os.fstat(lock.fileno()))
+        return False
 
     def _end_holder(self, identity: list[str]) -> None:
         if len(identity) != 3 or process_start(int(identity[0])) != identity[1]:
@@ -424,6 +439,9 @@ class Keeper:
     def _clear(self, *, everything: bool) -> None:
         """Working state dies with its keeper; the copy of the last checkpoint speeds up the next one."""
         self._socket_path.unlink(missing_ok=True)
+        if self._lock_file is None or not self._is_in_place(self._lock_file):
+            # Removed already: what is there now is another keeper's.
+            return
         # Twice, since background threads may have added a file meanwhile.
         for _ in range(2):
             for path in [self._directory] if everything else list(self._directory.glob("db-*")):

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import KeeperError
+from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
 from strandline.runtime.protocol import Ack, Instructions, Trigger
@@ -112,6 +112,7 @@ class EpochDriver:
             if self.failed.is_set() or self._sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
+                self._refuse_other_batch(batch)
                 self._sources.begin(batch)
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
@@ -121,6 +122,16 @@ class EpochDriver:
                 raise
             finally:
                 self.last_contact = time.monotonic()
+
+    def _refuse_other_batch(self, batch: int) -> None:
+        """Batches are numbered without gaps: a query that finds no progress begins with 0, and all comes again."""
+        if batch != self._batch + 1:
+            raise CorruptionError(
+                f"Spark began with batch {batch} of the sources, expected {self._batch + 1}: its progress below "
+                "local_dir is gone or is not what was restored",
+                hint="the job restores from its last checkpoint; if something cleans up below local_dir, give another "
+                "one in Settings",
+            )
 
     def tick(self, by_us: int | None = None) -> bool:
         """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran.

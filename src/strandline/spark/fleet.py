@@ -151,7 +151,8 @@ class Fleet:
         deadline = time.monotonic() + _END_S
         while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
             for pid in left:
-                with contextlib.suppress(ProcessLookupError):
+                # Gone already, or somebody else's that was only given a keeper's name.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
 
@@ -220,7 +221,7 @@ def _keepers_here(root: Path, generation: Generation) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = _command_of(process)
-            if command[1:3] == ["-m", "strandline.runtime.keeper"]:
+            if command[1:3] == ["-m", "strandline.runtime.keeper"] and len(command) > 7:
                 listens_at, generation_of = command[3], command[7]
                 if Path(listens_at).parent == root and generation_of == str(generation):
                     found.append(int(process.name))
