@@ -146,6 +146,11 @@ def test_several_sources_go_each_by_its_own_steps(tmp_path: Path) -> None:
     cleaner.close()
     assert [source.left() for source in sources] == [[], ["a.json", "b.json"], []]
     nothing = Source(tmp_path / "silent")
+    # The first source stands in the plan twice: the lines of the others are behind both.
+    twice = progress(sources[2], sources[2], sources[0])
+    assert reached_steps(twice, 7, [0, 1], [0, 0, 1]) == {0: 1, 1: 0}
+    with pytest.raises(UnreadableLogError, match="of 3 sources, expected 2"):
+        reached_steps(twice, 7, [0, 1], [0, 1])
     assert reached_steps(progress(sources[0], None, nothing), 7, [0, 1, 2]) == {0: 0, 1: -1, 2: -1}
 
 

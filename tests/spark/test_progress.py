@@ -77,7 +77,7 @@ class Sources:
         claim: Any = None
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            start_is_kept=True, retained_batches=100, captured=lambda *_: None,
+            start_is_kept=True, retained_batches=100, numbers=(), captured=lambda *_: None,
         )  # fmt: skip
 
     def deliver(self) -> None:

@@ -42,6 +42,7 @@ from strandline.spark.plan import Operator, Plan
 from strandline.spark.progress import SourceProgress, rewind
 from strandline.spark.reported import errors_reported
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sourcechecks import source_numbers
 from strandline.spark.times import FIRED, ORIGIN
 
 log = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class Attempt:
         self._sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, self.coordinator,
             start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
-            captured=self._cleaner.captured,
+            numbers=source_numbers(source), captured=self._cleaner.captured,
         )  # fmt: skip
         self.driver = EpochDriver(
             b.plan, source, operators, exchange, self._fleet, self.coordinator, self._sources, owned.generation,

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -40,8 +40,9 @@ class SourceCleaner:
     `captured` and `completed` are called by one thread; they do no I/O.
     """
 
-    def __init__(self, sources: Mapping[int, SourceFiles]) -> None:
+    def __init__(self, sources: Mapping[int, SourceFiles], numbers: Sequence[int] = ()) -> None:
         self._sources = dict(sources)
+        self._numbers = numbers
         self._steps = dict.fromkeys(sources, -1)
         """Up to which step of each source the log was read."""
         self._waiting: deque[tuple[int, LoggedFile]] = deque()
@@ -68,7 +69,7 @@ class SourceCleaner:
         if not self._sources or self._is_blind:
             return
         try:
-            reached = reached_steps(files, batch, list(self._sources))
+            reached = reached_steps(files, batch, list(self._sources), self._numbers)
             for source, step in reached.items():
                 self._waiting += ((source, file) for file in files_read(files, source, self._steps[source], step))
                 self._steps[source] = max(step, self._steps[source])

@@ -19,7 +19,7 @@ from strandline.spark.cleaning import SourceCleaner
 from strandline.spark.ddl import first_line
 from strandline.spark.nodes import SourceNode
 from strandline.spark.reported import errors_reported
-from strandline.spark.sourcechecks import leaves_of, relations_of
+from strandline.spark.sourcechecks import leaves_of, relations_of, source_numbers
 from strandline.spark.sourcefiles import Cleaning, open_source_files
 from strandline.spark.stream import Stream, source_stream
 
@@ -103,7 +103,7 @@ def make_cleaner(spark: SparkSession, nodes: Sequence[SourceNode], df: DataFrame
             log.warning("the files in %s are not taken away: Spark's number of the source is not known", cleaning.path)
             continue
         found[numbers[0]] = open_source_files(spark, cleaning)
-    return SourceCleaner(found)
+    return SourceCleaner(found, source_numbers(df))
 
 
 def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: str | Path | None) -> Cleaning | None:

@@ -73,6 +73,7 @@ class SourceProgress:
         *,
         start_is_kept: bool,
         retained_batches: int,
+        numbers: Sequence[int],
         captured: Callable[[CheckpointId, int, Mapping[str, bytes]], None],
     ) -> None:
         self._directory = directory
@@ -84,6 +85,8 @@ class SourceProgress:
         self._start_is_kept = start_is_kept
         self._overdue = max(1, min(_OVERDUE_BATCHES, retained_batches - _NEEDED_BATCHES))
         self._wanted: _Wanted | None = None
+        self._numbers = numbers
+        """Spark's numbers of the sources, as `sourcelog.py` explains."""
         self._tell = captured
         self._lock = threading.Lock()
 
@@ -157,7 +160,7 @@ class SourceProgress:
                 if not (self._directory / "metadata").exists():
                     raise self._damaged("metadata")
                 files = capture(self._directory, wanted.batch)
-                if missing := damage_in_logs(files, wanted.batch):
+                if missing := damage_in_logs(files, wanted.batch, self._numbers):
                     raise self._damaged(missing)
                 wanted.files = files
 

@@ -104,6 +104,14 @@ def leaves_of(df: DataFrame) -> Iterator[Any]:
     return (leaf for at in range(leaves.size()) if (leaf := leaves.apply(at)).isStreaming())
 
 
+def source_numbers(df: DataFrame) -> list[int]:
+    """Return Spark's number of the source at each place in the plan where one stands."""
+    distinct = list(leaves_of(df))
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves()
+    streaming = (leaf for at in range(leaves.size()) if (leaf := leaves.apply(at)).isStreaming())
+    return [next(at for at, one in enumerate(distinct) if one.equals(leaf)) for leaf in streaming]
+
+
 def check_rereadable(df: DataFrame) -> None:
     """Refuse a DataFrame that reads what could not be read again after a restart."""
     for relation in relations_of(df):

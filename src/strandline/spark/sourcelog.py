@@ -2,12 +2,14 @@
 
 A file source numbers its steps; a step is the files that one batch brought. `sources/{i}/{n}` names those of step n,
 every tenth time `sources/{i}/{n}.compact` names those of all steps up to n, in order. `offsets/{batch}` says which
-step each source had reached.
+step each source had reached: a line for each time that it stands in the plan, in the order of the plan, so that a
+source that stands there twice has one number and two lines. `numbers` are the sources' numbers by line; without any,
+each stands there once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -35,26 +37,31 @@ class UnreadableLogError(ValueError):
     """Spark's files are not as this Spark is known to write them."""
 
 
-def reached_steps(files: Mapping[str, bytes], batch: int, sources: list[int]) -> dict[int, int]:
+def reached_steps(
+    files: Mapping[str, bytes], batch: int, sources: list[int], numbers: Sequence[int] = ()
+) -> dict[int, int]:
     """Return which step each of these file sources had reached after a batch; -1 before the first."""
     lines = files[f"offsets/{batch}"].splitlines()
     if lines[0] != _VERSION:
         raise UnreadableLogError(f"offsets/{batch} is of version {lines[0][:20]!r}, expected v1")
     # The second line is about the whole query.
-    return {source: _step(lines[2 + source]) for source in sources}
+    if numbers and len(numbers) != len(lines) - 2:
+        raise UnreadableLogError(f"offsets/{batch} is of {len(lines) - 2} sources, expected {len(numbers)}")
+    return {source: _step(lines[2 + (numbers.index(source) if numbers else source)]) for source in sources}
 
 
 def _step(line: bytes) -> int:
     return -1 if line.strip() == b"-" else msgspec.json.decode(line, type=_Offset).logOffset
 
 
-def damage_in_logs(files: Mapping[str, bytes], batch: int) -> str:
+def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int] = ()) -> str:
     """Return what is missing of the file sources' logs after a batch; empty if they are whole.
 
     Spark reads them when it starts: from the newest step that has all before it to the newest of all, each. While it
     runs it does not, and would not notice that one is gone.
     """
-    for source, line in enumerate(files[f"offsets/{batch}"].splitlines()[2:]):
+    lines = files[f"offsets/{batch}"].splitlines()[2:]
+    for source, line in zip(numbers or range(len(lines)), lines, strict=False):
         if b'"logOffset"' not in line:
             continue
         folder = f"sources/{source}/"
