@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
 import pytest
 
-from strandline.core.errors import KeeperError, VersionMismatchError
+from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Generation
+from strandline.runtime import kept
 from strandline.runtime import protocol as p
 from strandline.runtime.keeper import Keeper as KeeperProcess
 from strandline.runtime.program import Restore
@@ -256,3 +258,12 @@ def test_a_keeper_that_ends_takes_nothing_from_one_that_came_after_its_directory
     before.stop()
     assert left(after) == files - {before.socket.name}
     assert after.counts("a") == [("a", "2")]
+
+
+def test_output_that_cannot_be_kept_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken connection would be all that the driver hears, at every restart."""
+    monkeypatch.setattr(kept, "_IN_MEMORY_BYTES", 1)
+    output = kept.KeptOutput(tmp_path / "gone")
+    with pytest.raises(UnavailableError, match="cannot be kept for a task that comes again"):
+        output.add(pa.py_buffer(b"more than one byte"))
+    output.close()

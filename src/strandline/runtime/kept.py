@@ -9,6 +9,7 @@ from typing import IO
 
 import pyarrow as pa
 
+from strandline.core.errors import UnavailableError
 from strandline.runtime.tally import Whole
 
 _IN_MEMORY_BYTES = 64 << 20
@@ -24,8 +25,14 @@ class KeptOutput:
         self._sizes: list[int] = []
 
     def add(self, frame: pa.Buffer) -> None:
-        """Keep one frame."""
-        self._file.write(frame)
+        """Keep one frame; raise UnavailableError if there is no room for it."""
+        try:
+            self._file.write(frame)
+        except OSError as error:
+            raise UnavailableError(
+                f"what the epoch gives cannot be kept for a task that comes again: {error}",
+                hint="look for a full disk under local_dir",
+            ) from error
         self._sizes.append(frame.size)
 
     def frames(self) -> Iterator[bytes]:
