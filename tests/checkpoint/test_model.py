@@ -85,8 +85,9 @@ class Checkpoints(RuleBasedStateMachine):
         return self.opened
 
     def _start(self, first_id: int = 0) -> Run:
-        # A restart is tried again, each time with a new claim; what fails for ever is no whim of the store.
-        for last in [False] * 30 + [True]:
+        # A restart is tried again, each time with a new claim; what fails for ever is no whim of the store: where a third
+        # of its answers are missing, most starts fail, and thirty in a row have.
+        for last in [False] * 300 + [True]:
             self.runs += 1
             try:
                 run = Run(
