@@ -14,8 +14,9 @@ from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
+from strandline.core import failpoints
 from strandline.core.clock import ManualClock
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import encode_manifest
 from strandline.storage.remote import open_store
@@ -299,10 +300,30 @@ def test_a_job_whose_first_checkpoints_are_gone_does_not_begin_empty(
     run.checkpoint()
     run.jobdir.delete([info.path for info in run.jobdir.list() if not info.path.startswith("generations/")])
     if record == "torn":
-        run.jobdir.put("generations/published", b"SL")
+        run.jobdir.put("generations/1.published", b"SL")
     for _ in range(starts):
         choice = choose(run.jobdir)
         assert choice.manifest is None
         (gone,) = choice.skipped
         assert gone.lost
         assert gone.checkpoint == (1 if record == "whole" else 0)
+
+
+def test_what_a_replaced_driver_published_beside_its_successor_is_not_missed(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock
+) -> None:
+    """It stood still between its claim's check and the manifest; the successor began empty, and fails before its first."""
+    first = Run(store, tmp_path, clock)
+    successors: list[Run] = []
+    failpoints.arm("checkpoint.publish.before", lambda: successors.append(Run(store, tmp_path, clock, seed=1)))
+    with pytest.raises(FencedError):
+        first.checkpoint()
+    failpoints.disarm_all()
+    assert successors[0].choice.manifest is None
+    third = Run(store, tmp_path, clock, seed=2)
+    assert third.choice.manifest is None
+    assert [one.lost for one in third.choice.skipped] == [False], "void, and nobody's loss"
+    # What is the job's is missed.
+    third.checkpoint()
+    third.jobdir.delete([info.path for info in third.jobdir.list() if not info.path.startswith("generations/")])
+    assert [one.lost for one in choose(third.jobdir).skipped] == [True]

@@ -151,7 +151,7 @@ def test_what_a_killed_start_and_a_start_leave(run: Run, clock: ManualClock) -> 
     assert claim(run.jobdir, clock).generation == 2
     assert execute(found) == 1
     assert {i.path for i in run.jobdir.list("generations")} == {
-        "generations/1", "generations/1.base", "generations/2", "generations/published", "generations/start",
+        "generations/1", "generations/1.base", "generations/2", "generations/1.published", "generations/start",
     }  # fmt: skip
 
 

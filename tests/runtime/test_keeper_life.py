@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -267,3 +268,24 @@ def test_output_that_cannot_be_kept_is_said_to_be_so(tmp_path: Path, monkeypatch
     with pytest.raises(UnavailableError, match="cannot be kept for a task that comes again"):
         output.add(pa.py_buffer(b"more than one byte"))
     output.close()
+
+
+def test_output_that_a_full_disk_did_not_take_is_let_go_without_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is buffered is written when a file is closed: an error there would hide why, or end a keeper that is well."""
+    monkeypatch.setattr(kept, "_IN_MEMORY_BYTES", 64 << 10)
+    output = kept.KeptOutput(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+
+    def fill() -> None:
+        while True:
+            output.add(pa.py_buffer(b"x" * 3000))
+
+    try:
+        with pytest.raises(UnavailableError, match="cannot be kept"):
+            fill()
+        output.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

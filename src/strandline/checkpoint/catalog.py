@@ -9,9 +9,16 @@ from dataclasses import dataclass
 import msgspec
 
 from strandline.checkpoint.chain import Chain, read_chain
-from strandline.checkpoint.jobdir import PUBLISHED_PATH, JobDirectory, checkpoint_id, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import (
+    JobDirectory,
+    checkpoint_id,
+    manifest_id,
+    manifest_path,
+    published_generation,
+    published_path,
+)
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
-from strandline.core.ids import CheckpointId
+from strandline.core.ids import CheckpointId, Generation
 from strandline.format.frame import frame, unframe
 from strandline.format.manifest import FileRef, Manifest, decode_manifest
 from strandline.storage.base import ObjectInfo
@@ -110,18 +117,25 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
 
 
 def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
-    """Put on record, once in a job's life, that it has had a checkpoint: this one."""
+    """Put on record, once, that a generation that began empty has had a checkpoint: this one."""
     record = _Published(generation=manifest.generation, checkpoint=manifest.checkpoint)
+    path = published_path(Generation(manifest.generation))
     with contextlib.suppress(ConflictError):
-        jobdir.create(PUBLISHED_PATH, frame(PUBLISHED_MAGIC, _VERSION, msgspec.json.encode(record)))
+        jobdir.create(path, frame(PUBLISHED_MAGIC, _VERSION, msgspec.json.encode(record)))
 
 
 def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | None:
-    """Return the job's very first checkpoint, if it ever had one; 0 if the record of it cannot be read."""
-    if PUBLISHED_PATH not in catalog.objects:
+    """Return the first checkpoint of the job's history, if it ever had one; 0 if the record of it cannot be read.
+
+    What a generation below the newest base published is not the job's: that one began empty, beside it.
+    """
+    since = max(catalog.chain.bases, default=0)
+    marked = [g for path in catalog.objects if (g := published_generation(path)) is not None and g >= since]
+    if not marked:
         return None
+    path = published_path(min(marked))
     try:
-        _, payload = unframe(jobdir.get(PUBLISHED_PATH), PUBLISHED_MAGIC, (_VERSION,), PUBLISHED_PATH)
+        _, payload = unframe(jobdir.get(path), PUBLISHED_MAGIC, (_VERSION,), path)
         return CheckpointId(msgspec.json.decode(payload, type=_Published).checkpoint)
     except (CorruptionError, msgspec.MsgspecError):
         return CheckpointId(0)

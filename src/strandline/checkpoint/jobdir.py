@@ -18,12 +18,11 @@ _MANIFEST = re.compile(f"chk-{_NUMBER}/_metadata")
 _CHECKPOINT = re.compile(f"chk-{_NUMBER}/.+")
 _GENERATION = re.compile(f"generations/{_NUMBER}")
 _BASE = re.compile(rf"generations/{_NUMBER}\.base")
+_PUBLISHED = re.compile(rf"generations/{_NUMBER}\.published")
 
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"
 """Where the job's sources began, before its first checkpoint."""
-PUBLISHED_PATH = f"{GENERATIONS}/published"
-"""That the job has had a checkpoint."""
 _PROBE = f"{GENERATIONS}/probe-"
 
 
@@ -51,6 +50,17 @@ def generation_path(generation: Generation) -> str:
 def base_path(generation: Generation) -> str:
     """Return where a generation says which checkpoint it goes on from."""
     return f"{GENERATIONS}/{generation}.base"
+
+
+def published_path(generation: Generation) -> str:
+    """Return where a generation that began empty says that it has published a checkpoint."""
+    return f"{GENERATIONS}/{generation}.published"
+
+
+def published_generation(path: str) -> Generation | None:
+    """Return the generation whose record of its first checkpoint this path is."""
+    match = _PUBLISHED.fullmatch(path)
+    return Generation(int(match[1])) if match else None
 
 
 def probe_path() -> str:

@@ -65,7 +65,7 @@ class Publisher:
         self._registry = SharedFiles()
         self._registry_is_full = False
         self._newest_lacks_files = False
-        self._has_marked = False
+        self._has_marked = restored is not None  # What a base names needs no record of its own.
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}

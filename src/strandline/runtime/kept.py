@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,5 +43,6 @@ class KeptOutput:
             yield self._file.read(size)
 
     def close(self) -> None:
-        """Let the output go."""
-        self._file.close()
+        """Let the output go. What a full disk did not take of it is not needed any more: that is no error."""
+        with contextlib.suppress(OSError):
+            self._file.close()

@@ -143,14 +143,16 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
     for root in local_dir.glob("????????????"):
         if not re.fullmatch("[0-9a-f]{12}", root.name) or not all(map(_is_ours, root.glob("*"))):
             continue
-        locks = [*root.glob(_DRIVER_LOCK), *root.glob("*/keeper.lock")]
         try:
             # Spark's progress is written below the second level.
             newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
         except OSError:
             continue
-        if time.time() - newest > older_than_s and not any(map(_held, locks)):
-            shutil.rmtree(root, ignore_errors=True)
+        if time.time() - newest > older_than_s and not any(map(_held, root.glob("*/keeper.lock"))):
+            # Held meanwhile, so that no driver that starts takes up what is being removed.
+            with contextlib.suppress(OSError), (root / _DRIVER_LOCK).open("a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(root, ignore_errors=True)
 
 
 def _is_ours(path: Path) -> bool:

@@ -141,6 +141,9 @@ class EpochDriver:
         if not self.has_due(by_us) or not self._lock.acquire(blocking=False):
             return False
         try:
+            if self.failed.is_set():
+                # The epoch that was running: its number must not be given again.
+                return False
             if self._nothing is None:
                 self._nothing = make_nothing(self._source)
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
