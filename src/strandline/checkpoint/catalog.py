@@ -19,7 +19,7 @@ from strandline.checkpoint.jobdir import (
 )
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
-from strandline.format.frame import frame, unframe
+from strandline.format.frame import frame_record, unframe_record
 from strandline.format.manifest import FileRef, Manifest, decode_manifest
 from strandline.storage.base import ObjectInfo
 
@@ -121,7 +121,7 @@ def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
     record = _Published(generation=manifest.generation, checkpoint=manifest.checkpoint)
     path = published_path(Generation(manifest.generation))
     with contextlib.suppress(ConflictError):
-        jobdir.create(path, frame(PUBLISHED_MAGIC, _VERSION, msgspec.json.encode(record)))
+        jobdir.create(path, frame_record(PUBLISHED_MAGIC, _VERSION, record))
 
 
 def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | None:
@@ -135,7 +135,7 @@ def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | No
         return None
     path = published_path(min(marked))
     try:
-        _, payload = unframe(jobdir.get(path), PUBLISHED_MAGIC, (_VERSION,), path)
-        return CheckpointId(msgspec.json.decode(payload, type=_Published).checkpoint)
-    except (CorruptionError, msgspec.MsgspecError):
+        record = unframe_record(jobdir.get(path), PUBLISHED_MAGIC, _VERSION, _Published, "the record", path)
+        return CheckpointId(record.checkpoint)
+    except CorruptionError:
         return CheckpointId(0)

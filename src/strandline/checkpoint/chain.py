@@ -28,7 +28,7 @@ import msgspec
 from strandline.checkpoint.jobdir import JobDirectory, base_path, based_generation
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Generation
-from strandline.format.frame import frame, unframe
+from strandline.format.frame import frame_record, unframe_record
 from strandline.format.manifest import Manifest
 
 BASE_MAGIC = b"SLBASEC1"
@@ -49,16 +49,12 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_base(record: BaseRecord) -> bytes:
     """Return the record as a framed JSON file."""
-    return frame(BASE_MAGIC, _VERSION, msgspec.json.encode(record))
+    return frame_record(BASE_MAGIC, _VERSION, record)
 
 
 def decode_base(data: bytes, where: str) -> BaseRecord:
     """Read a base record; raise CorruptionError naming `where`."""
-    _, payload = unframe(data, BASE_MAGIC, (_VERSION,), where)
-    try:
-        return msgspec.json.decode(payload, type=BaseRecord)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{where}: the base record does not have the expected fields: {error}") from error
+    return unframe_record(data, BASE_MAGIC, _VERSION, BaseRecord, "the base record", where)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from strandline.core.errors import (
 )
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Generation, unique_name
-from strandline.format.frame import frame, unframe
+from strandline.format.frame import frame_record, unframe_record
 from strandline.format.manifest import Manifest, decode_manifest
 
 CLAIM_MAGIC = b"SLCLAIM1"
@@ -149,7 +149,7 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
         generation = Generation(newest + 1)
         record = ClaimRecord(generation=generation, owner=owner, claimed_ms=clock.now_ms())
         try:
-            _create_own(jobdir, generation_path(generation), frame(CLAIM_MAGIC, _VERSION, msgspec.json.encode(record)))
+            _create_own(jobdir, generation_path(generation), frame_record(CLAIM_MAGIC, _VERSION, record))
         except ConflictError:
             if previous is not None and _owner_of(jobdir, generation) != owner:
                 raise _fenced(jobdir, previous.generation) from None
@@ -189,9 +189,9 @@ def _owner_of(jobdir: JobDirectory, generation: Generation) -> str | None:
     """Return who made a claim; None if it is damaged: then nobody can say."""
     path = generation_path(generation)
     try:
-        _, payload = unframe(jobdir.get(path), CLAIM_MAGIC, (_VERSION,), f"{jobdir.url}/{path}")
-        return msgspec.json.decode(payload, type=ClaimRecord).owner
-    except (CorruptionError, msgspec.MsgspecError):
+        where = f"{jobdir.url}/{path}"
+        return unframe_record(jobdir.get(path), CLAIM_MAGIC, _VERSION, ClaimRecord, "the claim", where).owner
+    except CorruptionError:
         return None
 
 

@@ -17,7 +17,7 @@ from strandline.checkpoint.source_log import pack, unpack, write_files
 from strandline.core.clock import Clock
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import hit
-from strandline.format.frame import frame, unframe
+from strandline.format.frame import frame_record, unframe_record
 
 START_MAGIC = b"SLSTART1"
 _VERSION = 1
@@ -45,7 +45,7 @@ def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], n
     start = Start(generation=claim.generation, created_ms=clock.now_ms(), names=names, archive=pack(files))
     hit("start.save.before")
     try:
-        jobdir.create(START_PATH, frame(START_MAGIC, _VERSION, msgspec.json.encode(start)))
+        jobdir.create(START_PATH, frame_record(START_MAGIC, _VERSION, start))
     except ConflictError as error:
         saved = load_start(jobdir)
         # A generation is one driver's: with it, this is our own earlier try whose answer was lost.
@@ -61,12 +61,11 @@ def load_start(jobdir: JobDirectory) -> Start | None:
     """Return the job's start, None if there is none yet. Raises CorruptionError if it is damaged."""
     where = f"{jobdir.url}/{START_PATH}"
     try:
-        _, payload = unframe(jobdir.get(START_PATH), START_MAGIC, (_VERSION,), where)
-        start = msgspec.json.decode(payload, type=Start)
+        start = unframe_record(jobdir.get(START_PATH), START_MAGIC, _VERSION, Start, "the start", where)
         unpack(start.archive, where)
     except NotFoundError:
         return None
-    except (CorruptionError, msgspec.MsgspecError) as error:
+    except CorruptionError as error:
         raise CorruptionError(
             f"{where}: where the job's sources began cannot be read: {error}",
             hint="it is needed until the first checkpoint: bring it back from a backup, or delete it and accept that "

@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
 
 from strandline.core.errors import CorruptionError
 
 _HEADER = struct.Struct("<8sIQ")
 _CHECKSUM_BYTES = 32
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 
 def frame(magic: bytes, version: int, payload: bytes) -> bytes:
@@ -38,3 +43,17 @@ def unframe(data: bytes, magic: bytes, versions: Sequence[int], where: str) -> t
             hint="read it with a newer release of strandline",
         )
     return version, body[_HEADER.size :]
+
+
+def frame_record(magic: bytes, version: int, record: msgspec.Struct) -> bytes:
+    """Return a record as a framed JSON file."""
+    return frame(magic, version, msgspec.json.encode(record))
+
+
+def unframe_record(data: bytes, magic: bytes, version: int, kind: type[R], what: str, where: str) -> R:
+    """Read a framed JSON file; raise CorruptionError naming `where`, and `what` it is, if anything is off."""
+    _, payload = unframe(data, magic, (version,), where)
+    try:
+        return msgspec.json.decode(payload, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{where}: {what} does not have the expected fields: {error}") from error

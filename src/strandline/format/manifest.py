@@ -6,8 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from strandline.core.errors import CorruptionError
-from strandline.format.frame import frame, unframe
+from strandline.format.frame import frame_record, unframe_record
 
 MANIFEST_MAGIC = b"SLMANIF1"
 MANIFEST_VERSION = 1
@@ -154,13 +153,9 @@ def source_files(source: SourceInfo) -> list[FileRef]:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """Return the manifest as a framed JSON file."""
-    return frame(MANIFEST_MAGIC, MANIFEST_VERSION, msgspec.json.encode(manifest))
+    return frame_record(MANIFEST_MAGIC, MANIFEST_VERSION, manifest)
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest:
     """Read a manifest file; raise CorruptionError naming `where` unless every byte is as written."""
-    _, payload = unframe(data, MANIFEST_MAGIC, (MANIFEST_VERSION,), where)
-    try:
-        return msgspec.json.decode(payload, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{where}: the manifest does not have the expected fields: {error}") from error
+    return unframe_record(data, MANIFEST_MAGIC, MANIFEST_VERSION, Manifest, "the manifest", where)

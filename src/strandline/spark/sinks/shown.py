@@ -13,7 +13,7 @@ import re
 import msgspec
 
 from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.format.frame import frame, unframe
+from strandline.format.frame import frame_record, unframe_record
 from strandline.spark.sinks.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
@@ -48,16 +48,12 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_shown(record: Shown) -> bytes:
     """Return the bytes of a record."""
-    return frame(SHOWN_MAGIC, _VERSION, msgspec.json.encode(record))
+    return frame_record(SHOWN_MAGIC, _VERSION, record)
 
 
 def decode_shown(data: bytes, where: str) -> Shown:
     """Read a record; raise CorruptionError naming `where`."""
-    _, payload = unframe(data, SHOWN_MAGIC, (_VERSION,), where)
-    try:
-        return msgspec.json.decode(payload, type=Shown)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{where}: the record does not have the expected fields: {error}") from error
+    return unframe_record(data, SHOWN_MAGIC, _VERSION, Shown, "the record", where)
 
 
 class ShownRecords:
