@@ -113,7 +113,7 @@ def kill_a_keeper(run: sl.Run, monitor: Monitor) -> float:
     """Kill one of the run's keepers with SIGKILL; return the seconds until the first new epoch with events."""
     before = run.status()
     victim = before.keepers[0]
-    if b"strandline.runtime.keeper" not in Path(f"/proc/{victim.pid}/cmdline").read_bytes():
+    if b"strandline.keeper.process" not in Path(f"/proc/{victim.pid}/cmdline").read_bytes():
         raise DemoError(f"process {victim.pid} is no keeper")
     killed = time.monotonic()
     os.kill(victim.pid, signal.SIGKILL)

@@ -48,13 +48,13 @@ def test_importing_strandline_does_not_import_spark() -> None:
 
 
 def test_a_keeper_does_not_import_spark() -> None:
-    code = "import sys, strandline.runtime.keeper\nprint([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
+    code = "import sys, strandline.keeper.process\nprint([m for m in sys.modules if m.startswith(('pyspark', 'py4j'))])"
     assert _run(code) == "[]"
 
 
 def test_importing_starts_nothing() -> None:
     code = (
-        "import os, sys, threading\nbefore = dict(os.environ)\nimport strandline.runtime.keeper\n"
+        "import os, sys, threading\nbefore = dict(os.environ)\nimport strandline.keeper.process\n"
         "print(threading.active_count(), dict(os.environ) == before)"
     )
     assert _run(code) == "1 True"

@@ -11,7 +11,7 @@ import pytest
 
 from strandline.cli.logs import read_on, tail
 from strandline.core.ids import Partition
-from strandline.runtime.places import Places
+from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
 
 

@@ -85,7 +85,7 @@ def keepers_of(base: Path) -> list[str]:
             words = file.read_bytes().decode(errors="replace").replace("\0", " ")
         except OSError:
             continue
-        if "strandline.runtime.keeper" in words and str(base) in words:
+        if "strandline.keeper.process" in words and str(base) in words:
             found.append(words)
     return found
 

@@ -7,7 +7,7 @@ import math
 from decimal import Decimal
 from typing import Any
 
-from strandline.format.records import record_type
+from strandline.types.records import record_type
 
 FIRST = dt.datetime(1, 1, 1)
 BEFORE = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999)

@@ -10,8 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from strandline.format.records import record_type
-from strandline.format.types import (
+from strandline.types.datatypes import (
     ArrayType,
     BinaryType,
     BooleanType,
@@ -32,6 +31,7 @@ from strandline.format.types import (
     TimestampNTZType,
     TimestampType,
 )
+from strandline.types.records import record_type
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 NAMES = st.one_of(st.sampled_from(["a", "b", "cnt", "class", "_x", "two words", "b`t", "count", "é", "1a"]), st.text(

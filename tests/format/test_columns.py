@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError, UserCodeError
-from strandline.format.columns import arrow_schema, from_arrow_type, from_python, to_arrow_type, to_python
-from strandline.format.records import record_type
-from strandline.format.types import DataType, LongType, parse_schema, parse_type
+from strandline.types.columns import arrow_schema, from_arrow_type, from_python, to_arrow_type, to_python
+from strandline.types.datatypes import DataType, LongType, parse_schema, parse_type
+from strandline.types.records import record_type
 from tests.format.strategies import same, types, values
 
 TYPED_COLUMN = types().flatmap(

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
-from strandline.format.columns import from_python
 from strandline.format.keys import KeyCodec
-from strandline.format.types import DataType, LongType, StringType, parse_type
+from strandline.types.columns import from_python
+from strandline.types.datatypes import DataType, LongType, StringType, parse_type
 from tests.format.samples import KEYS
 from tests.format.strategies import key_types, same, values
 

@@ -10,9 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.format.murmur import hash_longs, key_group, spark_hash
-from strandline.format.records import record_type
-from strandline.format.types import (
+from strandline.types.datatypes import (
     ArrayType,
     BinaryType,
     DataType,
@@ -27,6 +25,8 @@ from strandline.format.types import (
     TimestampType,
     parse_type,
 )
+from strandline.types.murmur import hash_longs, key_group, spark_hash
+from strandline.types.records import record_type
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "spark_hash.json").read_text())
 

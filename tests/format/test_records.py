@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from strandline.core.errors import ConfigurationError
-from strandline.format.records import Record, record_type
+from strandline.types.records import Record, record_type
 
 
 def test_names_and_positions() -> None:

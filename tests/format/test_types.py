@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import (
+from strandline.types.datatypes import (
     ArrayType,
     DecimalType,
     Field,

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
-from strandline.format.columns import to_arrow_type, to_python
-from strandline.format.records import record_type
-from strandline.format.types import DataType, LongType, parse_type
 from strandline.format.values import ValueCodec
+from strandline.types.columns import to_arrow_type, to_python
+from strandline.types.datatypes import DataType, LongType, parse_type
+from strandline.types.records import record_type
 from tests.format.samples import VALUES
 from tests.format.strategies import same, types, values
 

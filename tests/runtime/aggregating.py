@@ -13,15 +13,15 @@ import pyarrow as pa
 
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.ids import Epoch
-from strandline.format.columns import to_arrow_type
-from strandline.format.murmur import key_group
-from strandline.format.types import parse_type
-from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
-from strandline.runtime.aggregation import CountedAggregation, RunningAggregation
-from strandline.runtime.aggsessions import SessionAggregation
-from strandline.runtime.aggwindows import WindowedAggregation
-from strandline.runtime.outputs import TIME
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
+from strandline.runtime.operators.aggregates.running import CountedAggregation, RunningAggregation
+from strandline.runtime.operators.aggregates.sessions import SessionAggregation
+from strandline.runtime.operators.aggregates.windows import WindowedAggregation
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.task.outputs import TIME
+from strandline.types.columns import to_arrow_type
+from strandline.types.datatypes import parse_type
+from strandline.types.murmur import key_group
 from tests.runtime.bench import MAX_PARALLELISM, Bench
 
 SECOND = 1_000_000

@@ -17,12 +17,12 @@ from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB, MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.core.ids import Epoch, Partition
-from strandline.format.columns import arrow_schema, from_python
-from strandline.format.murmur import key_group
-from strandline.format.types import parse_schema
 from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos, state_names
-from strandline.runtime.store import Frozen
-from strandline.runtime.task import Task
+from strandline.runtime.state.store import Frozen
+from strandline.runtime.task.task import Task
+from strandline.types.columns import arrow_schema, from_python
+from strandline.types.datatypes import parse_schema
+from strandline.types.murmur import key_group
 
 KINDS = ("memory", "filesystem", "rocksdb")
 MAX_PARALLELISM = 128

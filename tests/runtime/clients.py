@@ -19,16 +19,16 @@ import pyarrow as pa
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.core.ids import Generation, Partition
-from strandline.format.columns import arrow_schema
 from strandline.format.manifest import FileRef
-from strandline.format.types import parse_schema
-from strandline.runtime import protocol as p
-from strandline.runtime.places import Places
+from strandline.keeper import protocol as p
+from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
+from strandline.keeper.tally import Tally
+from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
-from strandline.runtime.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
-from strandline.runtime.tally import Tally
-from strandline.runtime.task import Task
-from strandline.runtime.watchdog import process_start
+from strandline.runtime.task.task import Task
+from strandline.types.columns import arrow_schema
+from strandline.types.datatypes import parse_schema
 from tests.runtime.bench import ANSWERS, Event, batch_of, program
 
 TIMEOUT_S = 30.0
@@ -170,7 +170,7 @@ class Keeper:
         watched = watched or os.getpid()
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "strandline.runtime.keeper", str(self.socket), str(self.directory),
+                [sys.executable, "-m", "strandline.keeper.process", str(self.socket), str(self.directory),
                  str(watched), process_start(watched), str(self.generation)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},

@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.windows import Session
-from strandline.runtime import aggsessions, panes, sketches
-from strandline.runtime.grouping import Groups, overlapping
+from strandline.runtime.operators.aggregates import sessions as aggsessions
+from strandline.runtime.operators.aggregates import sketches
+from strandline.runtime.operators.aggregates.grouping import Groups, overlapping
+from strandline.runtime.state import panes
 from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, Row, close_to, expected
 from tests.runtime.bench import KINDS
 from tests.soak import examples

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from strandline.api.windows import Global, Sliding, Tumbling, windows_of
 from strandline.core.ids import Epoch
-from strandline.runtime import sketches
-from strandline.runtime.outputs import FIRED, TIME
+from strandline.runtime.operators.aggregates import sketches
+from strandline.runtime.task.outputs import FIRED, TIME
 from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, Row, close_to, expected
 from tests.runtime.bench import KINDS
 from tests.soak import examples

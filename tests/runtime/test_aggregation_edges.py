@@ -15,11 +15,11 @@ from strandline.api.process import KeyedProcess
 from strandline.api.windows import Sliding, Tumbling
 from strandline.core.errors import ConfigurationError, CorruptionError, StateLimitError, StateTypeError
 from strandline.core.ids import Epoch
-from strandline.runtime import grouping
-from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
-from strandline.runtime.grouping import Groups, group_by
-from strandline.runtime.outputs import FIRED, TIME
-from strandline.runtime.panes import PaneTable
+from strandline.runtime.operators.aggregates import grouping
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
+from strandline.runtime.operators.aggregates.grouping import Groups, group_by
+from strandline.runtime.state.panes import PaneTable
+from strandline.runtime.task.outputs import FIRED, TIME
 from tests.runtime.aggregating import COUNTS, Aggregating, rows_of
 from tests.runtime.bench import KINDS, Bench
 

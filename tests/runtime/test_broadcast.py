@@ -17,10 +17,10 @@ from strandline.api.states import List, Map, Value
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Partition
 from strandline.core.keygroups import range_of
-from strandline.runtime.joins import LEFT, RIGHT
+from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.program import state_infos
-from strandline.runtime.scope import as_datetime
-from strandline.runtime.task import Task
+from strandline.runtime.state.scope import as_datetime
+from strandline.runtime.task.task import Task
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.soak import examples
 
@@ -108,8 +108,8 @@ def test_rules_against_a_dict(
 
 def bench_order(rule: Any) -> bytes:
     """Return what rules of one version are sorted by: their encoding."""
-    from strandline.format.types import parse_schema
     from strandline.format.values import ValueCodec
+    from strandline.types.datatypes import parse_schema
 
     kind = parse_schema(INPUT).fields[1].type
     codec = ValueCodec(kind)

@@ -19,11 +19,20 @@ from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
 from strandline.core.ids import Epoch
-from strandline.format.records import record_type
-from strandline.format.types import parse_schema
-from strandline.runtime.joins import HOWS, LEFT, RIGHT, IntervalJoin, Layout, TimedJoin, WindowJoin, check_inputs
-from strandline.runtime.maptable import MapTable
-from strandline.runtime.scope import as_datetime
+from strandline.runtime.operators.joins import (
+    HOWS,
+    LEFT,
+    RIGHT,
+    IntervalJoin,
+    Layout,
+    TimedJoin,
+    WindowJoin,
+    check_inputs,
+)
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import as_datetime
+from strandline.types.datatypes import parse_schema
+from strandline.types.records import record_type
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.soak import examples
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
-from strandline.runtime import protocol as p
-from strandline.runtime.protocol import Trigger
+from strandline.keeper import protocol as p
+from strandline.keeper.protocol import Trigger
 from tests.runtime.bench import KINDS
 from tests.runtime.clients import Keeper, Nursery, answers, eventually
 

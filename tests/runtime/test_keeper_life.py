@@ -19,12 +19,12 @@ import pytest
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Generation
-from strandline.runtime import kept
-from strandline.runtime import protocol as p
-from strandline.runtime.keeper import Keeper as KeeperProcess
+from strandline.keeper import kept
+from strandline.keeper import protocol as p
+from strandline.keeper.process import Keeper as KeeperProcess
+from strandline.keeper.protocol import Connection
+from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Restore
-from strandline.runtime.protocol import Connection
-from strandline.runtime.watchdog import process_start
 from tests.runtime.clients import Keeper, Nursery, eventually
 
 

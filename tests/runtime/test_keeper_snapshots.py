@@ -15,9 +15,9 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId, Partition
 from strandline.format.manifest import FileRef
-from strandline.runtime.places import local_copies, local_copy
-from strandline.runtime.protocol import Trigger
-from strandline.runtime.snapshots import Snapshots
+from strandline.keeper.paths import local_copies, local_copy
+from strandline.keeper.protocol import Trigger
+from strandline.keeper.snapshots import Snapshots
 from strandline.storage.remote import open_store
 from tests.runtime.bench import KINDS, Bench
 from tests.runtime.clients import Keeper, Nursery, eventually, restore_of, shared

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from strandline.backends.base import LocalFile
-from strandline.runtime import livekeys
-from strandline.runtime.store import Frozen
+from strandline.runtime.state import livekeys
+from strandline.runtime.state.store import Frozen
 from tests.runtime.bench import ANSWERS, EVENTS, OPS, Bench, Event, Model
 from tests.soak import examples
 

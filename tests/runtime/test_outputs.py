@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from strandline.core.errors import OutputError
-from strandline.format.records import record_type
-from strandline.format.types import parse_schema
-from strandline.runtime.outputs import OutputBuilder
+from strandline.runtime.task.outputs import OutputBuilder
+from strandline.types.datatypes import parse_schema
+from strandline.types.records import record_type
 
 Named = namedtuple("Named", "k n")
 WANTED = [{"k": "a", "n": 1}, {"k": None, "n": None}]

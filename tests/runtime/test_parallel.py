@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Value
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
-from strandline.format.types import parse_schema
-from strandline.runtime.joins import HOWS, How, IntervalJoin, Layout
-from strandline.runtime.windowfunctions import operator_of
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.joins import HOWS, How, IntervalJoin, Layout
+from strandline.runtime.operators.windows.functions import operator_of
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.testing import Harness, Right
+from strandline.types.datatypes import parse_schema
 from tests.runtime.test_joins import Arrival, History, interval_results
 from tests.runtime.windowed import BEGIN, SECOND, Model, folded, joined, seconds_of
 from tests.soak import examples

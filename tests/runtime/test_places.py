@@ -12,7 +12,7 @@ import pytest
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, Partition
-from strandline.runtime.places import Places, local_copies, local_copy, sweep
+from strandline.keeper.paths import Places, local_copies, local_copy, sweep
 
 DAY_S = 86_400
 

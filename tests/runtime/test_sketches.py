@@ -19,13 +19,13 @@ import strandline as sl
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
-from strandline.format.columns import to_arrow_type
-from strandline.format.murmur import key_group
-from strandline.format.types import parse_type
-from strandline.runtime import sketches
-from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
-from strandline.runtime.grouping import Groups
-from strandline.runtime.outputs import TIME
+from strandline.runtime.operators.aggregates import sketches
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
+from strandline.runtime.operators.aggregates.grouping import Groups
+from strandline.runtime.task.outputs import TIME
+from strandline.types.columns import to_arrow_type
+from strandline.types.datatypes import parse_type
+from strandline.types.murmur import key_group
 from tests.runtime.aggregating import SECOND, Aggregating, Row, to_rows
 from tests.runtime.bench import KINDS, MAX_PARALLELISM
 

@@ -18,9 +18,9 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Map, Value
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
-from strandline.runtime import livekeys
-from strandline.runtime import task as task_module
-from strandline.runtime.table import Table
+from strandline.runtime.state import livekeys
+from strandline.runtime.state.values import Table
+from strandline.runtime.task.task import task as task_module
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
 from tests.soak import examples

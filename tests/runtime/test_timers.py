@@ -21,8 +21,8 @@ from strandline.backends.heap import HeapBackend
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.core.ids import KeyGroup
 from strandline.core.keygroups import KeyGroupRange
-from strandline.runtime import timers
-from strandline.runtime.timers import Layer, TimerTable
+from strandline.runtime.state import timers
+from strandline.runtime.state.timers import Layer, TimerTable
 from tests.runtime.bench import BUDGET
 from tests.soak import examples
 

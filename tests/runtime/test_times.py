@@ -14,9 +14,10 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Value
 from strandline.core.errors import OutputError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
-from strandline.format.scalars import EPOCH, timestamp_to_us
-from strandline.runtime import calls, timers
-from strandline.runtime.outputs import FIRED, SIDE, TIME, raw_ddl
+from strandline.runtime.state import timers
+from strandline.runtime.task.outputs import FIRED, SIDE, TIME, raw_ddl
+from strandline.runtime.task.task import calls
+from strandline.types.scalars import EPOCH, timestamp_to_us
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.runtime.conftest import Make
 

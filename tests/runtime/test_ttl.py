@@ -13,8 +13,8 @@ from strandline.api.states import Aggregating, List, Map, Reducing, Value
 from strandline.api.ttl import TTL
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
-from strandline.runtime import expiry
 from strandline.runtime.program import check_ttl, state_infos
+from strandline.runtime.state.ttl import cleaning as expiry
 from tests.runtime.bench import Bench, Everything, batch_of
 from tests.runtime.conftest import Make
 from tests.runtime.living import WAKE_S, Asked, S, answers, epoch, stored

@@ -11,7 +11,8 @@ import pytest
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.api.ttl import TTL
-from strandline.runtime import expiry, timers
+from strandline.runtime.state import timers
+from strandline.runtime.state.ttl import cleaning as expiry
 from tests.runtime.bench import Bench
 from tests.runtime.conftest import Make
 from tests.runtime.living import WAKE_S, Asked, S, epoch, stored

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling
 from strandline.core.errors import UserCodeError
-from strandline.runtime.contents import Constant, Contents, Folding, Keeping
+from strandline.runtime.operators.windows.contents import Constant, Contents, Folding, Keeping
 from tests.runtime.windowed import SECOND, WindowBench, folded, joined, largest
 
 Make = Callable[..., WindowBench]

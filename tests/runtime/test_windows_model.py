@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.backends.base import LocalFile
-from strandline.runtime.store import Frozen
+from strandline.runtime.state.store import Frozen
 from tests.runtime.windowed import SECOND, Model, Row, Timed, WindowBench, folded, joined
 from tests.soak import examples
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.core.ids import Epoch
-from strandline.runtime.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
-from strandline.runtime.outputs import FIRED, SIDE, TIME
-from strandline.runtime.windowfunctions import operator_of
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.windows.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
+from strandline.runtime.operators.windows.functions import operator_of
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.task.outputs import FIRED, SIDE, TIME
 from tests.runtime.bench import MIB, Bench, batch_of
 
 SECOND = 1_000_000

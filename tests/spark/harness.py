@@ -215,8 +215,8 @@ def keepers(local_dir: Path) -> dict[int, str]:
     """Return the keepers that work below this directory."""
     return {
         pid: command
-        for pid, command in processes("strandline.runtime.keeper").items()
-        if "strandline.runtime.keeper" in command and str(local_dir) in command
+        for pid, command in processes("strandline.keeper.process").items()
+        if "strandline.keeper.process" in command and str(local_dir) in command
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from strandline.runtime.protocol import Instructions
+from strandline.keeper.protocol import Instructions
 from strandline.spark import exchange
 from strandline.spark.fleet import Fleet
 

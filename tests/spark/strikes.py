@@ -93,7 +93,7 @@ def _kill_daemon(rng: random.Random) -> list[str]:
 
 def _kill_executors(rng: random.Random, belongs: str) -> list[str]:
     """Kill executors that hold no keeper: one or all."""
-    keepers = {argv[_JVM + 2] for argv in _processes(belongs).values() if "strandline.runtime.keeper" in argv}
+    keepers = {argv[_JVM + 2] for argv in _processes(belongs).values() if "strandline.keeper.process" in argv}
     executors = [
         pid
         for pid, argv in _processes(belongs).items()

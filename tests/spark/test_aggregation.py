@@ -13,10 +13,10 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import parse_schema, parse_type
 from strandline.spark.aggregation import Reduction
 from strandline.spark.partials import declare
 from strandline.testing.partials import make_result
+from strandline.types.datatypes import parse_schema, parse_type
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark

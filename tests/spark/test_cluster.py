@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 def executor_of(keeper: int) -> int:
     """Return the process that a keeper watches."""
     command = Path(f"/proc/{keeper}/cmdline").read_text().split("\0")
-    return int(command[command.index("strandline.runtime.keeper") + 3])
+    return int(command[command.index("strandline.keeper.process") + 3])
 
 
 def reached(app: App, case: Case) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from msgspec import UNSET, structs
 import strandline as sl
 from strandline.core.errors import IncompatibleStateError
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, StateInfo
-from strandline.format.types import parse_schema
-from strandline.runtime import windowfunctions
-from strandline.runtime.joins import IntervalJoin, Layout, WindowJoin
+from strandline.runtime.operators.joins import IntervalJoin, Layout, WindowJoin
+from strandline.runtime.operators.windows import functions as windowfunctions
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import state_infos
-from strandline.runtime.windowing import Rules
 from strandline.spark.compat import check_compatible
+from strandline.types.datatypes import parse_schema
 from tests.runtime.aggregating import COUNTS, process_of
 
 

@@ -16,9 +16,9 @@ import pytest
 
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Epoch, Generation, Partition
-from strandline.runtime import protocol as p
-from strandline.runtime.places import Places
-from strandline.runtime.protocol import Ack, Connection, Instructions
+from strandline.keeper import protocol as p
+from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Ack, Connection, Instructions
 from strandline.spark import worker
 from strandline.spark.fleet import Fleet, Slot
 from strandline.spark.worker import ControlWorker, KeeperRef, unmark

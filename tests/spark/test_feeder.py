@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from strandline.core.errors import KeeperError
-from strandline.runtime import protocol as p
-from strandline.runtime.protocol import Connection
-from strandline.runtime.tally import Tally, Whole
+from strandline.keeper import protocol as p
+from strandline.keeper.protocol import Connection
+from strandline.keeper.tally import Tally, Whole
 from strandline.spark.feeder import Feeder
 
 Batch = Sequence[int | None]

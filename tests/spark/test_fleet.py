@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 from strandline.core.ids import Generation
-from strandline.runtime.watchdog import process_start
+from strandline.keeper.watchdog import process_start
 from strandline.spark.fleet import _command_of, _keepers_here
 
 
 def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:
     """Also one that does not listen yet: stop() must not leave it behind."""
     me = os.getpid()
-    keeper = [sys.executable, "-m", "strandline.runtime.keeper", str(local_dir / "a.sock"), str(local_dir / "a")]
+    keeper = [sys.executable, "-m", "strandline.keeper.process", str(local_dir / "a.sock"), str(local_dir / "a")]
     with subprocess.Popen([*keeper, str(me), process_start(me), "7"], stderr=subprocess.DEVNULL) as process:
         try:
             assert _keepers_here(local_dir, Generation(7)) == [process.pid]
@@ -28,8 +28,8 @@ def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path
 
 def test_a_foreign_process_that_only_looks_like_a_keeper_is_none(local_dir: Path, tmp_path: Path) -> None:
     """An error here would end the job where it is to be restarted."""
-    (tmp_path / "strandline.runtime.keeper").write_text("read wait")
-    command = ["sh", "-m", "strandline.runtime.keeper"]
+    (tmp_path / "strandline.keeper.process").write_text("read wait")
+    command = ["sh", "-m", "strandline.keeper.process"]
     with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
             assert _command_of(Path(f"/proc/{process.pid}")) == [*command, ""]

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
-from strandline.format.murmur import key_group
-from strandline.format.types import parse_type
 from strandline.spark.exchange import Exchange
+from strandline.types.datatypes import parse_type
+from strandline.types.murmur import key_group
 from tests.spark import pipeline, small
 from tests.spark.functions import LARGE, Count, CountBatch, CountWide
 from tests.spark.harness import Case, eventually, keepers, settle

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
-from strandline.runtime import sketches
+from strandline.runtime.operators.aggregates import sketches
 from tests.spark.harness import Case, eventually, settle
 from tests.spark.test_aggregation import start
 

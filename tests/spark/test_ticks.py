@@ -12,7 +12,7 @@ import pytest
 
 from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import Epoch
-from strandline.runtime.protocol import Ack, Trigger
+from strandline.keeper.protocol import Ack, Trigger
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.attempt import Attempt
 from strandline.spark.epochs import EpochDriver, Progress

@@ -22,7 +22,7 @@ from strandline.cli.output import add_row, console, print_json, size_text, table
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import Generation, Partition
 from strandline.core.settings import default_local_dir, default_state_memory_bytes
-from strandline.runtime.places import Places
+from strandline.keeper.paths import Places
 
 # What pyproject.toml asks for, of the packages whose versions matter most; a test compares the two.
 SUPPORTED = {

@@ -15,7 +15,7 @@ from strandline.cli.output import print_json
 from strandline.core.errors import NotFoundError
 from strandline.core.ids import Partition
 from strandline.core.settings import default_local_dir
-from strandline.runtime.places import Places
+from strandline.keeper.paths import Places
 
 _BLOCK_BYTES = 64 << 10
 _LOOK_S = 0.2

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.format.columns import arrow_numbers, conform, numbers_to_arrow, to_arrow_type
-from strandline.format.records import record_type
-from strandline.format.scalars import FIXED_SCALARS, Numbers
-from strandline.format.types import DataType, StructType
+from strandline.types.columns import arrow_numbers, conform, numbers_to_arrow, to_arrow_type
+from strandline.types.datatypes import DataType, StructType
+from strandline.types.records import record_type
+from strandline.types.scalars import FIXED_SCALARS, Numbers
 
 
 def is_fixed(kind: DataType) -> bool:

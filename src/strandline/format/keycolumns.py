@@ -12,11 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError
-from strandline.format.columns import arrow_numbers, conform, to_python
-from strandline.format.plain import scaled, unscaled
-from strandline.format.records import record_type
-from strandline.format.scalars import FIXED_SCALARS, FixedScalar, Numbers
-from strandline.format.types import (
+from strandline.types.columns import arrow_numbers, conform, to_python
+from strandline.types.datatypes import (
     BinaryType,
     BooleanType,
     DataType,
@@ -27,6 +24,9 @@ from strandline.format.types import (
     StringType,
     StructType,
 )
+from strandline.types.plain import scaled, unscaled
+from strandline.types.records import record_type
+from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers
 
 _LONG_DECIMAL_PRECISION = 18
 _END = b"\0\0"

@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.core.keygroups import MAX_MAX_PARALLELISM
-from strandline.format.coercion import Coercion, MisfitError, coercion, shown
 from strandline.format.keycolumns import FixedColumn, key_column, one_nan
-from strandline.format.scalars import Numbers
-from strandline.format.types import DataType, DoubleType, FloatType, StructType
+from strandline.types.coercion import Coercion, MisfitError, coercion, shown
+from strandline.types.datatypes import DataType, DoubleType, FloatType, StructType
+from strandline.types.scalars import Numbers
 
 _GROUP_BYTES = 2
 _DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, IndexError, struct.error)

@@ -12,12 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
-from strandline.format.coercion import MisfitError, coercion, shown
-from strandline.format.columns import build, conform, to_python
 from strandline.format.expiry import HAS_TTL, HEADER_BYTES, TTL_BYTES
 from strandline.format.fixed import FixedLayout, is_fixed
-from strandline.format.plain import copier, from_plain, plain_class, to_plain
-from strandline.format.types import (
+from strandline.types.coercion import MisfitError, coercion, shown
+from strandline.types.columns import build, conform, to_python
+from strandline.types.datatypes import (
     BinaryType,
     BooleanType,
     DataType,
@@ -26,6 +25,7 @@ from strandline.format.types import (
     IntegralType,
     StringType,
 )
+from strandline.types.plain import copier, from_plain, plain_class, to_plain
 
 MAX_SCHEMA_ID = 254
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.

@@ -19,8 +19,8 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
-from strandline.format.types import parse_schema, parse_type
 from strandline.format.values import ValueCodec
+from strandline.types.datatypes import parse_schema, parse_type
 
 # Of keys that hold text: those of ten letters or more are told apart, by the key group and their first twelve.
 _TOLD_APART_BYTES = 14

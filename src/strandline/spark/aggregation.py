@@ -15,17 +15,17 @@ from pyspark.sql import functions as F
 
 from strandline.api.aggregates import Aggregate
 from strandline.api.windows import Global, Session, WindowKind
-from strandline.format.types import parse_schema
-from strandline.runtime import aggfunctions
-from strandline.runtime.aggregates import Accumulators, FieldSpec
-from strandline.runtime.aggwindows import WindowedAggregation
-from strandline.runtime.columnar import ColumnarProcess
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.aggregates import functions as aggfunctions
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
+from strandline.runtime.operators.aggregates.windows import WindowedAggregation
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.spark.ddl import ddl_of, quoted
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import Node, StepNode, make_operator
 from strandline.spark.partials import Partial, declare
 from strandline.spark.times import ORIGIN, TIME, end_of, hidden_of
+from strandline.types.datatypes import parse_schema
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream

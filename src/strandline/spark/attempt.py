@@ -27,7 +27,7 @@ from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
-from strandline.runtime.places import Places
+from strandline.keeper.paths import Places
 from strandline.runtime.program import Program, Restore, pickle_process
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.checks import retained_batches

@@ -13,9 +13,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.format.keycolumns import key_column
-from strandline.format.types import parse_schema, parse_type
 from strandline.spark.reported import errors_reported
 from strandline.spark.times import visible, without_hidden
+from strandline.types.datatypes import parse_schema, parse_type
 
 
 def input_schema(probe: DataFrame, where: str) -> str:

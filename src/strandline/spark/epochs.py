@@ -16,8 +16,8 @@ from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import SinkInfo
-from strandline.runtime.protocol import Ack, Instructions, Trigger
-from strandline.runtime.timers import is_due
+from strandline.keeper.protocol import Ack, Instructions, Trigger
+from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
 from strandline.spark.aggregation import limit_shuffle
 from strandline.spark.exchange import Exchange, make_nothing, prepare_session

@@ -21,9 +21,9 @@ from pyspark.sql import functions as F
 
 from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
-from strandline.format.murmur import spark_hash
-from strandline.format.types import IntegerType
 from strandline.spark.ddl import quoted
+from strandline.types.datatypes import IntegerType
+from strandline.types.murmur import spark_hash
 
 PARTITION = "__strandline_partition"
 KEY_GROUP = "__strandline_key_group"

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import KeeperError
-from strandline.runtime import protocol as p
-from strandline.runtime.protocol import Connection
-from strandline.runtime.tally import Tally
+from strandline.keeper import protocol as p
+from strandline.keeper.protocol import Connection
+from strandline.keeper.tally import Tally
 
 
 class Feeder(threading.Thread):

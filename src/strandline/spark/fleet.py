@@ -20,10 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
-from strandline.runtime import protocol as p
-from strandline.runtime.places import Places
+from strandline.keeper import protocol as p
+from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Ack, Instructions
 from strandline.runtime.program import Program
-from strandline.runtime.protocol import Ack, Instructions
 from strandline.spark.exchange import Exchange
 from strandline.spark.worker import ControlWorker, EpochWorker, Executor, KeeperRef
 
@@ -221,7 +221,7 @@ def _keepers_here(root: Path, generation: Generation) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = _command_of(process)
-            if command[1:3] == ["-m", "strandline.runtime.keeper"] and len(command) > 7:
+            if command[1:3] == ["-m", "strandline.keeper.process"] and len(command) > 7:
                 listens_at, generation_of = command[3], command[7]
                 if Path(listens_at).parent == root and generation_of == str(generation):
                     found.append(int(process.name))

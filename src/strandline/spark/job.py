@@ -15,7 +15,7 @@ from strandline.core import failpoints
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
-from strandline.runtime.places import Places
+from strandline.keeper.paths import Places
 from strandline.spark.attempt import Blueprint
 from strandline.spark.checks import check_session, session_warnings
 from strandline.spark.filesource import check_not_shared

@@ -17,14 +17,14 @@ from strandline.api.process import KeyedProcess
 from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
-from strandline.format.types import parse_schema
-from strandline.runtime.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
-from strandline.runtime.ordering import check_order
+from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
 from strandline.spark.ddl import ddl_of, input_schema, quoted
 from strandline.spark.late import LateNode
 from strandline.spark.nodes import Node, OperatorNode, WatermarkNode
 from strandline.spark.stream import KeyedStream, Stream
 from strandline.spark.times import FIRED, ORIGIN, TIME, visible, without_hidden
+from strandline.types.datatypes import parse_schema
+from strandline.types.ordering import check_order
 
 _ORDER = "__strandline_order"
 

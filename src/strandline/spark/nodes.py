@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
-from strandline.runtime.outputs import raw_ddl
+from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.ddl import input_schema
 from strandline.spark.times import TIME, hidden_of

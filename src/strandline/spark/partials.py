@@ -13,14 +13,15 @@ from pyspark.sql.types import ArrayType, DataType, DateType, DecimalType, Timest
 
 from strandline.api.aggregates import COMPARING, SPREADS, Aggregate
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import DataType as OwnType
-from strandline.format.types import parse_type
-from strandline.runtime import aggfunctions, sketches
-from strandline.runtime.aggfunctions import OURS
-from strandline.runtime.aggregates import ResultSpec
+from strandline.runtime.operators.aggregates import functions as aggfunctions
+from strandline.runtime.operators.aggregates import sketches
+from strandline.runtime.operators.aggregates.accumulators import ResultSpec
+from strandline.runtime.operators.aggregates.functions import OURS
 from strandline.spark.ddl import ddl_of, first_line, quoted
 from strandline.spark.reported import errors_reported
 from strandline.spark.times import visible
+from strandline.types.datatypes import DataType as OwnType
+from strandline.types.datatypes import parse_type
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import UserCodeError
-from strandline.format.columns import to_python
-from strandline.format.records import record_type
-from strandline.format.types import parse_schema
-from strandline.runtime.outputs import OutputBuilder
+from strandline.runtime.task.outputs import OutputBuilder
 from strandline.spark.worker import mark
+from strandline.types.columns import to_python
+from strandline.types.datatypes import parse_schema
+from strandline.types.records import record_type
 
 
 class RowFunction:

@@ -26,7 +26,7 @@ from strandline.core.errors import (
     UserCodeError,
 )
 from strandline.core.ids import CheckpointId
-from strandline.runtime.places import sweep
+from strandline.keeper.paths import sweep
 from strandline.spark.attempt import Attempt, Blueprint
 from strandline.spark.failures import find_error
 from strandline.spark.quiet import hide_reported_errors

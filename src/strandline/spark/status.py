@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.runtime.protocol import Ack
-from strandline.runtime.scope import as_datetime
+from strandline.keeper.protocol import Ack
+from strandline.runtime.state.scope import as_datetime
 from strandline.runtime.watermarks import Reached
 from strandline.spark.epochs import EpochDriver
 

@@ -12,11 +12,10 @@ from pyspark.sql import Column, DataFrame
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import parse_schema
-from strandline.runtime.joins import How, check_inputs
-from strandline.runtime.outputs import SIDE
+from strandline.runtime.operators.joins import How, check_inputs
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
-from strandline.runtime.windowing import Rules
+from strandline.runtime.task.outputs import SIDE
 from strandline.spark.aggregation import Aggregates
 from strandline.spark.checks import check_source, check_source_name, has_limit
 from strandline.spark.ddl import check_keys, first_line, input_schema, quoted
@@ -28,6 +27,7 @@ from strandline.spark.sourcefiles import Cleaning
 from strandline.spark.times import TIME, hidden_of, visible, without_hidden
 from strandline.spark.watermark import make_spec, with_times
 from strandline.spark.windows import WindowedStream, cut
+from strandline.types.datatypes import parse_schema
 
 if TYPE_CHECKING:
     from strandline.spark.joins import BroadcastStream, ConnectedStreams

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from strandline.runtime.outputs import FIRED, TIME
+from strandline.runtime.task.outputs import FIRED, TIME
 
 ORIGIN = "__strandline_origin"
 """Of rows straight from a watermark with `per`: whose time they move."""

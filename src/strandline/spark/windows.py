@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import StructType, parse_schema
-from strandline.runtime import windowfunctions
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.windows import functions as windowfunctions
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.aggregation import Aggregates
 from strandline.spark.times import TIME
+from strandline.types.datatypes import StructType, parse_schema
 
 if TYPE_CHECKING:
     from strandline.spark.stream import KeyedStream, Stream

@@ -27,13 +27,13 @@ import pyarrow as pa
 
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation, Partition
-from strandline.format.columns import arrow_schema
-from strandline.format.types import parse_schema
-from strandline.runtime import protocol as p
-from strandline.runtime.places import Places
-from strandline.runtime.protocol import Ack, Begin, Connection, Failure, Instructions
-from strandline.runtime.watchdog import process_start
+from strandline.keeper import protocol as p
+from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Ack, Begin, Connection, Failure, Instructions
+from strandline.keeper.watchdog import process_start
 from strandline.spark.feeder import Feeder
+from strandline.types.columns import arrow_schema
+from strandline.types.datatypes import parse_schema
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, Broadcast
@@ -87,7 +87,7 @@ class KeeperRef:
         jvm = executor.pid if executor else _executor_pid()
         listens_at = self.places.socket(self.uid, partition, self.generation)
         state = self.places.state(self.uid, partition)
-        keeper = [sys.executable, "-m", "strandline.runtime.keeper"]
+        keeper = [sys.executable, "-m", "strandline.keeper.process"]
         command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
         # Through a shell that ends at once, so that no Spark worker has a child to wait for.
         script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"

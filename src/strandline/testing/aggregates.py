@@ -12,15 +12,15 @@ import pyarrow.compute as pc
 from strandline.api.aggregates import Aggregate
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import Field, LongType, StructType, parse_schema
-from strandline.runtime import aggfunctions
-from strandline.runtime.aggfunctions import OURS
-from strandline.runtime.aggregates import Accumulators, FieldSpec, ResultSpec
-from strandline.runtime.aggwindows import WindowedAggregation
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.aggregates import functions as aggfunctions
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
+from strandline.runtime.operators.aggregates.functions import OURS
+from strandline.runtime.operators.aggregates.windows import WindowedAggregation
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.testing.partials import Part, make_result
 from strandline.testing.plans import Before, Planned, Prepared, check_timed
 from strandline.testing.rows import Rows
+from strandline.types.datatypes import Field, LongType, StructType, parse_schema
 
 
 def agg(results: Mapping[str, Aggregate] | None = None, /, **more: Aggregate) -> Aggregated:

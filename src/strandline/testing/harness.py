@@ -12,7 +12,6 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
-from strandline.format.scalars import us_to_timestamp
 from strandline.testing.chain import Chain, Output
 from strandline.testing.pairs import check_one_stream, streams_of
 from strandline.testing.plans import Prepared
@@ -20,6 +19,7 @@ from strandline.testing.program import Input, Wanted, make_program, side_of
 from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import Told
 from strandline.testing.times import Times
+from strandline.types.scalars import us_to_timestamp
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,23 +17,23 @@ from strandline.backends.base import Backend, LocalFile
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch, KeyGroup, Partition
 from strandline.core.keygroups import partition_of
-from strandline.format.columns import build, to_python
 from strandline.format.keys import KeyCodec
-from strandline.format.murmur import key_group
-from strandline.format.types import parse_schema, parse_type
 from strandline.format.values import ValueCodec
-from strandline.runtime.columnar import ColumnarProcess
-from strandline.runtime.handles import AggregatingHandle, ListHandle, MapHandle
-from strandline.runtime.opening import open_backend
-from strandline.runtime.outputs import FIRED, TIME
+from strandline.keeper.opening import open_backend
+from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.program import Process, Program
-from strandline.runtime.task import Task
-from strandline.runtime.timers import is_due
-from strandline.runtime.vectors import BatchKeys, VectorValueHandle
-from strandline.runtime.windowing import WindowOperator
+from strandline.runtime.state.columnar import ColumnarProcess
+from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
+from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
+from strandline.runtime.state.timers import is_due
+from strandline.runtime.task.outputs import FIRED, TIME
+from strandline.runtime.task.task import Task
 from strandline.testing.plans import Before
 from strandline.testing.rows import RawRows, Rows
 from strandline.testing.times import Times
+from strandline.types.columns import build, to_python
+from strandline.types.datatypes import parse_schema, parse_type
+from strandline.types.murmur import key_group
 
 _CACHE_BYTES = 16 << 20
 _GROUP, _ORIGIN = "key_group", "origin"

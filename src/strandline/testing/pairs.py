@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.core.errors import ConfigurationError
-from strandline.format.columns import to_arrow_type
-from strandline.format.types import Field, StructType
-from strandline.runtime.joins import LEFT, RIGHT, check_inputs
-from strandline.runtime.ordering import check_order
+from strandline.runtime.operators.joins import LEFT, RIGHT, check_inputs
 from strandline.runtime.program import check_process
 from strandline.testing.plans import Prepared
 from strandline.testing.program import Input, checked_keys
 from strandline.testing.rows import Right, Rows
 from strandline.testing.streams import OneStream, Stream, Told
+from strandline.types.columns import to_arrow_type
+from strandline.types.datatypes import Field, StructType
+from strandline.types.ordering import check_order
 
 
 class TwoStreams:

@@ -12,8 +12,11 @@ import pyarrow.compute as pc
 
 from strandline.api.aggregates import SPREADS, Aggregate
 from strandline.core.errors import ConfigurationError
-from strandline.format.columns import to_arrow_type, to_python
-from strandline.format.types import (
+from strandline.format.values import ValueCodec
+from strandline.runtime.operators.aggregates import sketches
+from strandline.runtime.operators.aggregates.functions import NUMBERS, check_type
+from strandline.types.columns import to_arrow_type, to_python
+from strandline.types.datatypes import (
     MAX_DECIMAL_PRECISION,
     ArrayType,
     BinaryType,
@@ -24,9 +27,6 @@ from strandline.format.types import (
     LongType,
     StructType,
 )
-from strandline.format.values import ValueCodec
-from strandline.runtime import sketches
-from strandline.runtime.aggfunctions import NUMBERS, check_type
 
 _COMPUTING = ("sum", "avg", *SPREADS)
 Make = Callable[[Sequence[pa.Array], int], pa.Array]

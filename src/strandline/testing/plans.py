@@ -9,10 +9,10 @@ from typing import Any
 
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.format.types import StructType
-from strandline.runtime.windowfunctions import follows_event_time
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.windows.functions import follows_event_time
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.testing.rows import Rows
+from strandline.types.datatypes import StructType
 
 
 @dataclass(frozen=True, slots=True)

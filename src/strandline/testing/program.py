@@ -9,9 +9,9 @@ from typing import Any
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.core.settings import BackendName
-from strandline.format.types import StructType, parse_schema
 from strandline.runtime.program import Program, check_process, check_sides, pickle_process, state_infos
 from strandline.testing.plans import Before, Planned, Prepared
+from strandline.types.datatypes import StructType, parse_schema
 
 _PARTITION_MEMORY_BYTES = 64 << 20
 _LIMIT_BYTES = 10 << 20

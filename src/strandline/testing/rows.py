@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError
-from strandline.format.coercion import MisfitError, coercion
-from strandline.format.columns import build, to_python
-from strandline.format.records import record_type
-from strandline.format.scalars import timestamp_to_us
-from strandline.format.types import StructType, parse_schema
-from strandline.runtime.ordering import comparable
-from strandline.runtime.outputs import FIRED, SIDE, TIME
 from strandline.runtime.program import Program
+from strandline.runtime.task.outputs import FIRED, SIDE, TIME
+from strandline.types.coercion import MisfitError, coercion
+from strandline.types.columns import build, to_python
+from strandline.types.datatypes import StructType, parse_schema
+from strandline.types.ordering import comparable
+from strandline.types.records import record_type
+from strandline.types.scalars import timestamp_to_us
 
 
 @dataclass(frozen=True, slots=True)

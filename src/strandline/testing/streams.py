@@ -8,11 +8,11 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
-from strandline.format.types import StructType, TimestampType, parse_schema
-from strandline.runtime.ordering import check_order
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.testing.program import Input
 from strandline.testing.rows import Events, Right, Rows
+from strandline.types.datatypes import StructType, TimestampType, parse_schema
+from strandline.types.ordering import check_order
 
 
 @dataclass(frozen=True, slots=True)

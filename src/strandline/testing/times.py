@@ -8,8 +8,8 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
-from strandline.format.scalars import timestamp_to_us, us_to_timestamp
 from strandline.runtime.watermarks import REACHED, Watermarks, WatermarkSpec
+from strandline.types.scalars import timestamp_to_us, us_to_timestamp
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from strandline.api.aggregates import Aggregate
 from strandline.api.windows import WindowKind
-from strandline.format.types import StructType
-from strandline.runtime import aggfunctions, windowfunctions
-from strandline.runtime.windowfunctions import WindowFunction
-from strandline.runtime.windowing import Rules
+from strandline.runtime.operators.aggregates import functions as aggfunctions
+from strandline.runtime.operators.windows import functions as windowfunctions
+from strandline.runtime.operators.windows.functions import WindowFunction
+from strandline.runtime.operators.windows.operator import Rules
 from strandline.testing.aggregates import Aggregated
 from strandline.testing.plans import Planned, Prepared, check_timed
+from strandline.types.datatypes import StructType
 
 
 def window(

@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 
 from strandline.format.keys import KeyCodec
-from strandline.format.types import parse_type
 from strandline.format.values import ValueCodec
+from strandline.types.datatypes import parse_type
 from tests.format.samples import KEYS, VALUES
 
 TARGET = Path(__file__).with_name("bytes.json")

@@ -1,0 +1,98 @@
+"""Opens an operator partition: restores its files, opens its backend, binds the user's function to it."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from strandline.backends.base import Backend
+from strandline.backends.heap import HeapBackend
+from strandline.backends.options import MemoryBudget
+from strandline.backends.rocksdb import RocksDBBackend
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import damage_in, fetch
+from strandline.core import failpoints
+from strandline.core.ids import CheckpointId, Partition
+from strandline.format.manifest import FileRef
+from strandline.keeper.paths import local_copies, local_copy
+from strandline.keeper.snapshots import Snapshots
+from strandline.runtime.program import Process, Program, groupings, state_names
+from strandline.runtime.task.task import Task
+from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
+
+log = logging.getLogger(__name__)
+
+# How a partition's share of state_memory is divided.
+_BLOCK_CACHE = 0.30
+_WRITE_BUFFERS = 0.20
+_OBJECTS = 0.35
+_WRITE_BEHIND = 0.15
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A partition that is ready for epochs."""
+
+    program: Program
+    task: Task
+    backend: Backend
+    snapshots: Snapshots
+
+
+def open_partition(program: Program, partition: Partition, directory: Path) -> Opened:
+    """Bring the partition's state to the version the run starts from, and bind the user's function to it."""
+    store = open_store(program.store_url, program.store_options, fsync=program.fsync)
+    jobdir = JobDirectory(RetryingStore(store), program.job)
+    restore = program.restore
+    files = restore.files.get(partition, []) if restore else []
+    _clean(directory, keep=CheckpointId(restore.checkpoint) if restore else None)
+    database = directory / f"db-{program.generation}"
+    if restore is not None:
+        failpoints.hit("keeper.restore.before")
+        copy = local_copy(directory, CheckpointId(restore.checkpoint))
+        with damage_in(CheckpointId(restore.checkpoint)):
+            stats = fetch(jobdir, files, database, copy)
+        log.info(
+            "restored checkpoint %d: %d bytes from the local copy, %d from storage",
+            restore.checkpoint, stats.local_bytes, stats.remote_bytes,
+        )  # fmt: skip
+        failpoints.hit("keeper.restore.after")
+    process = program.load()
+    with damage_in(CheckpointId(restore.checkpoint) if restore else None):
+        backend = open_backend(program, process, database)
+        try:
+            task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
+        except BaseException:
+            # Whoever asks again finds the database free, and hears the same error.
+            backend.close()
+            raise
+    base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
+    snapshots = Snapshots(
+        program, partition, task.store, backend, jobdir, directory, base,
+        int(program.partition_memory_bytes * _WRITE_BEHIND),
+    )  # fmt: skip
+    return Opened(program, task, backend, snapshots)
+
+
+def open_backend(program: Program, process: Process, database: Path) -> Backend:
+    """Open the backend that a program names, in a directory that is empty or holds a snapshot's files."""
+    states = state_names(process)
+    if program.backend == "rocksdb":
+        memory = program.partition_memory_bytes
+        budget = MemoryBudget(
+            block_cache_bytes=int(memory * _BLOCK_CACHE), write_buffer_bytes=int(memory * _WRITE_BUFFERS)
+        )
+        return RocksDBBackend(database, states, memory=budget, groupings=groupings(program, process))
+    in_memory = program.backend == "memory"
+    return HeapBackend(database, states, inline=in_memory, limit_bytes=program.limit_bytes if in_memory else None)
+
+
+def _clean(directory: Path, keep: CheckpointId | None) -> None:
+    for path in directory.glob("db-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for checkpoint, path in local_copies(directory):
+        if checkpoint != keep:
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,200 @@
+"""A partition's snapshots: frozen in the epoch's thread, written and uploaded in background threads.
+
+Two threads, in order: the writer gives frozen changes to the backend and makes local snapshots; the uploader brings
+a snapshot's new files to the checkpoint storage. Reports stay until the driver has said what became of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from strandline.backends.base import Backend, LocalFile
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.upload import upload
+from strandline.core import failpoints
+from strandline.core.errors import StrandlineError
+from strandline.core.ids import CheckpointId, Partition
+from strandline.core.keygroups import range_of
+from strandline.format.manifest import FileRef, PartitionInfo
+from strandline.keeper.paths import local_copies, local_copy
+from strandline.keeper.protocol import Report, Trigger
+from strandline.runtime.program import Program
+from strandline.runtime.state.store import Frozen, Store
+
+log = logging.getLogger(__name__)
+
+
+class Snapshots:
+    """Write-behind and checkpoints of one partition."""
+
+    def __init__(
+        self,
+        program: Program,
+        partition: Partition,
+        store: Store,
+        backend: Backend,
+        jobdir: JobDirectory,
+        directory: Path,
+        base: Mapping[str, FileRef],
+        write_behind_bytes: int,
+    ) -> None:
+        self._program = program
+        self._partition = partition
+        self._store = store
+        self._backend = backend
+        self._jobdir = jobdir
+        self._directory = directory
+        self._base = dict(base)
+        self._write_behind_bytes = write_behind_bytes
+        self._writer = ThreadPoolExecutor(1, "strandline-writer")
+        self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
+        self._writing: Future[None] | None = None
+        self._lock = threading.Lock()
+        self._pending: CheckpointId | None = None
+        self._triggered: CheckpointId | None = None
+        self._uploads: dict[CheckpointId, dict[str, FileRef]] = {}
+        self._reports: dict[CheckpointId, Report] = {}
+        self._error: StrandlineError | None = None
+
+    def heed(self, confirmed: CheckpointId | None, pending: CheckpointId | None) -> None:
+        """Take in what the driver says: the newest published checkpoint, and the one being taken."""
+        with self._lock:
+            self._pending = pending
+            if confirmed is not None and confirmed in self._uploads:
+                self._base = self._uploads[confirmed]
+                self._drop_copies(keep=confirmed)
+            decided = [c for c in self._reports if c != pending]
+            for checkpoint in decided:
+                del self._reports[checkpoint]
+            for checkpoint in [c for c in self._uploads if c != pending]:
+                del self._uploads[checkpoint]
+
+    def trigger(self, trigger: Trigger) -> float:
+        """Freeze the state for a checkpoint; return how many milliseconds that held the epoch up."""
+        started = time.perf_counter()
+        checkpoint = CheckpointId(trigger.checkpoint)
+        if checkpoint == self._triggered:
+            # A poll that Spark repeated: taking it again would pull the files away from under the upload.
+            return 0.0
+        self._triggered = checkpoint
+        with self._lock:
+            self._pending = checkpoint
+        frozen = self._store.freeze()
+        pause_ms = (time.perf_counter() - started) * 1000
+        self._writer.submit(self._take, checkpoint, trigger.mode, frozen, pause_ms)
+        return pause_ms
+
+    def write_behind(self) -> None:
+        """After an epoch: hand changes to the backend when they hold on to much memory, waiting if it lags far."""
+        if self._backend.keeps_all or self._store.dirty_bytes < self._write_behind_bytes:
+            return
+        if self._writing is not None and not self._writing.done():
+            if self._store.dirty_bytes < 2 * self._write_behind_bytes:
+                return
+            self._writing.result()
+        self._writing = self._writer.submit(self._write, self._store.freeze())
+
+    def raise_error(self) -> None:
+        """Raise what made a background write fail: from then on the state cannot be trusted to be written."""
+        if self._error is not None:
+            raise self._error
+
+    def reports(self) -> list[Report]:
+        """Return how snapshots ended that the driver has not decided on."""
+        with self._lock:
+            return list(self._reports.values())
+
+    def close(self) -> None:
+        """Give up uploads and end the threads."""
+        with self._lock:
+            self._pending = None
+        self._writer.shutdown(cancel_futures=True)
+        self._uploader.shutdown(cancel_futures=True)
+
+    def _write(self, frozen: Frozen) -> None:
+        try:
+            self.raise_error()
+            self._backend.write(frozen.changes())
+            frozen.release()
+        except Exception as error:
+            self._fail(error)
+
+    def _take(self, checkpoint: CheckpointId, mode: str, frozen: Frozen, pause_ms: float) -> None:
+        started = time.perf_counter()
+        into = local_copy(self._directory, checkpoint)
+        try:
+            # What an earlier write could not bring into the backend would be missing from every later snapshot.
+            self.raise_error()
+            failpoints.hit("keeper.persist.before")
+            shutil.rmtree(into, ignore_errors=True)
+            files = self._backend.persist(frozen.changes(), into)
+            frozen.release()
+        except Exception as error:
+            self._fail(error)
+            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {error}"))
+            return
+        self._uploader.submit(self._upload, checkpoint, mode, files, pause_ms, started)
+
+    def _upload(
+        self, checkpoint: CheckpointId, mode: str, files: list[LocalFile], pause_ms: float, started: float
+    ) -> None:
+        try:
+            failpoints.hit("keeper.upload.before")
+            with self._lock:
+                base = dict(self._base)
+            done = upload(
+                self._jobdir,
+                files,
+                checkpoint,
+                base,
+                "full" if mode == "full" else "incremental",
+                inline=self._backend.inline,
+                cancelled=lambda: self._pending != checkpoint,
+            )
+            failpoints.hit("keeper.upload.after")
+        except Exception as error:
+            log.warning("checkpoint %d: upload failed: %s", checkpoint, error)
+            self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {error}"))
+            shutil.rmtree(local_copy(self._directory, checkpoint), ignore_errors=True)
+            return
+        groups = range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
+        info = PartitionInfo(
+            index=self._partition,
+            first_key_group=groups.first,
+            last_key_group=groups.last,
+            files=done.refs,
+            sync_ms=round(pause_ms, 3),
+            async_ms=round((time.perf_counter() - started) * 1000, 3),
+            uploaded_bytes=done.uploaded_bytes,
+        )
+        with self._lock:
+            self._uploads[checkpoint] = {ref.name: ref for ref in done.refs if ref.shared}
+        self._report(Report(checkpoint=checkpoint, info=info))
+
+    def _report(self, report: Report) -> None:
+        with self._lock:
+            self._reports[CheckpointId(report.checkpoint)] = report
+
+    def _fail(self, error: Exception) -> None:
+        if error is self._error:
+            return
+        log.error("writing state failed", exc_info=error)
+        self._error = (
+            error
+            if isinstance(error, StrandlineError)
+            else StrandlineError(
+                f"operator '{self._program.uid}', partition {self._partition}: writing state failed: {error}",
+                hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
+            )
+        )
+
+    def _drop_copies(self, keep: CheckpointId) -> None:
+        for checkpoint, path in local_copies(self._directory):
+            if checkpoint != keep and checkpoint != self._pending:
+                shutil.rmtree(path, ignore_errors=True)

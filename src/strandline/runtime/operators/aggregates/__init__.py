@@ -1,0 +1,1 @@
+"""Built-in aggregates at work: accumulators as Arrow columns, merged as such."""

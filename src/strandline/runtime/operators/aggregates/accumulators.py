@@ -1,0 +1,180 @@
+"""Accumulators of built-in aggregates as Arrow columns: how partial ones merge, and what results they give."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.api.aggregates import COMPARING, SPREADS
+from strandline.api.windows import WINDOW_END, WINDOW_START
+from strandline.core.errors import StateTypeError
+from strandline.runtime.operators.aggregates import grouping, sketches
+from strandline.runtime.operators.aggregates.grouping import Groups, Numbers
+from strandline.types.columns import conform, to_arrow_type
+from strandline.types.datatypes import parse_type
+
+_LARGEST = np.nextafter(2.0**63, 0.0)
+_WIDE = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One column of an accumulator."""
+
+    name: str
+    ddl: str
+    merge: str
+    """How two become one: sum, min, max, first, last, first_valid, last_valid, joined, united, and of columns that
+    belong together: moments, max_by, min_by, and sketches by kind and size, as hll_9."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultSpec:
+    """One result, computed from an accumulator's columns."""
+
+    name: str
+    ddl: str
+    kind: str
+    fields: tuple[str, ...]
+    ranks: tuple[float, ...] = ()
+    """Of percentiles: which."""
+
+
+class Accumulators:
+    """The accumulators of one operator."""
+
+    def __init__(self, fields: Sequence[FieldSpec], results: Sequence[ResultSpec]) -> None:
+        for field in fields:
+            if field.merge.startswith(sketches.KINDS):
+                # Now rather than in a keeper.
+                sketches.kind_of(field.merge)
+        self.fields = list(fields)
+        self.results = list(results)
+        self._kinds = [parse_type(field.ddl) for field in fields]
+        self.types = [to_arrow_type(kind) for kind in self._kinds]
+        self._result_types = [to_arrow_type(parse_type(result.ddl)) for result in results]
+        self.arrow_fields = [pa.field(f.name, kind) for f, kind in zip(fields, self.types, strict=True)]
+        self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
+
+    def conform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return columns as they came in, in exactly the accumulator's types."""
+        return [conform(column, kind) for column, kind in zip(columns, self._kinds, strict=True)]
+
+    def merge(self, columns: Sequence[pa.Array], groups: Groups) -> list[pa.Array]:
+        """Merge the accumulators of each group into one, older ones first."""
+        found: list[pa.Array] = []
+        while len(found) < len(self.fields):
+            # One column, or those that belong together.
+            found += _merged(self.fields[len(found)].merge, columns[len(found) :], groups)
+        return found
+
+    def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Compute the results, a column each."""
+        by_name = {field.name: column for field, column in zip(self.fields, columns, strict=True)}
+        how = {field.name: field.merge for field in self.fields}
+        return [
+            _result(spec, [by_name[name] for name in spec.fields], how[spec.fields[0]], kind)
+            for spec, kind in zip(self.results, self._result_types, strict=True)
+        ]
+
+
+def results_of(
+    keys: Mapping[str, pa.Array], start_us: Numbers, end_us: Numbers, accumulators: Accumulators, of: Sequence[pa.Array]
+) -> tuple[pa.RecordBatch, pa.Array]:
+    """Return the results of windows as rows, and their times: the last ones in the windows."""
+    start, end = (pa.array(at, pa.timestamp("us", "UTC")) for at in (start_us, end_us))
+    results = zip((result.name for result in accumulators.results), accumulators.give(of), strict=True)
+    columns = {**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)}
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(end_us - 1)
+
+
+def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
+    """Merge the first of some columns, and as many after it as belong to it."""
+    if how == "moments":
+        return grouping.moments(columns[0], columns[1], columns[2], groups)
+    if how in COMPARING:
+        return grouping.best(columns[0], columns[1], groups, how[:3])
+    if how.startswith(sketches.KINDS):
+        return sketches.merged(how, columns[0], columns[1], groups)
+    return [_merge(how, columns[0], groups)]
+
+
+def _merge(how: str, column: pa.Array, groups: Groups) -> pa.Array:
+    if how == "sum":
+        return grouping.summed(column, groups)
+    if how in ("min", "max"):
+        return grouping.extreme(column, groups, how)
+    if how == "joined":
+        return grouping.joined(column, groups)
+    if how == "united":
+        return grouping.united(column, groups)
+    which, _, valid = how.partition("_")
+    return grouping.edge(column, groups, which, ignore_nulls=bool(valid))
+
+
+def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:
+    if spec.kind == "approx_percentile":
+        return _percentiles(sketches.percentiles(how, columns[0], columns[1], spec.ranks), kind)
+    return _number(spec, columns, how).cast(kind)
+
+
+def _number(spec: ResultSpec, columns: list[pa.Array], how: str) -> pa.Array:
+    if spec.kind == "avg":
+        return _mean(columns[0], columns[1], spec.ddl)
+    if spec.kind == "count_distinct":
+        return pc.list_value_length(columns[0])
+    if spec.kind == "approx_count_distinct":
+        return sketches.distinct_counts(how, columns[0], columns[1])
+    if spec.kind in SPREADS:
+        return _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
+    return columns[0]
+
+
+def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:
+    counted = pc.if_else(pc.equal(n, 0), None, n)
+    if not pa.types.is_decimal(total.type):
+        return pc.divide(total, counted.cast(pa.float64()))
+    kind = to_arrow_type(parse_type(ddl))
+    unit = Decimal(1).scaleb(-kind.scale)
+    pairs = zip(total.to_pylist(), counted.to_pylist(), strict=True)
+    means: list[Any] = [
+        None if t is None or not k else _WIDE.divide(t, k).quantize(unit, context=_WIDE) for t, k in pairs
+    ]
+    try:
+        return pa.array(means, kind)
+    except pa.ArrowInvalid as error:
+        raise StateTypeError(
+            f"a mean does not fit into {ddl}", hint="cast the column to a narrower decimal or to double"
+        ) from error
+
+
+def _spread(kind: str, n: Any, m2: Any) -> pa.Array:
+    least = 0 if kind in ("stddev_pop", "var_pop") else 1
+    absent = n <= least
+    found = m2 / np.where(absent, 1, n - least)
+    return pa.array(np.sqrt(found) if kind.startswith("stddev") else found, mask=absent)
+
+
+def _percentiles(lists: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return percentiles, as doubles in lists, in a result's type: one number or a list of them."""
+    if not pa.types.is_list(kind):
+        return _restored(pc.list_element(lists, 0), kind)
+    found = _restored(lists.flatten(), kind.value_type)
+    return pa.ListArray.from_arrays(lists.offsets, found, type=kind, mask=lists.is_null())
+
+
+def _restored(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return doubles in the type of the column that they were made of."""
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return numbers.cast(kind, safe=False)
+    # The greatest bigints are as doubles one more than the greatest.
+    whole = np.minimum(numbers.fill_null(0.0).to_numpy(), _LARGEST).astype(np.int64)
+    longs = pa.array(whole, mask=numbers.is_null().to_numpy(zero_copy_only=False))
+    return longs.cast(pa.int32() if pa.types.is_date(kind) else pa.int64()).cast(kind)

@@ -1,0 +1,280 @@
+"""Grouping of Arrow columns: numbers for equal rows, and what becomes of a column's values in each group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.core.errors import StateTypeError
+from strandline.format.keycolumns import FixedColumn
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
+from strandline.types.columns import from_arrow_type
+
+Numbers = np.ndarray[Any, Any]
+_LONGEST = 1 << 63
+_HALF_BITS, _HALF_MASK = 32, (1 << 32) - 1
+_WIDEST_DECIMAL = 10**38
+_MOST_DIGITS = 76
+
+
+class Groups:
+    """Which group each row is in: groups are numbered from 0."""
+
+    def __init__(self, of_row: Numbers, count: int) -> None:
+        self.of_row = of_row
+        self.count = count
+
+    @property
+    def first(self) -> Numbers:
+        """The first row of each group; -1 for a group without rows."""
+        found = np.full(self.count, -1, np.int64)
+        # Written back to front, so that each group's first row is what stays.
+        found[self.of_row[::-1]] = np.arange(len(self.of_row) - 1, -1, -1)
+        return found
+
+    @property
+    def last(self) -> Numbers:
+        """The last row of each group; -1 for a group without rows."""
+        found = np.full(self.count, -1, np.int64)
+        found[self.of_row] = np.arange(len(self.of_row))
+        return found
+
+    def only(self, rows: Numbers) -> Groups:
+        """Return the groups of some of the rows."""
+        return Groups(self.of_row[rows], self.count)
+
+
+def group_by(columns: Sequence[pa.Array]) -> Groups:
+    """Number the distinct rows of some columns without nulls, in the order in which they come.
+
+    Equal is what Spark groups together: all NaNs are one, and so are 0.0 and -0.0.
+    """
+    of_row, count = _coded(_comparable(columns[0]))
+    for column in columns[1:]:
+        of_this, more = _coded(_comparable(column))
+        of_row, count = _coded(pa.array(of_row.astype(np.int64) * more + of_this))
+    return Groups(of_row, count)
+
+
+def overlapping(of_key: Numbers, start: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
+    """Put spans of time together that overlap, of each key: spans that only touch do not.
+
+    Return the rows in the order of keys and starts, and where in it each cluster begins.
+    """
+    order = np.lexsort((start, of_key))
+    key, begin, count = of_key[order].astype(np.int64), start[order], len(order)
+    by_end = np.argsort(end[order], kind="stable")
+    rank = np.empty(count, np.int64)
+    rank[by_end] = np.arange(count)
+    # The greatest end so far, of each key: a key's numbers are greater than all of the keys before it.
+    reach = np.maximum.accumulate(key * count + rank) - key * count
+    furthest = end[order][by_end][reach]
+    is_first = np.ones(count, bool)
+    is_first[1:] = (key[1:] != key[:-1]) | (begin[1:] >= furthest[:-1])
+    return order, np.flatnonzero(is_first)
+
+
+def value_codes(values: pa.Array) -> tuple[Numbers, int]:
+    """Number the distinct values of a column without nulls, of whatever type."""
+    if pa.types.is_nested(values.type):
+        values = pa.array(ValueCodec(from_arrow_type(values.type)).encode_arrow(values), pa.binary())
+        return _coded(values)
+    return _coded(_comparable(values))
+
+
+def _coded(column: pa.Array) -> tuple[Numbers, int]:
+    coded = column.dictionary_encode()
+    return coded.indices.to_numpy(zero_copy_only=False), len(coded.dictionary)
+
+
+def _comparable(column: pa.Array) -> pa.Array:
+    """Arrow knows no equality of structs, and holds 0.0 and -0.0 for different."""
+    if pa.types.is_floating(column.type):
+        return pa.array(FixedColumn(from_arrow_type(column.type)).arrow_order(column))
+    if pa.types.is_nested(column.type):
+        codec = KeyCodec([from_arrow_type(column.type)])
+        return pa.array(codec.encode_arrow(pa.array(np.zeros(len(column), np.int32)), [column]), pa.binary())
+    return column
+
+
+def _ranks(column: pa.Array) -> Numbers:
+    """Return numbers in the order of a column without nulls, which is Spark's."""
+    kind = column.type
+    variable = pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_nested(kind)
+    if not variable and not pa.types.is_decimal(kind):
+        return FixedColumn(from_arrow_type(kind)).arrow_order(column)
+    coded = _comparable(column).dictionary_encode()
+    order = pc.sort_indices(coded.dictionary.cast(pa.binary()) if pa.types.is_string(kind) else coded.dictionary)
+    ranks = np.empty(len(order), np.int64)
+    ranks[order.to_numpy()] = np.arange(len(order))
+    found: Numbers = ranks[coded.indices.to_numpy()]
+    return found
+
+
+# -- columns of groups
+
+
+def summed(column: pa.Array, groups: Groups) -> pa.Array:
+    """Add each group's values up; null where there are none. Raises StateTypeError if one does not fit the type."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        return _reduced(column, groups, "sum")
+    if not pa.types.is_decimal(kind):
+        _refuse_overflow(column, groups)
+        return _reduced(column, groups, "sum")
+    if 10**kind.precision * len(column) > _WIDEST_DECIMAL:
+        # Arrow's own sums of 128 bits begin anew where they are not enough.
+        column = column.cast(pa.decimal256(_MOST_DIGITS, kind.scale))
+    try:
+        return _reduced(column, groups, "sum").cast(kind)
+    except pa.ArrowInvalid as error:
+        raise _too_large(kind) from error
+
+
+def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
+    """Return each group's least or greatest value ("min", "max") in Spark's order; null where there are none."""
+    kind = column.type
+    if pa.types.is_floating(kind):
+        ordered = FixedColumn(from_arrow_type(kind))
+        bits = pa.array(ordered.arrow_order(column), mask=column.is_null().to_numpy(zero_copy_only=False))
+        found = _reduced(bits, groups, which)
+        values = ordered.restore(found.fill_null(0).to_numpy())
+        return pa.array(values, kind, mask=found.is_null().to_numpy(zero_copy_only=False))
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind):
+        # Not every release of Arrow compares these in a group.
+        return best(column, column, groups, which)[0]
+    return _reduced(column, groups, which)
+
+
+def best(column: pa.Array, by: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
+    """Return the value in each group's row with the least or greatest `by`, and that; of several, the first row's."""
+    rows = np.flatnonzero(by.is_valid().to_numpy(zero_copy_only=False))
+    ranks = _ranks(by.take(pa.array(rows)))
+    there = groups.only(rows)
+    top = _reduced(pa.array(ranks), there, which).fill_null(0).to_numpy()
+    rows = rows[ranks == top[there.of_row]]
+    first = groups.only(rows).first
+    absent = first < 0
+    at = np.zeros(groups.count, np.int64)
+    at[~absent] = rows[first[~absent]]
+    found = pa.array(at, mask=absent)
+    return column.take(found), by.take(found)
+
+
+def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) -> pa.Array:
+    """Return each group's first or last value ("first", "last")."""
+    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) if ignore_nulls else None
+    if rows is not None:
+        groups = groups.only(rows)
+    at = groups.first if which == "first" else groups.last
+    absent = at < 0
+    if rows is not None and len(rows):
+        at = rows[np.where(absent, 0, at)]
+    return (
+        column.take(pa.array(np.where(absent, 0, at), mask=absent))
+        if len(column)
+        else pa.nulls(groups.count, column.type)
+    )
+
+
+def joined(column: pa.Array, groups: Groups) -> pa.Array:
+    """Join each group's lists, in the order of the rows."""
+    values, of_value = _elements(column, groups)
+    return _listed(values, of_value, groups.count)
+
+
+def united(column: pa.Array, groups: Groups) -> pa.Array:
+    """Join each group's lists, and keep each value once: 0.0 for -0.0, wherever in a value it is, as Spark does."""
+    values, of_value = _elements(column, groups)
+    values = _without_signed_zeros(values)
+    if len(values):
+        of_code, count = value_codes(values)
+        pairs = Groups(*_coded(pa.array(of_value.astype(np.int64) * count + of_code)))
+        kept = np.sort(pairs.first)
+        values, of_value = values.take(pa.array(kept)), of_value[kept]
+    return _listed(values, of_value, groups.count)
+
+
+def moments(n: pa.Array, mean: pa.Array, m2: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Merge counts, means and sums of squared differences from the mean."""
+    counts, means = n.to_numpy(), mean.fill_null(0.0).to_numpy()
+    of_row, width = groups.of_row, groups.count
+    total = np.bincount(of_row, counts, width)
+    with np.errstate(invalid="ignore"):
+        merged = np.bincount(of_row, counts * means, width) / np.maximum(total, 1.0)
+        off = np.where(counts > 0, means - merged[of_row], 0.0)
+        squares = np.bincount(of_row, m2.fill_null(0.0).to_numpy() + counts * off * off, width)
+    return pa.array(total.astype(np.int64)), pa.array(merged), pa.array(squares)
+
+
+def _reduced(column: pa.Array, groups: Groups, how: str) -> pa.Array:
+    options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=1)
+    table = pa.table({"group": groups.of_row, "value": column})
+    found = table.group_by("group", use_threads=False).aggregate([("value", how, options)])
+    values, at = found.column(f"value_{how}").combine_chunks(), found["group"].to_numpy()
+    if len(at) == groups.count and np.array_equal(at, np.arange(groups.count)):
+        return values
+    row = np.zeros(groups.count, np.int64)
+    row[at] = np.arange(len(at))
+    absent = np.ones(groups.count, bool)
+    absent[at] = False
+    return values.take(pa.array(row, mask=absent))
+
+
+def _refuse_overflow(column: pa.Array, groups: Groups) -> None:
+    if column.null_count == len(column):
+        return
+    ends = pc.min_max(column).as_py()
+    if max(abs(ends["min"]), abs(ends["max"])) * len(column) < _LONGEST:
+        return
+    # Rarely needed: the halves' sums cannot overflow, and tell what their sum is.
+    numbers = column.fill_null(0).to_numpy().astype(np.int64)
+    upper, lower = np.zeros((2, groups.count), np.int64)
+    np.add.at(upper, groups.of_row, numbers >> _HALF_BITS)
+    np.add.at(lower, groups.of_row, numbers & _HALF_MASK)
+    upper += lower >> _HALF_BITS
+    if np.any(upper != upper.astype(np.int32)):
+        raise _too_large(column.type)
+
+
+def _too_large(kind: pa.DataType) -> StateTypeError:
+    return StateTypeError(
+        f"a sum does not fit into {from_arrow_type(kind).ddl}", hint="cast the column to a wider decimal or to double"
+    )
+
+
+def _elements(column: pa.Array, groups: Groups) -> tuple[pa.Array, Numbers]:
+    """Return the elements of all lists, group after group, and the group of each."""
+    order = np.argsort(groups.of_row, kind="stable")
+    ordered = column.take(pa.array(order))
+    lengths = pc.list_value_length(ordered).fill_null(0).to_numpy()
+    return ordered.flatten(), np.repeat(groups.of_row[order], lengths)
+
+
+def _without_signed_zeros(values: pa.Array) -> pa.Array:
+    """Return values with 0.0 for -0.0 and one NaN for all of them: what is equal then has equal bytes."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        nan, zero = pa.scalar(np.nan, kind), pa.scalar(0.0, kind)
+        return pc.if_else(pc.is_nan(values), nan, pc.add(values, zero))
+    if pa.types.is_struct(kind):
+        fields = [_without_signed_zeros(field) for field in values.flatten()]
+        return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null()) if fields else values
+    if pa.types.is_list(kind):
+        lengths = pc.list_value_length(values).fill_null(0).to_numpy()
+        offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
+        elements = _without_signed_zeros(values.flatten())
+        return pa.ListArray.from_arrays(offsets, elements, type=kind, mask=values.is_null())
+    return values
+
+
+def _listed(values: pa.Array, of_value: Numbers, count: int) -> pa.Array:
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(of_value, minlength=count), out=offsets[1:])
+    # Values are in the order of their groups.
+    return pa.ListArray.from_arrays(pa.array(offsets), values)

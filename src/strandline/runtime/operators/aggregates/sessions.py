@@ -1,0 +1,325 @@
+"""Built-in aggregates of sessions: an epoch's events as spans of time, merged with the sessions that they touch.
+
+A row of the input is the key's columns, how many events it stands for, the first and the last of their times, and the
+columns of the accumulator. Spark may have aggregated events that are less than the gap apart: they are in one session
+whatever else comes. So an epoch's events count as one set; which of them are late does not depend on their order.
+
+As in windows of Python functions, a session ends in state a microsecond after its window: what is at the window's very
+end belongs to it.
+
+State is the newest session of each key, and a list of further ones where there are any. A session that is not complete
+has a timer at some time up to its end, one that waits for late events at the end of its lateness; when a timer fires,
+all sessions of the key are looked at, and those that stay get a timer again. So an event that makes a session longer
+sets no timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.api.states import State, Value
+from strandline.api.windows import Session, described
+from strandline.format.keys import KeyCodec
+from strandline.format.manifest import StateInfo
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
+from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, overlapping
+from strandline.runtime.operators.windows.operator import Rules, next_multiple
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.columnhandles import BatchKeys
+from strandline.runtime.state.panes import settle
+from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.timers import TimerTable
+from strandline.types.columns import arrow_schema, conform
+from strandline.types.datatypes import StructType, parse_schema
+
+NEWEST, OLDER = "newest", "older"
+ENDS, EARLY = "timers.ends", "timers.early"
+_SPAN = "start bigint, end bigint, given boolean, fresh boolean"
+_NUMBERS = 4
+"""How many of its columns describe a session; the others are the accumulator."""
+_AT_ONCE = 50_000
+
+
+@dataclass
+class Sessions:
+    """Some sessions, or spans of events that are to become such."""
+
+    of_key: Numbers
+    """Whose they are: a number among some keys."""
+    start: Numbers
+    end: Numbers
+    given: Numbers
+    """Whether the result was given when it was complete, and it has not changed since."""
+    fresh: Numbers
+    """Whether it has changed since a result was given, complete or not."""
+    columns: Sequence[pa.Array]
+    """The accumulators."""
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def only(self, chosen: Numbers) -> Sessions:
+        """Return those at some places, or of a mask."""
+        at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        columns = [column.take(pa.array(at)) for column in self.columns]
+        return Sessions(self.of_key[at], self.start[at], self.end[at], self.given[at], self.fresh[at], columns)
+
+    def and_also(self, more: Sessions) -> Sessions:
+        """Return these, then others."""
+        return Sessions(
+            np.append(self.of_key, more.of_key),
+            np.append(self.start, more.start),
+            np.append(self.end, more.end),
+            np.append(self.given, more.given),
+            np.append(self.fresh, more.fresh),
+            [pa.concat_arrays(pair) for pair in zip(self.columns, more.columns, strict=True)],
+        )
+
+
+class SessionAggregation(ColumnarProcess):
+    """Aggregates of each key's events in each session."""
+
+    newest: Any
+    older: Any
+
+    def __init__(self, key_schema: str, accumulators: Accumulators, kind: Session, rules: Rules) -> None:
+        self._keys = parse_schema(key_schema)
+        self._accumulators = accumulators
+        self._length, self._rules = kind.gap_us + 1, rules
+        self.own_windows = described(kind, processing=rules.processing)
+        session = parse_schema(f"{_SPAN}, {accumulators.ddl}")
+        self._fields = list(arrow_schema(session))
+        self.own_states: dict[str, State] = {
+            NEWEST: Value(StructType((*parse_schema("more boolean").fields, *session.fields)).ddl),
+            OLDER: Value(f"array<{session.ddl}>"),
+        }
+        self.table_infos = [StateInfo(name=name, kind="timers", value_type="") for name in (ENDS, EARLY)]
+        self._spans: list[pa.RecordBatch] = []
+        """What the epoch has brought: key group, keys, events, start, end, accumulator."""
+
+    def bind(self, place: Place) -> None:
+        """Get ready to work on a partition's state."""
+        self._codec = KeyCodec([field.type for field in self._keys.fields])
+        self._ends = TimerTable(ENDS, place.backend, place.groups)
+        self._early = TimerTable(EARLY, place.backend, place.groups)
+        self.tables = [self._ends, self._early]
+
+    def on_rows(self, rows: Rows, scope: Scope) -> None:
+        """Keep a batch for the end of the epoch."""
+        width = len(self._keys.fields)
+        counts, *more = rows.columns[width:]
+        self.source_rows += int(counts.to_numpy().sum())
+        if self._rules.processing:
+            start = last = np.full(len(counts), scope.now_us)
+        else:
+            start, last = (column.to_numpy() for column in (more.pop(0), more.pop(0)))
+        keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
+        columns = [rows.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
+        columns += self._accumulators.conform(more)
+        self._spans.append(pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns))))))
+        settle(self._spans, self._merged)
+
+    def on_fired(self, scope: Scope) -> Iterator[Given]:
+        """Take in what timers gave further up, before the watermark moves on."""
+        yield from self._take_in(scope)
+
+    def on_watermark(self, scope: Scope) -> Iterator[Given]:
+        """Give the sessions that are complete, and let go of those whose lateness is over."""
+        if not self._rules.processing:
+            yield from self._complete(scope)
+
+    def on_clock(self, scope: Scope) -> Iterator[Given]:
+        """Give what the clock has completed, and results so far."""
+        if self._rules.processing:
+            yield from self._complete(scope)
+        for keys in self._fired(self._early, scope.now_us):
+            found = self._load(keys)
+            shown = found.fresh & ~found.given
+            yield from self._results(keys, found.only(shown))
+            self._store(keys, found, replace(found, fresh=found.fresh & ~shown))
+
+    def on_end(self, scope: Scope) -> Iterator[Given]:
+        """Take in the epoch's events; give the sessions again that late ones have changed."""
+        yield from self._take_in(scope)
+
+    def forget(self) -> None:
+        """Forget the epoch."""
+        super().forget()
+        self._spans = []
+
+    @property
+    def next_due_us(self) -> int | None:
+        """When the watermark will find something to do."""
+        return None if self._rules.processing else self._ends.next_us()
+
+    @property
+    def next_due_clock_us(self) -> int | None:
+        """When the clock will."""
+        tables = [self._early, self._ends] if self._rules.processing else [self._early]
+        return min((at for table in tables if (at := table.next_us()) is not None), default=None)
+
+    # -- what an epoch brings
+
+    def _merged(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Make one batch of several, in which spans of a key do not touch."""
+        batch = pa.concat_batches(batches)
+        spans, _, counts = self._apart(batch)
+        order, begins = overlapping(spans.of_key, spans.start, spans.end)
+        groups = _groups(order, begins)
+        width = 1 + len(self._keys.fields)
+        columns = [column.take(pa.array(groups.first)) for column in batch.columns[:width]]
+        columns.append(pa.array(np.add.reduceat(counts[order], begins)))
+        columns.append(pa.array(spans.start[order][begins]))
+        columns.append(pa.array(np.maximum.reduceat(spans.end[order], begins)))
+        columns += self._accumulators.merge(spans.columns, groups)
+        return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+    def _apart(self, batch: pa.RecordBatch) -> tuple[Sessions, BatchKeys, Numbers]:
+        """Return a batch's spans as if they were sessions, their distinct keys, and how many events each is."""
+        width = 1 + len(self._keys.fields)
+        groups, *key_columns = batch.columns[:width]
+        counts, start, end = (column.to_numpy() for column in batch.columns[width : width + 3])
+        keys, of_key = BatchKeys(key_columns, groups, self._codec).unique()
+        no, yes = np.zeros(len(start), bool), np.ones(len(start), bool)
+        return Sessions(of_key, start, end, no, yes, batch.columns[width + 3 :]), keys, counts
+
+    def _take_in(self, scope: Scope) -> Iterator[Given]:
+        """Merge the epoch's spans with each other and with the sessions that they touch."""
+        if not self._spans:
+            return
+        spans, keys, counts = self._apart(pa.concat_batches(self._spans))
+        self._spans = []
+        stored = self._load(keys)
+        both = stored.and_also(spans)
+        order, begins = overlapping(both.of_key, both.start, both.end)
+        is_new = (np.arange(len(both)) >= len(stored))[order]
+        changed = np.logical_or.reduceat(is_new, begins)
+        # Those of which some part is not complete have a timer.
+        waits = np.logical_or.reduceat(~is_new & ~both.given[order], begins)
+        found = Sessions(
+            both.of_key[order][begins],
+            both.start[order][begins],
+            np.maximum.reduceat(both.end[order], begins),
+            ~changed & ~waits,
+            np.logical_or.reduceat(both.fresh[order], begins),
+            self._accumulators.merge(both.columns, _groups(order, begins)),
+        )
+        reached = self._reached(scope)
+        if reached is not None:
+            late = np.logical_and.reduceat(is_new, begins) & (found.end + self._rules.lateness_us <= reached)
+            if late.any():
+                events = np.append(np.zeros(len(stored), np.int64), counts)[order]
+                self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
+                found, changed, waits = found.only(~late), changed[~late], waits[~late]
+        again = self._is_complete(found, reached)
+        yield from self._results(keys, found.only(again))
+        now = replace(found, given=found.given | again, fresh=found.fresh & ~again)
+        self._set_timers(keys, now, changed & ~waits)
+        if self._rules.early_us:
+            self._ask_early(keys, now.of_key[changed & ~now.given], scope.now_us)
+        self._store(keys, stored, now)
+
+    # -- what time brings
+
+    def _reached(self, scope: Scope) -> int | None:
+        return scope.now_us if self._rules.processing else scope.watermark_us
+
+    def _complete(self, scope: Scope) -> Iterator[Given]:
+        reached = self._reached(scope)
+        assert reached is not None
+        for keys in self._fired(self._ends, reached):
+            stored = self._load(keys)
+            complete = self._is_complete(stored, reached)
+            yield from self._results(keys, stored.only(complete))
+            now = replace(stored, given=stored.given | complete, fresh=stored.fresh & ~complete)
+            now = now.only(~now.given | (now.end + self._rules.lateness_us > reached))
+            self._set_timers(keys, now, np.ones(len(now), bool))
+            self._store(keys, stored, now)
+
+    @staticmethod
+    def _is_complete(sessions: Sessions, reached: int | None) -> Numbers:
+        """Which sessions have ended and have not been given since."""
+        if reached is None:
+            return np.zeros(len(sessions), bool)
+        found: Numbers = ~sessions.given & (sessions.end <= reached)
+        return found
+
+    def _fired(self, timers: TimerTable, until_us: int) -> Iterator[BatchKeys]:
+        """Give the keys of timers that are due, many at a time, taking the timers away."""
+        fired = timers.fire(until_us, lambda encoded: None)
+        while some := list(islice(fired, _AT_ONCE)):
+            yield BatchKeys.decoded(list(dict.fromkeys(key for _, key in some)), self._codec)
+
+    def _set_timers(self, keys: BatchKeys, sessions: Sessions, wanted: Numbers) -> None:
+        encoded = keys.encoded
+        at_us = np.where(sessions.given, sessions.end + self._rules.lateness_us, sessions.end)[wanted].tolist()
+        for key, at in zip(sessions.of_key[wanted].tolist(), at_us, strict=True):
+            self._ends.set(encoded[key], at)
+
+    def _ask_early(self, keys: BatchKeys, wanted: Numbers, now_us: int) -> None:
+        encoded, at_us = keys.encoded, next_multiple(now_us, self._rules.early_us)
+        for key in wanted.tolist():
+            self._early.set(encoded[key], at_us)
+
+    def _results(self, keys: BatchKeys, sessions: Sessions) -> Iterator[Given]:
+        """Give results, those of the earliest ends first."""
+        if not len(sessions):
+            return
+        some = sessions.only(np.argsort(sessions.end, kind="stable"))
+        of_key = pa.array(some.of_key)
+        owners = {name: column.take(of_key) for name, column in zip(self._keys.names, keys.columns, strict=True)}
+        yield results_of(owners, some.start, some.end - 1, self._accumulators, some.columns)
+
+    # -- state
+
+    def _load(self, keys: BatchKeys) -> Sessions:
+        """Return all sessions of some keys, in the order of keys and starts."""
+        newest = self.newest.get_many(keys)
+        of_key = np.flatnonzero(newest.is_valid().to_numpy(zero_copy_only=False))
+        has_more, *columns = newest.take(pa.array(of_key)).flatten()
+        several = of_key[has_more.to_numpy(zero_copy_only=False)]
+        if len(several):
+            older = self.older.get_many(keys.take(several))
+            both = np.append(np.repeat(several, pc.list_value_length(older).to_numpy()), of_key)
+            order = np.argsort(both, kind="stable")
+            pairs = zip(older.flatten().flatten(), columns, strict=True)
+            columns = [pa.concat_arrays(pair).take(pa.array(order)) for pair in pairs]
+            of_key = both[order]
+        start, end, given, fresh = (column.to_numpy(zero_copy_only=False) for column in columns[:_NUMBERS])
+        return Sessions(of_key, start, end, given, fresh, columns[_NUMBERS:])
+
+    def _store(self, keys: BatchKeys, before: Sessions, after: Sessions) -> None:
+        """Write what has become of the sessions of some keys; both are in the order of keys and starts."""
+        had, has = (np.bincount(sessions.of_key, minlength=len(keys)) for sessions in (before, after))
+        last = np.cumsum(has) - 1
+        columns = [*map(pa.array, (after.start, after.end, after.given, after.fresh)), *after.columns]
+        touched = np.flatnonzero(had + has)
+        none = has[touched] == 0
+        at = pa.array(last[touched], mask=none)
+        newest = [pa.array(has[touched] > 1), *(column.take(at) for column in columns)]
+        fields = [pa.field("more", pa.bool_()), *self._fields]
+        self.newest.put_many(keys.take(touched), pa.StructArray.from_arrays(newest, fields=fields, mask=pa.array(none)))
+        several = np.flatnonzero((had > 1) | (has > 1))
+        if len(several):
+            is_last = np.zeros(len(after), bool)
+            is_last[last[has > 0]] = True
+            rest = pa.array(np.flatnonzero(~is_last))
+            values = pa.StructArray.from_arrays([column.take(rest) for column in columns], fields=self._fields)
+            counts = np.maximum(has[several] - 1, 0)
+            offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+            lists = pa.ListArray.from_arrays(offsets, values, mask=pa.array(counts == 0))
+            self.older.put_many(keys.take(several), lists)
+
+
+def _groups(order: Numbers, begins: Numbers) -> Groups:
+    """Return which cluster each row is in."""
+    of_row = np.empty(len(order), np.int64)
+    of_row[order] = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(order))))
+    return Groups(of_row, len(begins))

@@ -1,0 +1,240 @@
+"""Built-in aggregation of windows that tumble or slide: partial accumulators are added to panes, unread.
+
+A row of the input is the key's columns, the end of its pane (not where windows follow the clock), how many rows of the
+stream it stands for, and the columns of the accumulator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.api.windows import Sliding, Tumbling, described
+from strandline.format.manifest import StateInfo
+from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
+from strandline.runtime.operators.aggregates.changes import News
+from strandline.runtime.operators.aggregates.grouping import group_by
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.panes import GROUP, PaneTable
+from strandline.runtime.state.scope import Scope
+from strandline.types.columns import arrow_schema, conform
+from strandline.types.datatypes import StructType, parse_schema
+
+PANES = "panes"
+
+
+class WindowedAggregation(ColumnarProcess):
+    """Aggregates of each key's events in each window. A result comes once the watermark has reached the window's end.
+
+    Events that come later, but before the watermark is `lateness` behind the end, change the result, which comes again.
+    """
+
+    _table: PaneTable
+
+    def __init__(self, key_schema: str, accumulators: Accumulators, kind: Tumbling | Sliding, rules: Rules) -> None:
+        self._keys = parse_schema(key_schema)
+        self._accumulators = accumulators
+        self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
+        self._lateness, self._processing = rules.lateness_us, rules.processing
+        self.own_windows = described(kind, processing=rules.processing)
+        self.pane_us = math.gcd(self._size, self._every)
+        self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))
+        self.table_infos = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]
+        self._late: dict[int, list[pa.RecordBatch]] = {}
+        self._early_us = rules.early_us
+        self._news: News | None = None
+
+    def bind(self, place: Place) -> None:
+        """Get ready to work on a partition's state."""
+        schema = arrow_schema(self._stored)
+        self._full = pa.schema([pa.field(GROUP, pa.int32()), *schema])
+        self._table = PaneTable(PANES, place.backend, place.groups, schema, self._merge, place.cache_bytes)
+        # Where panes go once their window is given, what is there tells what is to be given.
+        self._table.marked = self._lateness > 0 or self.pane_us < self._size
+        self.tables = [self._table]
+        if self._early_us:
+            self._news = News(self._early_us, self._merge)
+
+    def on_rows(self, rows: Rows, scope: Scope) -> None:
+        """Add a batch to its panes."""
+        width = len(self._keys.fields)
+        columns = rows.columns[width:]
+        if self._processing:
+            ends = np.full(len(rows.groups), self.pane_of(self._reached(scope)))
+        else:
+            ends = columns.pop(0).to_numpy()
+        counts = columns.pop(0).to_numpy()
+        self.source_rows += int(counts.sum())
+        keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
+        columns = [rows.groups.cast(pa.int32()), *keys, *self._accumulators.conform(columns)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._full)
+        kept = self._first_end(ends) <= self._last_end(ends)
+        if scope.watermark_us is not None and not self._processing:
+            late = self._last_end(ends) + self._lateness <= scope.watermark_us
+            self.late_rows += int(counts[late & kept].sum())
+            kept &= ~late
+        if not kept.all():
+            batch, ends = batch.filter(pa.array(kept)), ends[kept]
+        if not len(ends):
+            return
+        if ends.min() == ends.max():
+            self._add(int(ends[0]), batch, scope)
+            return
+        order = np.argsort(ends, kind="stable")
+        batch, ends = batch.take(pa.array(order)), ends[order]
+        bounds = np.append(np.flatnonzero(np.diff(ends, prepend=ends[0] - 1)), len(ends)).tolist()
+        for start, stop in pairwise(bounds):
+            self._add(int(ends[start]), batch.slice(start, stop - start), scope)
+
+    def on_watermark(self, scope: Scope) -> Iterator[Given]:
+        """Give the windows that are complete, the earliest first, and let go of panes that are not needed any more."""
+        if not self._processing:
+            yield from self._complete(scope)
+
+    def on_clock(self, scope: Scope) -> Iterator[Given]:
+        """Give what the clock has completed, and results so far."""
+        if self._processing:
+            yield from self._complete(scope)
+        if self._news is not None:
+            yield from self._so_far(self._news, scope.now_us)
+
+    def on_end(self, scope: Scope) -> Iterator[Given]:
+        """Give the windows again that late events have changed."""
+        self._table.next_epoch = scope.epoch
+        yield from self._again()
+
+    def commit(self) -> None:
+        """Keep the epoch."""
+        super().commit()
+        if self._news is not None:
+            self._news.commit()
+
+    def forget(self) -> None:
+        """Forget the epoch."""
+        super().forget()
+        self._late = {}
+        if self._news is not None:
+            self._news.forget()
+
+    @property
+    def next_due_us(self) -> int | None:
+        """The end of the first window that is not given yet."""
+        return None if self._processing else self._next_end()
+
+    @property
+    def next_due_clock_us(self) -> int | None:
+        """The same where windows follow the clock; and when results so far are due."""
+        end_us = self._next_end() if self._processing else None
+        early_us = self._news.due_us(self._table.panes) if self._news else None
+        return min((at for at in (end_us, early_us) if at is not None), default=None)
+
+    def _next_end(self) -> int | None:
+        mark = self._table.mark_us
+        ends = (next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
+        return min((end for end in ends if end is not None), default=None)
+
+    def _reached(self, scope: Scope) -> int:
+        """How far time has come. The clock may have been set back: what was given stays given."""
+        if not self._processing:
+            assert scope.watermark_us is not None
+            return scope.watermark_us
+        mark = self._table.mark_us
+        return scope.now_us if mark is None else max(scope.now_us, mark)
+
+    def _complete(self, scope: Scope) -> Iterator[Given]:
+        reached = self._reached(scope)
+        yield from self._again()
+        due = {end for pane in self._table.panes for end in self._ends_of(pane, self._table.mark_us, reached)}
+        for end in sorted(due):
+            yield from self._window(end)
+        self._table.mark_us = reached
+        for pane in [pane for pane in self._table.panes if self._last_end(pane) + self._lateness <= reached]:
+            self._table.drop(pane)
+
+    def _add(self, pane: int, batch: pa.RecordBatch, scope: Scope) -> None:
+        self._table.add(pane, batch)
+        if self._news is not None:
+            self._news.add(pane, batch, scope.now_us)
+        mark = self._table.mark_us
+        if mark is not None and self._lateness and self._first_end(pane) <= mark:
+            self._late.setdefault(pane, []).append(batch)
+
+    def _so_far(self, news: News, now_us: int) -> Iterator[Given]:
+        """Give the results so far of open windows, for keys that have changed."""
+        panes = self._table.panes
+        due_us = news.due_us(panes)
+        if due_us is None or due_us > now_us:
+            return
+        changed: dict[int, list[pa.RecordBatch]] = {}
+        unknown: set[int] = set()
+        for pane, batches in news.take(panes).items():
+            for end in self._ends_of(pane, self._table.mark_us, None):
+                changed.setdefault(end, []).extend(batches or ())
+                if batches is None:
+                    unknown.add(end)
+        for end, found in sorted(changed.items()):
+            yield from self._window(end, None if end in unknown else self._merge(found))
+
+    def _again(self) -> Iterator[Given]:
+        """Give the results of windows given before for keys whose late events came since."""
+        late, self._late = self._late, {}
+        mark = self._table.mark_us
+        changed: dict[int, list[pa.RecordBatch]] = {}
+        for pane, batches in late.items():
+            for end in self._ends_of(pane, None, mark):
+                if mark is not None and end + self._lateness > mark:
+                    changed.setdefault(end, []).extend(batches)
+        for end, batches in sorted(changed.items()):
+            yield from self._window(end, self._merge(batches))
+
+    def _window(self, end: int, only: pa.RecordBatch | None = None) -> Iterator[Given]:
+        panes = [pane for pane in self._table.panes if end - self._size < pane <= end]
+        for batch in self._table.read(panes, only):
+            if only is not None:
+                batch = self._of_keys(batch, only)
+            width = 1 + len(self._keys.fields)
+            ends = np.full(batch.num_rows, end)
+            keys = dict(zip(self._keys.names, batch.columns[1:width], strict=True))
+            yield results_of(keys, ends - self._size, ends, self._accumulators, batch.columns[width:])
+
+    def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        batch = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+        width = 1 + len(self._keys.fields)
+        groups = group_by(batch.columns[1:width])
+        if groups.count == batch.num_rows:
+            return batch
+        first = pa.array(groups.first)
+        keys = [column.take(first) for column in batch.columns[:width]]
+        merged = self._accumulators.merge(batch.columns[width:], groups)
+        return pa.RecordBatch.from_arrays([*keys, *merged], schema=self._full)
+
+    def _of_keys(self, batch: pa.RecordBatch, only: pa.RecordBatch) -> pa.RecordBatch:
+        width = 1 + len(self._keys.fields)
+        both = [pa.concat_arrays([a, b]) for a, b in zip(only.columns[1:width], batch.columns[1:width], strict=True)]
+        return batch.filter(pa.array(group_by(both).of_row[only.num_rows :] < only.num_rows))
+
+    # -- windows are aligned; what is said of a pane is said of its end
+
+    def pane_of(self, time_us: Any) -> Any:
+        """Return the end of the pane that a time is in."""
+        return time_us - (time_us - self._offset) % self.pane_us + self.pane_us
+
+    def _first_end(self, pane: Any) -> Any:
+        return pane + (self._offset + self._size - pane) % self._every
+
+    def _last_end(self, pane: Any) -> Any:
+        start = pane - self.pane_us
+        return start - (start - self._offset) % self._every + self._size
+
+    def _ends_of(self, pane: int, after: int | None, until: int | None) -> range:
+        """Return the ends of a pane's windows, after one time and up to another."""
+        first, last = self._first_end(pane), self._last_end(pane)
+        if after is not None and after >= first:
+            first += ((after - first) // self._every + 1) * self._every
+        return range(first, (last if until is None else min(last, until)) + 1, self._every)

@@ -1,0 +1,330 @@
+"""Joins of two keyed streams by time: rows wait in state for their partners, and the watermark lets them go.
+
+A row is kept in a bucket of its side, a map entry a stretch of time, as wide as the interval: whatever a row can match
+is in two buckets of the other side, which are read by name. Within a bucket rows are in the order of their times.
+A snapshot may be looking at lists in state, so an epoch replaces a list when it first changes it. From then on the
+list is the epoch's own and is changed in place: a key with many rows costs a copy an epoch, not one a row.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, Literal
+
+from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.states import Map
+from strandline.api.windows import Sliding, Tumbling, described, windows_of
+from strandline.core.errors import ConfigurationError, UserCodeError
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import as_datetime
+from strandline.types.datatypes import StructType
+from strandline.types.records import record_type
+
+LEFT, RIGHT = "__strandline_left", "__strandline_right"
+"""Of a pair, the input of a function of two streams: the one event or the other; the other one is null."""
+
+How = Literal["inner", "left", "right", "full"]
+HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
+
+Row = tuple[Any, ...]
+_Waiting = record_type(("time", "matched", "row"))
+_time = attrgetter("time")
+
+
+def check_inputs(process: Any, uid: str, method: Literal["key_by", "connect", "broadcast"]) -> None:
+    """Refuse a function that does not fit the streams that `method` has brought together, or misses a method."""
+    name = type(process).__name__
+    found = next((m for m, (kind, _) in _FUNCTIONS.items() if isinstance(process, kind)), "key_by")
+    if found != method:
+        expected = _FUNCTIONS[method][0].__name__ if method in _FUNCTIONS else "KeyedProcess or a KeyedBatchProcess"
+        raise ConfigurationError(
+            f"operator '{uid}': after {method}(), process() was given {name}, expected a {expected}",
+            hint=_HINTS.get(found, f"derive your class from strandline.{expected}"),
+        )
+    if method == "key_by":
+        return
+    kind, methods = _FUNCTIONS[method]
+    for each in methods:
+        if getattr(type(process), each) is getattr(kind, each):
+            raise ConfigurationError(f"operator '{uid}': {name} does not define {each}")
+    if kind is KeyedCoProcess and type(process).on_event is not KeyedCoProcess.on_event:
+        raise ConfigurationError(
+            f"operator '{uid}': {name} defines on_event, which a KeyedCoProcess must not",
+            hint="define on_left and on_right, or derive it from strandline.KeyedProcess",
+        )
+
+
+_FUNCTIONS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "connect": (KeyedCoProcess, ("on_left", "on_right")),
+    "broadcast": (KeyedBroadcastProcess, ("on_event", "on_broadcast")),
+}
+_HINTS = {
+    "connect": "a KeyedCoProcess is for a.key_by(…).connect(b.key_by(…)).process(…)",
+    "broadcast": "a KeyedBroadcastProcess is for a.key_by(…).broadcast(rules).process(…)",
+}
+
+
+def called(process: object, method: str, event: Any) -> tuple[str, Any]:
+    """Return which method of the user's was called, and with which event: for error messages."""
+    if method != "on_event" or not isinstance(process, KeyedCoProcess) or event is None:
+        return method, event
+    return "on_right" if event[0] is None else "on_left", _half(event)
+
+
+def given_event(event: Any, names: Sequence[str]) -> Any:
+    """Return the event that a user knows: of a pair, the half that is there."""
+    return _half(event) if names[0] == LEFT else event
+
+
+def _half(pair: Any) -> Any:
+    left, right, *_ = pair
+    return right if left is None else left
+
+
+class Layout:
+    """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both."""
+
+    def __init__(self, left: StructType, right: StructType, shared: Sequence[str] = ()) -> None:
+        self.left = left
+        self.right = right
+        self.shared = tuple(shared)
+        self._kept = [at for at, name in enumerate(right.names) if name not in self.shared]
+        self._filled = [(left.names.index(name), right.names.index(name)) for name in self.shared]
+        self._left_nulls = (None,) * len(left.fields)
+        self._right_nulls = (None,) * len(self._kept)
+
+    def columns(self, prefixes: tuple[str, str]) -> list[tuple[str, str]]:
+        """Return names and DDL types of the result; prefixes stand before what is not a shared key."""
+        before, behind = prefixes
+        found = [(f.name if f.name in self.shared else before + f.name, f.type.ddl) for f in self.left.fields]
+        return found + [(behind + f.name, f.type.ddl) for f in map(self.right.fields.__getitem__, self._kept)]
+
+    def pair(self, left: Row, right: Row) -> Row:
+        """Return the result of two rows."""
+        return left + self._picked(right) if self.shared else left + right
+
+    def left_alone(self, left: Row) -> Row:
+        """Return the result of a left row without a partner."""
+        return left + self._right_nulls
+
+    def right_alone(self, right: Row) -> Row:
+        """Return the result of a right row without a partner: the shared keys have its values."""
+        if not self.shared:
+            return self._left_nulls + right
+        row, plain = list(self._left_nulls), tuple(right)
+        for to, at in self._filled:
+            row[to] = plain[at]
+        return (*row, *self._picked(right))
+
+    def _picked(self, right: Row) -> Row:
+        # Of a plain tuple: a record's own [] is slow.
+        plain = tuple(right)
+        return tuple([plain[at] for at in self._kept])
+
+
+class TimedJoin(KeyedCoProcess):
+    """What both joins by time share. They set `ctx.time_us` to a result's time before they give it."""
+
+    def __init__(self, layout: Layout, how: How) -> None:
+        self._layout = layout
+        self._outer_left = how in ("left", "full")
+        self._outer_right = how in ("right", "full")
+
+    def _time_of(self, row: Row, ctx: Any) -> int:
+        if ctx.time_us is None:
+            raise UserCodeError(
+                f"the row {row!r} has no time, and a join is by time",
+                hint='drop such rows before key_by, as with where("ts is not null")',
+            )
+        time: int = ctx.time_us
+        return time
+
+
+class _Side:
+    """One side of an interval join: where its rows wait, and at what distance in time their partners are."""
+
+    __slots__ = ("alone", "lower_us", "outer", "table", "upper_us")
+
+    def __init__(self, table: MapTable, lower_us: int, upper_us: int, alone: Callable[[Row], Row] | None) -> None:
+        self.table = table
+        self.lower_us = lower_us
+        self.upper_us = upper_us
+        self.outer = alone is not None
+        self.alone: Any = alone
+        """Makes the result of a row without a partner, if there is to be one."""
+
+
+class IntervalJoin(TimedJoin):
+    """Pairs rows whose times are near: `lower <= right's time - left's time <= upper`.
+
+    A row older than the watermark is left out. A row is kept until the watermark says that no partner can come; if none
+    came and the join is an outer one for its side, it is given then, alone, with the time at which that became certain.
+    """
+
+    def __init__(self, layout: Layout, lower_us: int, upper_us: int, how: How = "inner") -> None:
+        super().__init__(layout, how)
+        self._bounds = lower_us, upper_us
+        self._width = max(1, upper_us - lower_us)
+        # Rows are found by what they can match.
+        self.own_windows = f"{lower_us // 1000} ms to {upper_us // 1000} ms apart, {how}"
+        self.own_states = {
+            "left": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.left.ddl}>>"),
+            "right": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.right.ddl}>>"),
+        }
+
+    def open(self) -> None:
+        (lower, upper), layout = self._bounds, self._layout
+        states = vars(self)
+        self._lefts = _Side(states["left"].table, lower, upper, layout.left_alone if self._outer_left else None)
+        self._rights = _Side(states["right"].table, -upper, -lower, layout.right_alone if self._outer_right else None)
+
+    def on_left(self, event: Row, ctx: Any) -> Iterator[Row]:
+        time, pair = self._time_of(event, ctx), self._layout.pair
+        if ctx.is_late:
+            return
+        partners = self._partners(self._rights, ctx.key, time + self._lefts.lower_us, time + self._lefts.upper_us)
+        for other, row in partners:
+            ctx.time_us = max(time, other)
+            yield pair(event, row)
+        yield from self._keep(self._lefts, event, time, bool(partners), ctx)
+
+    def on_right(self, event: Row, ctx: Any) -> Iterator[Row]:
+        time, pair = self._time_of(event, ctx), self._layout.pair
+        if ctx.is_late:
+            return
+        partners = self._partners(self._lefts, ctx.key, time + self._rights.lower_us, time + self._rights.upper_us)
+        for other, row in partners:
+            ctx.time_us = max(time, other)
+            yield pair(row, event)
+        yield from self._keep(self._rights, event, time, bool(partners), ctx)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
+        at_us, key = timer.time_us, ctx.key
+        for side in (self._lefts, self._rights):
+            if side.outer:
+                # Of these rows it has just become certain.
+                time = at_us - side.upper_us - 1
+                ctx.time_us = max(at_us, time)
+                for row in self._unmatched(side, key, time):
+                    yield side.alone(row)
+        for side in (self._lefts, self._rights):
+            bucket, rest = divmod(at_us - side.upper_us, self._width)
+            if rest == 0 and side.table.get(key, bucket - 1) is not None:
+                side.table.put(key, bucket - 1, None)
+
+    def _partners(self, side: _Side, key: Any, first_us: int, last_us: int) -> list[tuple[int, Row]]:
+        """Return the rows of a side with times from first to last; where it matters, note that they are matched."""
+        found: list[tuple[int, Row]] = []
+        for bucket in range(first_us // self._width, last_us // self._width + 1):
+            waiting = side.table.get(key, bucket)
+            if waiting is None:
+                continue
+            start, end = 0, len(waiting)
+            if waiting[0].time < first_us:
+                start = bisect_left(waiting, first_us, key=_time)
+            if waiting[-1].time > last_us:
+                end = bisect_right(waiting, last_us, key=_time)
+            if start == end:
+                continue
+            hits = waiting[start:end]
+            found += [(hit.time, hit.row) for hit in hits]
+            if side.outer and not all(hit.matched for hit in hits):
+                matched = [_Waiting._make((hit.time, True, hit.row)) for hit in hits]
+                _own(side.table, key, bucket, waiting)[start:end] = matched
+        return found
+
+    def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
+        """Have a row wait for partners, as long as some may come."""
+        over_us = time + side.upper_us + 1
+        if ctx.watermark_us is not None and over_us <= ctx.watermark_us:
+            if side.outer and not matched:
+                ctx.time_us = max(over_us, time)
+                yield side.alone(row)
+            return
+        bucket = time // self._width
+        entry = _Waiting._make((time, matched, row))
+        waiting = side.table.get(ctx.key, bucket)
+        if waiting is None:
+            side.table.put(ctx.key, bucket, [entry])
+        else:
+            at = len(waiting) if waiting[-1].time <= time else bisect_right(waiting, time, key=_time)
+            _own(side.table, ctx.key, bucket, waiting).insert(at, entry)
+        ctx.timers.set_us((bucket + 1) * self._width + side.upper_us)
+        if side.outer and not matched:
+            ctx.timers.set_us(over_us)
+
+    def _unmatched(self, side: _Side, key: Any, time: int) -> list[Row]:
+        waiting = side.table.get(key, time // self._width)
+        if waiting is None:
+            return []
+        start, end = bisect_left(waiting, time, key=_time), bisect_right(waiting, time, key=_time)
+        return [each.row for each in waiting[start:end] if not each.matched]
+
+
+def _own(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
+    """Return the entry `waiting` as a list that this epoch may change."""
+    if not table.is_ours(key, sub):
+        waiting = list(waiting)
+        table.put(key, sub, waiting)
+    return waiting
+
+
+class WindowJoin(TimedJoin):
+    """Pairs all rows of a key that are in one window; results come when the watermark reaches its end.
+
+    Their time is the last moment of the window. A row whose windows are all complete is left out.
+    """
+
+    def __init__(self, layout: Layout, kind: Tumbling | Sliding, how: How = "inner") -> None:
+        super().__init__(layout, how)
+        self._kind = kind
+        self._size_us = kind.size_us
+        self.own_windows = described(kind)
+        self.own_states = {
+            "left": Map("bigint", f"array<{layout.left.ddl}>"),
+            "right": Map("bigint", f"array<{layout.right.ddl}>"),
+        }
+
+    def open(self) -> None:
+        states = vars(self)
+        self._lefts: MapTable = states["left"].table
+        self._rights: MapTable = states["right"].table
+
+    def on_left(self, event: Row, ctx: Any) -> None:
+        self._keep(self._lefts, event, ctx)
+
+    def on_right(self, event: Row, ctx: Any) -> None:
+        self._keep(self._rights, event, ctx)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
+        end_us, layout = timer.time_us, self._layout
+        start_us = end_us - self._size_us
+        lefts, rights = self._take(self._lefts, ctx.key, start_us), self._take(self._rights, ctx.key, start_us)
+        window = as_datetime(start_us), as_datetime(end_us)
+        ctx.time_us = end_us - 1
+        for left in lefts:
+            for right in rights:
+                yield layout.pair(left, right) + window
+        if self._outer_left and not rights:
+            yield from (layout.left_alone(left) + window for left in lefts)
+        if self._outer_right and not lefts:
+            yield from (layout.right_alone(right) + window for right in rights)
+
+    def _keep(self, table: MapTable, row: Row, ctx: Any) -> None:
+        for window in windows_of(self._kind, self._time_of(row, ctx)):
+            if ctx.watermark_us is None or window.end_us > ctx.watermark_us:
+                waiting = table.get(ctx.key, window.start_us)
+                if waiting is None:
+                    table.put(ctx.key, window.start_us, [row])
+                else:
+                    _own(table, ctx.key, window.start_us, waiting).append(row)
+                ctx.timers.set_us(window.end_us)
+
+    def _take(self, table: MapTable, key: Any, start_us: int) -> list[Row]:
+        waiting: list[Row] | None = table.get(key, start_us)
+        if waiting is None:
+            return []
+        table.put(key, start_us, None)
+        return waiting

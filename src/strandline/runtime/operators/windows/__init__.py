@@ -1,0 +1,1 @@
+"""Windows at work: a user's function, or all of a window's events."""

@@ -1,0 +1,265 @@
+"""What is kept of a window's events, and the rows that become of it: an accumulator, or all of the events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+from strandline.api.states import Map, State
+from strandline.api.windows import Window
+from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
+from strandline.runtime.state.handles import coercion
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import Scope
+from strandline.types.datatypes import ArrayType, parse_type
+
+Row = tuple[Any, ...]
+
+
+class Contents:
+    """Root: `value_type` is what each window's entry in the operator's state holds, `states` are further ones.
+
+    A window is named by a number, `at`, that no other window of its key has while it lives.
+    """
+
+    value_type: str
+    states: dict[str, State]
+    is_value: ClassVar[bool]
+    """Whether every event changes the value."""
+
+    def open(self, operator: Any) -> None:
+        """The operator's states are bound."""
+
+    def start(self) -> Any:
+        """Return the value of a window without events."""
+        raise NotImplementedError
+
+    def add(self, at: int, value: Any, event: Any) -> Any:
+        """Take in an event; return the new value."""
+        raise NotImplementedError
+
+    def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
+        """Take in another window, which ends to be; return the new value."""
+        raise NotImplementedError
+
+    def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
+        """Return the result's rows, without key and window."""
+        raise NotImplementedError
+
+    def clear(self, at: int) -> None:
+        """Forget a window's events."""
+
+
+class Folding(Contents):
+    """An accumulator: each event changes it, and the result is computed from it."""
+
+    is_value = True
+
+    def __init__(
+        self,
+        value_type: str,
+        names: Sequence[str],
+        *,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        merge: Callable[[Any, Any], Any] | None = None,
+        result: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.value_type = value_type
+        self.states = {}
+        self._names = tuple(names)
+        self._create = create
+        self._add = add
+        self._merge = merge
+        self._result = result
+
+    @property
+    def can_merge(self) -> bool:
+        """Whether two accumulators can be made one, as windows that merge need it."""
+        return self._merge is not None
+
+    def open(self, operator: Any) -> None:
+        """Prepare the check of new values: `add` sees the accumulator in its one form alone, as it is read back."""
+        self._coerce = ValueCodec(parse_type(self.value_type)).coerce
+
+    def start(self) -> Any:
+        """Return a new accumulator."""
+        return self._checked(self._create())
+
+    def add(self, at: int, value: Any, event: Any) -> Any:
+        """Add an event to the accumulator."""
+        return self._add(value, event)
+
+    def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
+        """Return the accumulator of both windows' events."""
+        assert self._merge is not None
+        return self._checked(self._merge(value, other_value))
+
+    def _checked(self, value: Any) -> Any:
+        return None if value is None else self._coerce(value)
+
+    def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
+        """Return one row, the result: the one column's value, or a tuple or dict of several."""
+        result = value if self._result is None else self._result(value)
+        return [(result,) if len(self._names) == 1 else as_row(self._names, result)]
+
+
+class Keeping(Contents):
+    """All events, in the order in which they came; a function sees them when the result is wanted."""
+
+    value_type = "boolean"
+    is_value = False
+
+    def __init__(self, event_type: str, names: Sequence[str], function: Callable[[Any, Any, Any], Any]) -> None:
+        self.states = {"events": Chunks(event_type)}
+        self._names = tuple(names)
+        self._function = function
+
+    def open(self, operator: Any) -> None:
+        """Take the handle of the events."""
+        self._events: ChunksHandle = operator.events
+
+    def start(self) -> Any:
+        """Return nothing: that the window is there is all that its entry says."""
+        return None
+
+    def add(self, at: int, value: Any, event: Any) -> Any:
+        """Keep the event."""
+        self._events.append(at, event)
+        return None
+
+    def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
+        """Take the events of the other window."""
+        self._events.move(other, at)
+        return None
+
+    def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
+        """Call the function; return its rows, dicts or tuples."""
+        found = self._function(key, window, self._events.get(at))
+        return [] if found is None else [as_row(self._names, row) for row in found]
+
+    def clear(self, at: int) -> None:
+        """Forget the events."""
+        self._events.clear(at)
+
+
+def as_row(names: Sequence[str], row: Any) -> Row:
+    """Return a row that a user's function gave as a tuple in the order of the columns."""
+    if isinstance(row, dict):
+        if row.keys() != set(names):
+            raise OutputError(
+                f"the result row {row!r} has the columns {', '.join(map(str, row))}; expected {', '.join(names)}",
+                hint="give the columns of `output` alone: the key's and the window's come by themselves",
+            )
+        return tuple(row[name] for name in names)
+    if not isinstance(row, tuple | list) or len(row) != len(names):
+        raise OutputError(
+            f"a result row is {row!r}, expected a dict or a tuple of {', '.join(names)}",
+            hint="give the columns of `output` alone: the key's and the window's come by themselves",
+        )
+    return tuple(row)
+
+
+class Constant:
+    """Gives the same value at every call; unlike a lambda it travels by name."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __call__(self) -> Any:
+        return self._value
+
+
+class FirstOr:
+    """A reduce function as an add function: the first event is the value."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, value: Any, event: Any) -> Any:
+        return event if value is None else self._function(value, event)
+
+
+class Picked:
+    """The values at some places."""
+
+    def __init__(self, places: Sequence[int]) -> None:
+        self._places = tuple(places)
+
+    def __call__(self, value: Any) -> Any:
+        if len(self._places) == 1:
+            return value[self._places[0]]
+        return tuple(value[place] for place in self._places)
+
+
+class Chunks(Map):
+    """Many lists a key, each named by a number: what one epoch appends to a list is one entry, named by both.
+
+    An append therefore reads nothing, however long the list is. Stored as any map.
+    """
+
+    def __init__(self, element_type: str) -> None:
+        super().__init__("struct<at: bigint, epoch: bigint>", f"array<{element_type}>")
+
+    @property
+    def handle(self) -> type[ChunksHandle]:
+        """What the state becomes while the function runs."""
+        return ChunksHandle
+
+
+class ChunksHandle:
+    """The lists of the current key."""
+
+    __slots__ = ("_coerce", "_copy", "_scope", "_table")
+
+    def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
+        assert isinstance(values.type, ArrayType)
+        element = ValueCodec(values.type.element)
+        self._scope = scope
+        self._table = table
+        self._coerce = coercion(scope, name, element, "element ")
+        self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
+
+    def append(self, at: int, element: Any) -> None:
+        """Add an element at the end of a list."""
+        self._table.append(self._scope.key, (at, self._scope.epoch), self._coerce(element))
+
+    def get(self, at: int) -> list[Any]:
+        """Return a copy of a whole list."""
+        found = [element for _, chunk in self._chunks(at) for element in chunk]
+        return [self._copy(element) for element in found] if self._copy else found
+
+    def move(self, at: int, to: int) -> None:
+        """Put the elements of one list into another."""
+        key = self._scope.key
+        there = dict(self._chunks(to))
+        for epoch, chunk in self._chunks(at):
+            # A new list: what an earlier epoch wrote must stay as it is, for an abort.
+            self._table.put(key, (to, epoch), [*there.get(epoch, ()), *chunk])
+            self._table.put(key, (at, epoch), None)
+
+    def clear(self, at: int) -> None:
+        """Forget a list."""
+        key = self._scope.key
+        for epoch, _ in self._chunks(at):
+            self._table.put(key, (at, epoch), None)
+
+    def _chunks(self, at: int) -> Iterator[tuple[int, list[Any]]]:
+        found = [(entry[1], chunk) for entry, chunk in self._table.entries(self._scope.key).items()
+                 if entry[0] == at and chunk is not None]  # fmt: skip
+        return iter(sorted(found, key=_epoch_of))
+
+
+def _epoch_of(chunk: tuple[int, list[Any]]) -> int:
+    return chunk[0]
+
+
+def check_value(value_type: str, value: Any, what: str) -> None:
+    """Refuse a first value that does not fit its type."""
+    try:
+        if value is not None:
+            ValueCodec(parse_type(value_type)).coerce(value)
+    except StateTypeError as error:
+        raise ConfigurationError(f"{what}: {error.message}", hint=error.hint) from None

@@ -1,0 +1,195 @@
+"""What users say of windows and ask of their events: checked, and made into an operator and the columns it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
+from strandline.core.errors import ConfigurationError
+from strandline.core.settings import parse_duration_ms
+from strandline.runtime.operators.windows.contents import (
+    Constant,
+    Contents,
+    FirstOr,
+    Folding,
+    Keeping,
+    Picked,
+    check_value,
+)
+from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
+from strandline.runtime.operators.windows.sessions import SessionWindows
+from strandline.types.datatypes import Field, StructType, parse_schema, parse_type, quoted
+
+Time = Literal["event", "processing"]
+
+
+def rules_of(kind: Any, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
+    """Check what window() was given."""
+    if not isinstance(kind, Tumbling | Sliding | Session | Global):
+        raise ConfigurationError(
+            f"window() was given {kind!r}, expected a kind of window",
+            hint='write window(sl.Tumbling("10s")), or take Sliding, Session or Global',
+        )
+    if time not in ("event", "processing"):
+        raise ConfigurationError(f"window: time is {time!r}, expected 'event' or 'processing'")
+    lateness_us = parse_duration_ms(lateness, "window: lateness") * 1000
+    early_us = 0 if early is None else parse_duration_ms(early, "window: early") * 1000
+    if early is not None and not early_us:
+        raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
+    if late is not None and (not isinstance(late, str) or not late.strip()):
+        raise ConfigurationError(f"window: late is {late!r}, expected a name for the side output of late events")
+    rules = Rules(lateness_us, early_us, late, processing=time == "processing")
+    if not follows_event_time(kind, rules) and (lateness_us or late is not None):
+        raise ConfigurationError(
+            f"window: {type(kind).__name__} windows that do not follow event time have no late events",
+            hint="leave lateness= and late= out",
+        )
+    return rules
+
+
+def follows_event_time(kind: WindowKind, rules: Rules) -> bool:
+    """Whether it is the events' times that say which windows they are in."""
+    return not rules.processing and not isinstance(kind, Global)
+
+
+# -- what is computed of a window
+
+
+@dataclass(frozen=True)
+class WindowFunction:
+    """What is kept of a window's events, and the columns of the result."""
+
+    what: str
+    """The method that users call for it."""
+    contents: Contents
+    fields: Sequence[Field]
+
+
+def fold(
+    output: str, initial: Any, function: Callable[[Any, Any], Any], merge: Callable[[Any, Any], Any] | None, uid: str
+) -> WindowFunction:
+    """Keep one value, which each event changes."""
+    _check_functions(f"fold '{uid}'", function=function, merge=merge)
+    fields = parse_schema(output).fields
+    value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
+    check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
+    folding = Folding(value_type, _names(fields), create=Constant(initial), add=function, merge=merge)
+    return WindowFunction("fold", folding, fields)
+
+
+def reduce(schema: StructType, keys: Sequence[str], function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
+    """Keep one event, made of two at a time."""
+    _check_functions(f"reduce '{uid}'", function=function)
+    places = [at for at, field in enumerate(schema.fields) if field.name not in keys]
+    fields = [schema.fields[at] for at in places]
+    if not fields:
+        raise ConfigurationError(f"reduce '{uid}': the stream has no columns beside the key's to reduce")
+    folding = Folding(
+        schema.ddl, _names(fields), create=Constant(None), add=FirstOr(function), merge=function, result=Picked(places)
+    )
+    return WindowFunction("reduce", folding, fields)
+
+
+def aggregate(
+    type: str,
+    create: Callable[[], Any],
+    add: Callable[[Any, Any], Any],
+    result: Callable[[Any], Any],
+    merge: Callable[[Any, Any], Any] | None,
+    output: str,
+) -> WindowFunction:
+    """Keep an accumulator, of which the result is made."""
+    _check_functions("aggregate", create=create, add=add, result=result, merge=merge)
+    fields = parse_schema(output).fields
+    folding = Folding(parse_type(type).ddl, _names(fields), create=create, add=add, merge=merge, result=result)
+    return WindowFunction("aggregate", folding, fields)
+
+
+def process(schema: StructType, function: Callable[[Any, Any, list[Any]], Any], output: str) -> WindowFunction:
+    """Keep all events."""
+    _check_functions("process", function=function)
+    fields = parse_schema(output).fields
+    return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
+
+
+def _check_functions(what: str, **functions: Any) -> None:
+    for name, function in functions.items():
+        if not callable(function) and not (name == "merge" and function is None):
+            raise ConfigurationError(f"{what}: {name} is {function!r}, expected a function")
+
+
+# -- the operator
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """An operator, and the DDL of what it gives."""
+
+    operator: WindowOperator
+    output: str
+    sides: dict[str, str]
+
+
+def plan_windows(
+    kind: WindowKind, rules: Rules, function: WindowFunction, schema: StructType, keys: Sequence[str], uid: str
+) -> WindowPlan:
+    """Return the operator of windows of a keyed stream."""
+    contents = function.contents
+    if isinstance(kind, Session) and isinstance(contents, Folding) and not contents.can_merge:
+        raise ConfigurationError(
+            f"{function.what} '{uid}': session windows can become one, and there is no `merge`",
+            hint="give it merge=function of two values, which returns the value of both windows' events",
+        )
+    return WindowPlan(
+        operator_of(kind, contents, replace(rules, several_keys=len(keys) > 1)),
+        _output(kind, function.fields, schema, keys, uid),
+        {} if rules.late is None else {rules.late: schema.ddl},
+    )
+
+
+def operator_of(kind: WindowKind, contents: Contents, rules: Rules) -> WindowOperator:
+    """Return the process function of a kind of window."""
+    if isinstance(kind, Session):
+        return SessionWindows(kind, contents, rules)
+    if isinstance(kind, Global):
+        return GlobalWindows(kind, contents, rules)
+    return TimeWindows(kind, contents, rules)
+
+
+def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str) -> str:
+    """Return the DDL of results: the key's columns, the window's, then the function's."""
+    bounds = bounds_of(kind)
+    if bounds:
+        check_window_keys(keys, uid)
+    taken = [name.lower() for name in (*keys, *bounds)]
+    for column in fields:
+        if column.name.lower() in taken:
+            raise ConfigurationError(
+                f"operator '{uid}': the result's column '{column.name}' has a name of the key's or the window's",
+                hint="rename it, or select other columns before the window",
+            )
+    by_name = {field.name: field for field in schema.fields}
+    parts = [f"{quoted(key)} {by_name[key].type.ddl}" for key in keys]
+    parts += [f"{bound} timestamp" for bound in bounds]
+    return ", ".join([*parts, *(f"{quoted(column.name)} {column.type.ddl}" for column in fields)])
+
+
+def bounds_of(kind: WindowKind | None) -> tuple[str, ...]:
+    """Return the columns that say which window a result is of: there are none without windows, or of Global ones."""
+    return () if kind is None or isinstance(kind, Global) else (WINDOW_START, WINDOW_END)
+
+
+def check_window_keys(keys: Sequence[str], uid: str) -> None:
+    """Refuse keys with the names of the columns that say which window a result is of."""
+    for key in keys:
+        if key.lower() in (WINDOW_START, WINDOW_END):
+            raise ConfigurationError(
+                f"operator '{uid}': the key '{key}' has the name of a column that the window's results have",
+                hint=f"rename it before key_by: with_column('of_window', F.col('{key}'))",
+            )
+
+
+def _names(fields: Sequence[Field]) -> list[str]:
+    return [field.name for field in fields]

@@ -1,0 +1,106 @@
+"""Session windows: each event is a window as long as the gap, and windows of a key that overlap or touch are one.
+
+A session is named by a number that stays while it grows: the time of the event that it began with, or of the oldest
+session that it took in. That time is in it, so no other session of the key can have the same name.
+
+In state a session ends a microsecond after its window: up to there it is open to others, and its result comes when
+nothing at the window's very end can come any more. So what is in which session does not depend on how far the watermark
+was when events came.
+
+Timers: a session that is not complete has a timer at some time up to its end. When it fires and the session has
+grown meanwhile, it is set again, at the end: so an event that makes a session longer sets no timer. A session is
+`fresh` when events came since its last result; one that is not has a timer at its end, or has had its result there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from strandline.api.states import Map, State
+from strandline.api.windows import Session, Window
+from strandline.runtime.operators.windows.contents import Contents, Row
+from strandline.runtime.operators.windows.operator import EndingWindows, Rules
+
+
+class SessionWindows(EndingWindows):
+    """Sessions of each key. An event at the very end of one is the last that can belong to it."""
+
+    def __init__(self, kind: Session, contents: Contents, rules: Rules) -> None:
+        super().__init__(kind, contents, rules)
+        self._length = kind.gap_us + 1
+
+    def _declared(self, value_type: str) -> State:
+        return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}>")
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        """Put the event into the sessions it touches, made one, or into a new one."""
+        time, reached = self._times(ctx)
+        if time is None:
+            self._refuse(event, ctx)
+            return
+        start, end = time, time + self._length
+        touched = sorted((s for s in self.windows.items() if s[1].start < end and start < s[1].end), key=_start_of)
+        if not touched:
+            if reached is not None and end + self._rules.lateness_us <= reached:
+                self._refuse(event, ctx)
+                return
+            at, fresh, value = time, False, self._contents.start()
+        else:
+            at, fresh, value = self._merge(touched)
+            start, end = min(start, touched[0][1].start), max(end, touched[-1][1].end)
+        if not touched or _any_complete(touched, reached):
+            self._set_timer(end, ctx)
+        if self._early_us:
+            self._set_early_timer(ctx)
+        added = self._contents.add(at, value, event)
+        if not fresh or self._contents.is_value or (start, end) != touched[0][1][:2]:
+            self.windows[at] = (start, end, True, added)
+
+    def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
+        """Make sessions one, named as the oldest; return its name, whether it can stay as it is, and its value."""
+        at, first = touched[0]
+        value = first.value
+        for other, session in touched[1:]:
+            value = self._contents.merge(at, value, other, session.value)
+            del self.windows[other]
+        return at, first.fresh and len(touched) == 1, value
+
+    def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
+        lateness = self._rules.lateness_us
+        for at, session in list(self.windows.items()):
+            if session.end > now_us:
+                # Nothing for those that had their result, and wait for late events.
+                if session.fresh:
+                    self._set_timer(session.end, ctx)
+            elif session.end == now_us:
+                yield from self._results(_window(session), at, session.value, ctx)
+                if lateness:
+                    self.windows[at] = (session.start, session.end, False, session.value)
+                    self._set_timer(now_us + lateness, ctx)
+                else:
+                    self._remove(at)
+            elif session.end + lateness == now_us:
+                self._remove(at)
+
+    def _so_far(self, ctx: Any) -> Iterator[Row]:
+        _, reached = self._times(ctx)
+        for at, session in sorted(self.windows.items(), key=_start_of):
+            if session.fresh and (reached is None or session.end > reached):
+                yield from self._results(_window(session), at, session.value, ctx)
+                self.windows[at] = (session.start, session.end, False, session.value)
+                self._set_timer(session.end, ctx)
+
+
+def _window(session: Any) -> Window:
+    return Window(session.start, session.end - 1)
+
+
+def _start_of(named: tuple[int, Any]) -> int:
+    start: int = named[1].start
+    return start
+
+
+def _any_complete(touched: list[Any], reached: int | None) -> bool:
+    """Whether the timer of some session has fired at its end, so that another must be set."""
+    return reached is not None and any(session.end <= reached for _, session in touched)

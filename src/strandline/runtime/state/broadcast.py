@@ -1,0 +1,168 @@
+"""Rules that all partitions hear of: applied once an epoch, in one order, to maps that are the same everywhere.
+
+A Broadcast state is a map of no key. Its entries are stored in each partition under the partition's first key group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.api.joins import Broadcast, KeyedBroadcastProcess
+from strandline.backends.base import Backend
+from strandline.core.errors import OutputError, UserCodeError
+from strandline.core.ids import KeyGroup
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
+from strandline.runtime.state.handles import MapHandle
+from strandline.runtime.state.maps import Cell, MapTable
+from strandline.runtime.state.scope import Scope
+from strandline.types.columns import to_python
+from strandline.types.datatypes import StructType, parse_type
+from strandline.types.ordering import comparable
+
+GROUP_BYTES = 2
+
+
+class BroadcastTable(MapTable):
+    """The entries of one Broadcast state, under the key None."""
+
+    def unwritten(self) -> list[dict[Any, Cell]]:
+        """Return nothing: its key has no key group that anybody must remember."""
+        return []
+
+
+class BroadcastHandle(MapHandle):
+    """A map of no key, to be changed in on_broadcast only."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
+        # A scope of its own, in which there is never a key.
+        super().__init__(_Nowhere(scope), table, keys, values, name)  # type: ignore[arg-type]
+        self._name = name
+
+    def __setitem__(self, sub: Any, value: Any) -> None:
+        self._check()
+        super().__setitem__(sub, value)
+
+    def __delitem__(self, sub: Any) -> None:
+        self._check()
+        super().__delitem__(sub)
+
+    def clear(self) -> None:
+        self._check()
+        super().clear()
+
+    def _check(self) -> None:
+        nowhere: Any = self._scope
+        if not nowhere.scope.in_broadcast:
+            raise UserCodeError(
+                f"operator '{nowhere.uid}', state '{self._name}': a Broadcast was changed outside of on_broadcast",
+                hint="send what is to change as an event of the broadcast stream, so that every partition hears of it",
+            )
+
+
+class _Nowhere:
+    """What a handle needs of a scope."""
+
+    key = None
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.uid = scope.uid
+
+
+class _NoKey:
+    """The current key in on_broadcast: state of a key finds out that there is none, whatever is done to it."""
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+
+    def __hash__(self) -> int:
+        raise UserCodeError(
+            f"operator '{self._uid}': on_broadcast used the state of a key, and there is no key",
+            hint="use Broadcast states alone there, and the others in on_event or on_timer",
+        )
+
+
+class _Context:
+    """What on_broadcast is told: the scope, and that there is no key."""
+
+    key = None
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scope, name)
+
+
+class Broadcasts:
+    """One partition's part in a broadcast: the rules of this epoch, until all of them are there."""
+
+    def __init__(
+        self, process: KeyedBroadcastProcess, scope: Scope, rule: StructType, order_by: Sequence[str], first: KeyGroup
+    ) -> None:
+        self._process = process
+        self._scope = scope
+        self._rule = rule
+        self._codec = ValueCodec(rule)
+        self._order = [(at, comparable(rule.fields[at].type)) for at in map(rule.names.index, order_by)]
+        self._prefix = first.to_bytes(GROUP_BYTES, "big")
+        self._waiting: list[tuple[Any, Any, int | None]] = []
+
+    def bind(self, name: str, state: Broadcast, backend: Backend, cache_bytes: int) -> tuple[MapTable, MapHandle]:
+        """Return the table and the handle of a state."""
+        sub, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
+        table = BroadcastTable(
+            name, backend, lambda key: self._prefix, sub.encode_sub, sub.decode_sub, values, cache_bytes
+        )
+        return table, BroadcastHandle(self._scope, table, sub, values, name)
+
+    def take(self, batch: pa.RecordBatch, at: int, *, timed: bool) -> pa.RecordBatch:
+        """Keep the rules in a batch, which are in the column `at`, and return the other rows."""
+        column = batch.column(at)
+        if column.null_count == len(column):
+            return batch
+        is_rule = column.is_valid()
+        rules = batch.filter(is_rule)
+        times: list[int | None] = rules.column(1).to_pylist() if timed else [None] * rules.num_rows
+        for rule, time in zip(to_python(rules.column(at), self._rule), times, strict=True):
+            plain = tuple(rule)
+            order = [sortable(plain[at]) for at, sortable in self._order]
+            # In the end by what it says: arrival differs from one partition to another.
+            key = (order, (time is not None, time), self._codec.encode(rule))
+            self._waiting.append((key, rule, time))
+        return batch.filter(pc.invert(is_rule))
+
+    def apply(self, failed: Callable[[BaseException, str, Any], Exception]) -> None:
+        """Call on_broadcast for each rule of the epoch; `failed` makes an error that says for which."""
+        scope, waiting = self._scope, self._waiting
+        self._waiting = []
+        # None is only ever compared with None by the flag before it.
+        waiting.sort(key=lambda each: each[0])
+        scope.key, scope.in_broadcast = _NoKey(scope.uid), True
+        context: Any = _Context(scope)
+        try:
+            for _, rule, time in waiting:
+                scope.time_us = time
+                try:
+                    # A generator does nothing until it is asked.
+                    given: Any = self._process.on_broadcast(rule, context)  # type: ignore[func-returns-value]
+                    for row in given or ():
+                        raise OutputError(
+                            f"on_broadcast gave the row {row!r}, and it runs in every partition",
+                            hint="change Broadcast states there, and give rows in on_event or on_timer",
+                        )
+                except (Exception, SystemExit) as error:
+                    raise failed(error, "on_broadcast", rule) from error
+        finally:
+            scope.key, scope.in_broadcast = None, False
+
+    def forget(self) -> None:
+        """Forget the rules of an epoch that failed."""
+        self._waiting = []

@@ -1,0 +1,127 @@
+"""Operators of ours that work on whole Arrow columns and follow the watermark: no user function is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from strandline.api.process import KeyedBatchProcess
+from strandline.backends.base import Backend, Entry
+from strandline.core.keygroups import KeyGroupRange
+from strandline.format.keys import KeyCodec
+from strandline.format.manifest import StateInfo
+from strandline.runtime.state.columnhandles import BatchKeys
+from strandline.runtime.state.scope import Scope
+
+Given = tuple[pa.RecordBatch, pa.Array | None]
+"""Output rows, and their times in microseconds since 1970."""
+
+
+class OwnTable(Protocol):
+    """State that an operator keeps in a form of its own: what Store asks of every table."""
+
+    name: str
+    hits: int
+    misses: int
+
+    @property
+    def dirty_bytes(self) -> int: ...
+    @property
+    def cached_bytes(self) -> int: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+    def changed(self) -> Iterator[Entry]: ...
+    def freeze(self) -> Callable[[], Iterator[Entry]]: ...
+    def release(self) -> None: ...
+    def adopt(self, entries: Iterator[tuple[bytes, bytes]]) -> None: ...
+    def evict(self) -> None: ...
+    def unwritten(self) -> list[dict[Any, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operator partition keeps its state."""
+
+    backend: Backend
+    groups: KeyGroupRange
+    cache_bytes: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A batch of an operator's input."""
+
+    groups: pa.Array
+    times: pa.Array | None
+    columns: list[pa.Array]
+    key_at: list[int]
+    codec: KeyCodec
+
+    @property
+    def keys(self) -> BatchKeys:
+        """The keys of the rows."""
+        return BatchKeys([self.columns[i] for i in self.key_at], self.groups, self.codec)
+
+
+class ColumnarProcess(KeyedBatchProcess):
+    """An operator on Arrow columns.
+
+    In each epoch: on_watermark if it has moved, on_clock, on_rows for each batch, on_end; then commit or forget. Where
+    rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
+    """
+
+    table_infos: Sequence[StateInfo] = ()
+    """States kept in tables of its own, as they are written into manifests."""
+    tables: list[OwnTable]
+    late_rows = 0
+    """Rows of this epoch that came too late and were dropped."""
+    source_rows = 0
+    """Rows of the stream that this epoch's rows were made of."""
+
+    def bind(self, place: Place) -> None:
+        """Get ready to work on a partition's state."""
+        self.tables = []
+
+    def on_watermark(self, scope: Scope) -> Iterator[Given]:
+        """Give what is due now that the watermark has reached scope.watermark_us."""
+        yield from ()
+
+    def on_clock(self, scope: Scope) -> Iterator[Given]:
+        """Give what is due now that the clock has reached scope.now_us."""
+        yield from ()
+
+    def on_rows(self, rows: Rows, scope: Scope) -> None:
+        """Take rows in."""
+        raise NotImplementedError
+
+    def on_fired(self, scope: Scope) -> Iterator[Given]:
+        """Give what came of rows that timers gave further up, before the watermark moves on."""
+        yield from ()
+
+    def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> None:
+        """Do nothing: rows come to on_rows."""
+
+    def on_end(self, scope: Scope) -> Iterator[Given]:
+        """Give what is to be given once an epoch when all rows are in."""
+        yield from ()
+
+    def commit(self) -> None:
+        """Keep the epoch."""
+        self.late_rows = self.source_rows = 0
+
+    def forget(self) -> None:
+        """Forget the epoch."""
+        self.late_rows = self.source_rows = 0
+
+    @property
+    def next_due_us(self) -> int | None:
+        """A time of the watermark before which nothing is due; None when nothing is pending."""
+        return None
+
+    @property
+    def next_due_clock_us(self) -> int | None:
+        """A time of the clock before which nothing is due; None when nothing is pending."""
+        return None

@@ -1,0 +1,296 @@
+"""What a process function's state attributes become while it runs: the state of the current key.
+
+The value handle is the hottest code of the engine: it is called several times an event. It relies on the store having
+made the current key live, and does nothing that is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import Any
+
+from strandline.api.states import Aggregating, Reducing, Value
+from strandline.core.errors import StateTypeError
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.values import Table
+from strandline.types.datatypes import IntegralType, StringType
+
+_NEVER: Any = type("_Never", (), {})
+COMPACT_CHUNKS = 32
+
+
+class ValueHandle:
+    """One value of the current key."""
+
+    __slots__ = ("_coerce", "_default", "_exact", "_live", "_name", "_scope", "_undo")
+
+    def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any = None) -> None:
+        self._scope = scope
+        self._live = table.live
+        self._undo = table.undo
+        self._name = name
+        self._coerce = codec.coerce
+        self._exact = codec.exact or _NEVER
+        self._default = None if default is None else self._coerce(default)
+
+    @property
+    def value(self) -> Any:
+        value = self._live[self._scope.key]
+        return self._default if value is None else value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if type(value) is not self._exact and value is not None:
+            try:
+                value = self._coerce(value)
+            except StateTypeError as error:
+                raise named(error, self._scope.uid, self._name) from None
+        key = self._scope.key
+        if key not in self._undo:
+            self._undo[key] = self._live[key]
+        self._live[key] = value
+
+    def exists(self) -> bool:
+        return self._live[self._scope.key] is not None
+
+    def clear(self) -> None:
+        self.value = None
+
+
+class CopyingValueHandle(ValueHandle):
+    """A value that holds arrays or maps: each read gives a copy, so that nobody changes state without assigning it."""
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any = None) -> None:
+        super().__init__(scope, table, codec, name, default)
+        self._copy = codec.copy
+
+    @property
+    def value(self) -> Any:
+        value = self._live[self._scope.key]
+        if value is None:
+            value = self._default
+        return None if value is None else self._copy(value)
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        ValueHandle.value.__set__(self, value)  # type: ignore[attr-defined]
+
+
+class ReducingHandle:
+    """One value of the current key, reduced from what was added."""
+
+    __slots__ = ("_cell", "_reduce")
+
+    def __init__(self, cell: Any, declared: Reducing) -> None:
+        self._cell = cell
+        self._reduce = declared.reduce
+
+    @property
+    def value(self) -> Any:
+        return self._cell.value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self._cell.value = value
+
+    def add(self, element: Any) -> None:
+        current = self._cell.value
+        self._cell.value = element if current is None else self._reduce(current, element)
+
+    def clear(self) -> None:
+        self._cell.clear()
+
+
+class AggregatingHandle:
+    """An accumulator of the current key."""
+
+    __slots__ = ("_cell", "_declared")
+
+    def __init__(self, cell: Any, declared: Aggregating) -> None:
+        self._cell = cell
+        self._declared = declared
+
+    def add(self, element: Any) -> None:
+        if self._cell.value is None:
+            # Stored first, so that `add` always sees the accumulator in its one form.
+            self._cell.value = self._declared.create()
+        self._cell.value = self._declared.add(self._cell.value, element)
+
+    def result(self) -> Any:
+        current = self._cell.value
+        return None if current is None else self._declared.result(current)
+
+    def clear(self) -> None:
+        self._cell.clear()
+
+
+class MapHandle(MutableMapping[Any, Any]):
+    """The entries of the current key."""
+
+    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "_table")
+
+    def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
+        self._scope = scope
+        self._table = table
+        self._coerce_key = key_coercion(scope, name, keys)
+        self._coerce_value = coercion(scope, name, values)
+        self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
+
+    @property
+    def table(self) -> MapTable:
+        """The table behind it: for operators of ours, whose values need neither checks nor copies."""
+        return self._table
+
+    def __getitem__(self, sub: Any) -> Any:
+        value = self._table.get(self._scope.key, self._coerce_key(sub))
+        if value is None:
+            raise KeyError(sub)
+        return self._copy(value) if self._copy else value
+
+    def get(self, sub: Any, default: Any = None) -> Any:
+        value = self._table.get(self._scope.key, self._coerce_key(sub))
+        if value is None:
+            return default
+        return self._copy(value) if self._copy else value
+
+    def __setitem__(self, sub: Any, value: Any) -> None:
+        self._table.put(self._scope.key, self._coerce_key(sub), self._coerce_value(value))
+
+    def __delitem__(self, sub: Any) -> None:
+        sub = self._coerce_key(sub)
+        if self._table.get(self._scope.key, sub) is None:
+            raise KeyError(sub)
+        self._table.put(self._scope.key, sub, None)
+
+    def __contains__(self, sub: object) -> bool:
+        return self._table.get(self._scope.key, self._coerce_key(sub)) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        cell = self._table.entries(self._scope.key)
+        return iter([sub for sub, value in cell.items() if value is not None])
+
+    def __len__(self) -> int:
+        return sum(value is not None for value in self._table.entries(self._scope.key).values())
+
+    def clear(self) -> None:
+        for sub in self:
+            self._table.put(self._scope.key, sub, None)
+
+
+class ListHandle:
+    """The list of the current key, stored in chunks: what one epoch appends is one chunk, named by the epoch.
+
+    An append therefore reads nothing. Reading a list of many chunks rewrites it as one.
+    """
+
+    __slots__ = ("_coerce", "_copy", "_scope", "_table")
+
+    def __init__(self, scope: Scope, table: MapTable, element: ValueCodec, name: str) -> None:
+        self._scope = scope
+        self._table = table
+        self._coerce = coercion(scope, name, element, "element ")
+        self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
+
+    def append(self, element: Any) -> None:
+        self._table.append(self._scope.key, self._scope.epoch, self._coerce(element))
+
+    def extend(self, elements: Iterable[Any]) -> None:
+        for element in elements:
+            self.append(element)
+
+    def get(self) -> list[Any]:
+        found = self._elements()
+        return [self._copy(element) for element in found] if self._copy else found
+
+    def set(self, elements: Iterable[Any]) -> None:
+        self._replace([self._coerce(element) for element in elements])
+
+    def clear(self) -> None:
+        self._replace([])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get())
+
+    def __len__(self) -> int:
+        return sum(len(chunk) for chunk in self._table.entries(self._scope.key).values() if chunk)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.get()[index]
+
+    def __bool__(self) -> bool:
+        return any(self._table.entries(self._scope.key).values())
+
+    def _elements(self) -> list[Any]:
+        chunks = [(n, chunk) for n, chunk in sorted(self._table.entries(self._scope.key).items()) if chunk]
+        found = [element for _, chunk in chunks for element in chunk]
+        if len(chunks) >= COMPACT_CHUNKS:
+            self._replace(found)
+            found = list(found)
+        return found
+
+    def _replace(self, elements: list[Any]) -> None:
+        key, epoch = self._scope.key, self._scope.epoch
+        for number, chunk in list(self._table.entries(key).items()):
+            if chunk is not None and number != epoch:
+                self._table.put(key, number, None)
+        self._table.put(key, epoch, elements or None)
+
+
+def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Callable[[Any], Any]:
+    """Return the codec's check, with errors that say which state of which operator it was."""
+    exact, coerce = codec.exact, codec.coerce
+
+    def check(value: Any) -> Any:
+        if type(value) is exact:
+            return value
+        try:
+            return coerce(value)
+        except StateTypeError as error:
+            raise named(error, scope.uid, name, what) from None
+
+    return check
+
+
+def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], Any]:
+    """Return the check of a map's keys: unlike values, they are looked at in full, since equal keys are one entry."""
+    (kind,) = codec.types
+
+    def check(key: Any) -> Any:
+        try:
+            return codec.coerce(key)
+        except StateTypeError as error:
+            raise named(error, scope.uid, name) from None
+
+    if isinstance(kind, StringType):
+        return lambda key: key if type(key) is str and key.isascii() else check(key)
+    if isinstance(kind, IntegralType):
+        limit = 1 << (8 * kind.width - 1)
+        return lambda key: key if type(key) is int and -limit <= key < limit else check(key)
+    return check
+
+
+def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTypeError:
+    """Return the error with the operator and the state it is about."""
+    message = f"operator '{uid}', state '{name}': {what}{error.message}"
+    return StateTypeError(message, hint=error.hint, **error.fields)
+
+
+def value_handle(scope: Scope, table: Table, codec: ValueCodec, name: str, declared: Any) -> Any:
+    """Return the handle for a state that keeps one value a key."""
+    default = declared.default if isinstance(declared, Value) else None
+    kind = CopyingValueHandle if codec.mutable else ValueHandle
+    return wrapped(kind(scope, table, codec, name, default), declared)
+
+
+def wrapped(cell: Any, declared: Any) -> Any:
+    """Return the handle that a declaration makes of one value a key."""
+    if isinstance(declared, Reducing):
+        return ReducingHandle(cell, declared)
+    if isinstance(declared, Aggregating):
+        return AggregatingHandle(cell, declared)
+    return cell

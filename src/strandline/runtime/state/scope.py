@@ -1,0 +1,176 @@
+"""Where a call of the user's function happens: the current key, its time, its timers and its side outputs."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import Any
+
+from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
+from strandline.runtime.state.timers import TimerTable
+from strandline.types.scalars import EPOCH, timestamp_to_us
+
+_LATEST = dt.datetime.max.replace(tzinfo=dt.UTC)
+_EARLIEST = dt.datetime.min.replace(tzinfo=dt.UTC)
+
+
+class Scope:
+    """The context of one operator partition. Users know it as `ctx`; times are kept in microseconds since 1970."""
+
+    __slots__ = (
+        "_emit",
+        "epoch",
+        "in_broadcast",
+        "in_timer",
+        "key",
+        "keys",
+        "now_us",
+        "partition",
+        "time_us",
+        "timers",
+        "uid",
+        "watermark_us",
+    )
+
+    def __init__(self, uid: str, partition: int) -> None:
+        self.uid = uid
+        self.partition = partition
+        self.key: Any = None
+        self.keys: Any = None
+        self.epoch = 0
+        self.time_us: int | None = None
+        self.watermark_us: int | None = None
+        self.now_us = 0
+        self.timers = Timers(self)
+        self.in_broadcast = False
+        self.in_timer = False
+        self._emit: Callable[[str, Any], None] | None = None
+
+    @property
+    def timestamp(self) -> dt.datetime | None:
+        """The event's time, or the timer's."""
+        return None if self.time_us is None else as_datetime(self.time_us)
+
+    @property
+    def watermark(self) -> dt.datetime | None:
+        """No more events before this time are expected; None until there is one."""
+        return None if self.watermark_us is None else as_datetime(self.watermark_us)
+
+    @property
+    def now(self) -> dt.datetime:
+        """The processing time: when the driver began the epoch, the same everywhere."""
+        return as_datetime(self.now_us)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the event is older than the watermark; a timer's time is always past, and that is not late."""
+        if self.in_timer or self.time_us is None or self.watermark_us is None:
+            return False
+        return self.time_us < self.watermark_us
+
+    def emit(self, side: str, row: Any) -> None:
+        """Send a row to a side output."""
+        if self.in_broadcast:
+            raise UserCodeError(
+                f"operator '{self.uid}': on_broadcast cannot emit, as it runs in every partition",
+                hint="give rows in on_event or on_timer",
+            )
+        if self._emit is None:
+            raise UserCodeError(
+                f"operator '{self.uid}' has no side output '{side}'",
+                hint=f'declare it: process(…, sides={{"{side}": "the schema"}})',
+            )
+        self._emit(side, row)
+
+
+class Timer:
+    """What on_timer is told."""
+
+    __slots__ = ("is_processing_time", "time_us")
+
+    def __init__(self) -> None:
+        self.time_us = 0
+        self.is_processing_time = False
+
+    @property
+    def timestamp(self) -> dt.datetime:
+        """The time that the timer was set for."""
+        return as_datetime(self.time_us)
+
+
+class Timers:
+    """The timers of the current key. A key has at most one timer of each kind for a time."""
+
+    __slots__ = ("_encode", "_encoded", "_event", "_key", "_processing", "_scope", "_why_none")
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._encode: Callable[[Any], bytes] = repr  # type: ignore[assignment]
+        self._event: TimerTable | None = None
+        self._processing: TimerTable | None = None
+        self._key: Any = self
+        self._encoded = b""
+        self._why_none = ""
+
+    def bind(
+        self, encode: Callable[[Any], bytes], event: TimerTable | None, processing: TimerTable | None, why_none: str
+    ) -> None:
+        """Put the tables behind it."""
+        self._encode, self._event, self._processing, self._why_none = encode, event, processing, why_none
+
+    def set(self, at: dt.datetime) -> None:
+        """Call on_timer for this key once the watermark has reached a time."""
+        self._of(self._event).set(self._current(), _us(at))
+
+    def delete(self, at: dt.datetime) -> None:
+        """Delete the timer for a time, if there is one."""
+        self._of(self._event).delete(self._current(), _us(at))
+
+    def set_processing(self, at: dt.datetime) -> None:
+        """Call on_timer for this key once the clock has reached a time, though no event may come."""
+        self._of(self._processing).set(self._current(), _us(at))
+
+    def delete_processing(self, at: dt.datetime) -> None:
+        """Delete the processing-time timer for a time, if there is one."""
+        self._of(self._processing).delete(self._current(), _us(at))
+
+    def set_us(self, at_us: int) -> None:
+        """Set an event-time timer, for operators of ours: without a datetime."""
+        self._of(self._event).set(self._current(), at_us)
+
+    def set_processing_us(self, at_us: int) -> None:
+        """Set a processing-time timer, for operators of ours."""
+        self._of(self._processing).set(self._current(), at_us)
+
+    def _of(self, table: TimerTable | None) -> TimerTable:
+        if table is None:
+            raise ConfigurationError(f"operator '{self._scope.uid}' cannot set this timer: {self._why_none}")
+        return table
+
+    def _current(self) -> bytes:
+        key = self._scope.key
+        if self._scope.in_broadcast:
+            raise UserCodeError(
+                f"operator '{self._scope.uid}': on_broadcast cannot set a timer, as there is no key",
+                hint="set timers in on_event or on_timer",
+            )
+        if key is not self._key:
+            self._key, self._encoded = key, self._encode(key)
+        return self._encoded
+
+
+def as_datetime(us: int) -> dt.datetime:
+    """Return the aware datetime, in UTC; times beyond what datetime knows become its limits."""
+    try:
+        return EPOCH + dt.timedelta(0, 0, us)
+    except OverflowError:
+        return _LATEST if us > 0 else _EARLIEST
+
+
+def _us(at: Any) -> int:
+    if not isinstance(at, dt.datetime) or at.tzinfo is None:
+        raise StateTypeError(
+            f"a timer's time is {at!r}, expected a datetime with a time zone",
+            hint="compute it from ctx.timestamp or ctx.now, as in ctx.timestamp + timedelta(seconds=10)",
+        )
+    return timestamp_to_us(at)

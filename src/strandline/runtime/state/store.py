@@ -1,0 +1,249 @@
+"""The state of one operator partition: all its tables, which keep or forget an epoch's writes together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.api.joins import KeyedBroadcastProcess
+from strandline.api.process import KeyedBatchProcess
+from strandline.api.states import declared_states
+from strandline.backends.base import Backend, Changes, Entry
+from strandline.core.errors import StateTypeError
+from strandline.core.ids import Partition
+from strandline.core.keygroups import KeyGroupRange, range_of
+from strandline.format.keys import KeyCodec
+from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
+from strandline.runtime.state.binding import Binder
+from strandline.runtime.state.broadcast import GROUP_BYTES, Broadcasts, BroadcastTable
+from strandline.runtime.state.columnar import ColumnarProcess, OwnTable, Place
+from strandline.runtime.state.handles import named
+from strandline.runtime.state.limit import StateLimit
+from strandline.runtime.state.livekeys import LiveKeys
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.timers import TimerTable
+from strandline.runtime.state.ttl.cleaning import Expiry
+from strandline.runtime.state.values import Table
+from strandline.types.datatypes import StructType, parse_schema
+
+_LAST_US = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """State as it was at one epoch, to be encoded in a background thread and then released."""
+
+    uid: str
+    states: dict[str, Callable[[], Iterator[Entry]]]
+    release: Callable[[], None]
+
+    def changes(self) -> Changes:
+        """Encode, lazily."""
+        return {name: _naming(self.uid, name, encode()) for name, encode in self.states.items()}
+
+
+def _naming(uid: str, state: str, entries: Iterator[Entry]) -> Iterator[Entry]:
+    """Values of the right Python type are not looked at before they are encoded: say whose was out of range."""
+    try:
+        yield from entries
+    except StateTypeError as error:
+        raise named(error, uid, state) from None
+
+
+class Store:
+    """One operator partition's tables, and the handles in `process` that work on them. One thread at a time.
+
+    Only what `freeze` returns may be used in another thread.
+    """
+
+    def __init__(self, program: Program, process: Process, scope: Scope, backend: Backend, cache_bytes: int) -> None:
+        self._scope = scope
+        self._process = process
+        self._backend = backend
+        self._vectorised = isinstance(process, KeyedBatchProcess)
+        schema = parse_schema(program.input_schema)
+        types = {field.name: field.type for field in schema.fields}
+        self.keys = LiveKeys(KeyCodec([types[column] for column in program.key_columns]))
+        groups = range_of(Partition(scope.partition), program.max_parallelism, program.parallelism)
+        self.broadcasts: Broadcasts | None = None
+        if isinstance(process, KeyedBroadcastProcess):
+            rule = schema.fields[1].type
+            assert isinstance(rule, StructType)
+            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order, groups.first)
+        self.timers = self._bind_timers(groups, timed=program.timed)
+        """Those of event time and of processing time, if the function handles timers."""
+        self.expiry: Expiry | None = None
+        if has_ttl(process):
+            check_ttl(process, program.uid, timed=program.timed)
+            self.expiry = Expiry(scope, backend, groups, self.keys.encode)
+        own: list[OwnTable] = []
+        if isinstance(process, ColumnarProcess):
+            process.bind(Place(backend, groups, cache_bytes))
+            own = process.tables
+        self._values: dict[str, Table] = {}
+        self._maps: dict[str, MapTable] = {}
+        self._bind_states(cache_bytes)
+        # Those whose entries begin with bytes of their own making: no live key is needed to encode them.
+        self._others: list[TimerTable | OwnTable] = [
+            *(self.timers or ()),
+            *(self.expiry.tables if self.expiry else ()),
+            *own,
+        ]
+        self._tables = [*self._values.values(), *self._maps.values(), *self._others]
+        self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
+        if backend.keeps_all:
+            self._adopt()
+
+    # -- keys
+
+    def load(self, keys: Iterable[Any]) -> None:
+        """Make the values of keys live: handles rely on it."""
+        for table in self._values.values():
+            table.load(keys)
+
+    def prepare(self, encoded: Sequence[bytes]) -> list[Any]:
+        """Make the keys of timers live, and let go of those before. Return the keys, in order."""
+        self.evict()
+        keys = self.keys.decode_many(encoded)
+        self.load(set(keys))
+        return keys
+
+    # -- epochs
+
+    def check(self) -> None:
+        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
+        if self._limit is not None:
+            uid = self._scope.uid
+            self._limit.check({table.name: _naming(uid, table.name, table.changed()) for table in self._tables})
+
+    def commit(self) -> None:
+        """Keep what the epoch wrote. If this raises, the state is of no epoch."""
+        for table in self._tables:
+            table.commit()
+        if self._limit is not None:
+            self._limit.commit()
+
+    def tidy(self) -> None:
+        """Let go, after a commit, of what is not needed any more."""
+        self.evict()
+        self.keys.forget([layer for table in self._tables for layer in table.unwritten()])
+
+    def abort(self) -> None:
+        """Forget what the epoch wrote."""
+        if self.broadcasts is not None:
+            self.broadcasts.forget()
+        for table in self._tables:
+            table.abort()
+        if self._limit is not None:
+            self._limit.abort()
+
+    def evict(self) -> None:
+        """Keep the caches within their budget."""
+        for table in self._tables:
+            table.evict()
+
+    # -- between epochs
+
+    def freeze(self) -> Frozen:
+        """Take the committed state for a snapshot, at once; writing it is the background's work."""
+        states = {table.name: table.freeze() for table in self._tables}
+        return Frozen(self._scope.uid, states, self._release)
+
+    @property
+    def next_timers_us(self) -> tuple[int | None, int | None]:
+        """Times before which no event-time and no processing-time timer is due, nor worth cleaning up after."""
+        event, processing = (self.timers[0].next_us(), self.timers[1].next_us()) if self.timers else (None, None)
+        if self.expiry is None:
+            return event, processing
+        event_ttl, processing_ttl = self.expiry.next_us()
+        return _earlier(event, event_ttl), _earlier(processing, processing_ttl)
+
+    def turn_to(self, key_group: int, key: Any) -> None:
+        """Make a key current, so that the states' handles are about it. For looking; then `abort`."""
+        self.keys.learn((key,), (key_group,))
+        self._scope.key = key
+        if not self._vectorised:
+            self.load((key,))
+
+    def timers_of(self, key_group: int, key: Any) -> list[tuple[int, bool]]:
+        """Return the times of a key's timers, and whether they are processing times. Reads all timers."""
+        encoded = self.keys.codec.encode(key_group, key)
+        found = []
+        for timers in self.timers or ():
+            fired = timers.fire(_LAST_US, lambda keys: None)
+            found += [(at_us, timers.name == PROCESSING_TIMERS) for at_us, of in fired if of == encoded]
+            timers.abort()
+        return found
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory changes hold on to that the backend does not have yet."""
+        return sum(table.dirty_bytes for table in self._tables)
+
+    def metrics(self) -> dict[str, int]:
+        """Return figures for people to look at."""
+        return {
+            "cached_bytes": sum(table.cached_bytes for table in self._tables),
+            "cache_hits": sum(table.hits for table in self._tables),
+            "cache_misses": sum(table.misses for table in self._tables),
+            **getattr(self._process, "own_metrics", {}),
+            **self._backend.metrics(),
+        }
+
+    def _release(self) -> None:
+        for table in self._tables:
+            table.release()
+
+    # -- opening
+
+    def _bind_timers(self, groups: KeyGroupRange, *, timed: bool) -> tuple[TimerTable, TimerTable] | None:
+        if not has_timers(self._process):
+            why = f"{type(self._process).__name__} does not define on_timer"
+            self._scope.timers.bind(self.keys.encode, None, None, why)
+            return None
+        event = TimerTable(EVENT_TIMERS, self._backend, groups)
+        processing = TimerTable(PROCESSING_TIMERS, self._backend, groups)
+        why = 'the stream has no event time: call watermark("column") before key_by'
+        self._scope.timers.bind(self.keys.encode, event if timed else None, processing, why)
+        return event, processing
+
+    def _bind_states(self, cache_bytes: int) -> None:
+        """Put a handle into the place of each declaration."""
+        states = declared_states(self._process)
+        binder = Binder(
+            self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
+            cache_bytes // max(1, len(states)), vectorised=self._vectorised,
+        )  # fmt: skip
+        for name, state in states.items():
+            table, vars(self._process)[name] = binder.bind(name, state)
+            if isinstance(table, MapTable):
+                self._maps[name] = table
+            else:
+                self._values[name] = table
+        vars(self._process)["_bound_states"] = states
+
+    def _adopt(self) -> None:
+        """Take over what a backend that keeps nothing itself has read from its snapshot."""
+        decode = self.keys.decode
+        for other in self._others:
+            other.adopt(self._read(other.name))
+            self._backend.release(other.name)
+        for name, values in self._values.items():
+            stored = self._read(name)
+            values.adopt(stored if self._vectorised else ((decode(entry)[0], value) for entry, value in stored))
+            self._backend.release(name)
+        for name, cells in self._maps.items():
+            for entry, value in self._read(name):
+                key, end = (None, GROUP_BYTES) if isinstance(cells, BroadcastTable) else decode(entry)
+                cells.adopt(key, entry, end, value)
+            self._backend.release(name)
+
+    def _read(self, name: str) -> Iterator[tuple[bytes, bytes]]:
+        stored = self._backend.scan(name)
+        return stored if self._limit is None else self._limit.count(name, stored)
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return other if one is None or (other is not None and other < one) else one

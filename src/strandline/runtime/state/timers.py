@@ -1,0 +1,336 @@
+"""Pending timers of one kind: unique by time and key, found in the order of their times, written behind like any state.
+
+A timer in memory is `time (8 bytes) ‖ encoded key`, so that bytes sort by time; stored it is `key group ‖ time ‖ key`,
+so that a key group stays one range. A layer holds changes that the backend does not have: True sets a timer, False
+deletes one. Newer layers hide older ones, and all of them the backend. Setting a timer reads nothing.
+
+The backend's timers are not held in memory, however many there are: for each key group it is known before which time
+there is none, so a watermark that passes nothing costs nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from strandline.backends.base import Backend, Entry
+from strandline.core.keygroups import KeyGroupRange
+from strandline.runtime.state.sortedbag import Runs
+
+_TIME = struct.Struct(">Q")
+_BIAS = 1 << 63
+_GROUP = struct.Struct(">H")
+_VALUE = b"\0\0"
+_CHUNK = 20_000
+_TIMER_BYTES = 200
+_SPARE_ENTRIES = 1000
+_END = b"\xff" * 9
+
+
+class Layer:
+    """Changes that belong together, and the timers they set in the order of their times."""
+
+    __slots__ = ("changes", "fresh", "order", "written")
+
+    def __init__(self) -> None:
+        self.changes: dict[bytes, bool] = {}
+        self.order = Runs()
+        self.fresh: set[bytes] = set()
+        """Set timers that no older layer and not the backend knows: deleting them leaves nothing to write."""
+        self.written = False
+        """Whether the backend has them; set by the thread that writes."""
+
+
+class TimerTable:
+    """Timers of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
+
+    hits = misses = cached_bytes = 0
+
+    def __init__(self, name: str, backend: Backend, groups: KeyGroupRange) -> None:
+        self.name = name
+        self._backend = backend
+        self._now: dict[bytes, bool] = {}
+        self._set_now: list[bytes] = []
+        """A heap of the timers that this epoch set."""
+        self._dirty = Layer()
+        self._frozen: list[Layer] = []
+        self._taken: list[tuple[Layer, list[bytes]]] = []
+        self._first: dict[int, bytes] = {}
+        self._first_before: dict[int, bytes] | None = None
+        self._due: list[bytes] | None = None
+        self._limit = b""
+        if not backend.keeps_all:
+            for group in range(groups.first, groups.last + 1):
+                self._look_for_first(group)
+
+    def set(self, key: bytes, at_us: int) -> None:
+        """Set the timer of a key at a time; one that is pending already stays."""
+        timer = _TIME.pack(at_us + _BIAS) + key
+        changes = self._now
+        if changes.get(timer):
+            return
+        changes[timer] = True
+        if self._due is not None and timer <= self._limit:
+            heapq.heappush(self._due, timer)
+        else:
+            heapq.heappush(self._set_now, timer)
+
+    def delete(self, key: bytes, at_us: int) -> None:
+        """Delete the timer of a key at a time, if there is one."""
+        self._now[_TIME.pack(at_us + _BIAS) + key] = False
+
+    def fire(
+        self, until_us: int, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Give each timer up to a time with its key, in order, deleting it; also those set on the way.
+
+        `prepare` is told the encoded keys of many timers before they come, and returns the keys to give for them; None:
+        the encoded ones. After about `most` timers, those in memory not counted, the others stay pending.
+        """
+        bound = _TIME.pack(until_us + _BIAS) + _END
+        self._notice_written()
+        # The layers are looked at before the backend is read: what is written meanwhile is in both.
+        stored = self._stored_until(bound)
+        given = 0
+        while True:
+            chunk = list(islice(stored, _CHUNK))
+            limit = chunk[-1] if len(chunk) == _CHUNK else bound
+            due = self._take_until(limit)
+            due += [timer for timer in chunk if self._is_set(timer)]
+            due.sort()
+            encoded = [timer[8:] for timer in due]
+            keys = prepare(encoded) or encoded
+            on_the_way: list[bytes] = []
+            self._due, self._limit = on_the_way, limit
+            try:
+                yield from self._fire_due(due, keys, on_the_way)
+            finally:
+                # Closed late, after an abort, it may be that of another epoch.
+                if self._due is on_the_way:
+                    self._due = None
+            given += len(chunk)
+            if limit is bound:
+                return
+            if most is not None and given >= most:
+                self._first = {group: max(first, limit) for group, first in self._first.items()}
+                return
+
+    def next_us(self) -> int | None:
+        """Return a time before which no timer is pending; None when there is none at all. Between epochs."""
+        self._notice_written()
+        earliest = list(self._first.values())
+        for layer in (self._dirty, *self._frozen):
+            while (least := layer.order.least()) is not None and not self._is_set(least):
+                layer.order.drop_least()
+            earliest += [] if least is None else [least]
+        return _TIME.unpack_from(min(earliest))[0] - _BIAS if earliest else None
+
+    # -- as every table
+
+    def commit(self) -> None:
+        """Keep this epoch's changes."""
+        now, dirty = self._now, self._dirty
+        gone = {timer for layer, taken in self._taken if layer is dirty for timer in taken}
+        # One that is set again and again, epoch after epoch, is in order once.
+        dirty.order.add(timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
+        if self._backend.keeps_all:
+            for timer, is_set in now.items():
+                if is_set:
+                    dirty.changes[timer] = True
+                else:
+                    dirty.changes.pop(timer, None)
+        else:
+            self._keep(now)
+        if len(dirty.order) > _SPARE_ENTRIES + 2 * len(dirty.changes):
+            # Timers that are deleted, or moved again and again, stay in order until their time comes.
+            dirty.order = Runs(timer for timer, is_set in dirty.changes.items() if is_set)
+        self._now, self._set_now, self._taken, self._first_before = {}, [], [], None
+
+    def _keep(self, now: dict[bytes, bool]) -> None:
+        """Add this epoch's changes to those that are to be written; a fresh timer that is gone again leaves none."""
+        changes, fresh = self._dirty.changes, self._dirty.fresh
+        first, older = self._first_before or self._first, [layer.changes for layer in self._frozen]
+        for timer, is_set in now.items():
+            if timer in fresh:
+                if not is_set:
+                    fresh.discard(timer)
+                    del changes[timer]
+                continue
+            if timer not in changes and not (older and any(timer in layer for layer in older)):
+                stored = first.get(timer[8] << 8 | timer[9])
+                if stored is None or timer < stored:
+                    # The backend has none so early in this key group.
+                    if is_set:
+                        fresh.add(timer)
+                        changes[timer] = True
+                    continue
+            changes[timer] = is_set
+
+    def abort(self) -> None:
+        """Forget this epoch's changes."""
+        for layer, taken in self._taken:
+            layer.order.add(taken)
+        if self._first_before is not None:
+            self._first = self._first_before
+        self._taken, self._first_before, self._due = [], None, None
+        self._now, self._set_now = {}, []
+
+    def changed(self) -> Iterator[Entry]:
+        """Encode what this epoch changed so far."""
+        return _encode(self._now)
+
+    def freeze(self) -> Callable[[], Iterator[Entry]]:
+        """Take what the backend must be given for a snapshot; later changes do not show in it."""
+        if self._backend.keeps_all:
+            everything = Layer()
+            everything.changes = dict(self._dirty.changes)
+            everything.written = True
+            self._frozen.append(everything)
+            return lambda: _encode(everything.changes)
+        frozen, self._dirty = self._dirty, Layer()
+        self._frozen.append(frozen)
+        return lambda: _encode(frozen.changes)
+
+    def release(self) -> None:
+        """The oldest frozen changes are in the backend now."""
+        if self._backend.keeps_all:
+            self._frozen.pop(0)
+            return
+        # A copy: the other thread may take written ones out meanwhile.
+        next(layer for layer in tuple(self._frozen) if not layer.written).written = True
+
+    def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the timers of a backend that keeps nothing itself."""
+        for entry, _ in entries:
+            self._dirty.changes[_timer(entry)] = True
+        self._dirty.order = Runs(self._dirty.changes)
+
+    def evict(self) -> None:
+        """Do nothing: what is in memory is not in the backend."""
+
+    def unwritten(self) -> list[dict[bytes, bool]]:
+        """Return nothing: timers carry their encoded keys."""
+        return []
+
+    @property
+    def dirty_bytes(self) -> int:
+        """About how much memory the unwritten changes hold on to."""
+        return 0 if self._backend.keeps_all else len(self._dirty.changes) * _TIMER_BYTES
+
+    # -- firing
+
+    def _fire_due(self, due: list[bytes], keys: Sequence[Any], on_the_way: list[bytes]) -> Iterator[tuple[int, Any]]:
+        changes = self._now
+        known: dict[bytes, Any] = {}
+        for timer, at_us, key in zip(due, _times(due), keys, strict=True):
+            while on_the_way and on_the_way[0] < timer:
+                yield from self._fire_one(heapq.heappop(on_the_way), known)
+            # Deleted on the way, or there twice.
+            if changes.get(timer, True):
+                changes[timer] = False
+                yield at_us, key
+                if on_the_way:
+                    # A timer that is set on the way belongs to the key of one before it.
+                    known[timer[8:]] = key
+        while on_the_way:
+            yield from self._fire_one(heapq.heappop(on_the_way), known)
+
+    def _fire_one(self, timer: bytes, known: dict[bytes, Any]) -> Iterator[tuple[int, Any]]:
+        if self._now[timer]:
+            self._now[timer] = False
+            encoded = timer[8:]
+            yield _TIME.unpack_from(timer)[0] - _BIAS, known.get(encoded, encoded)
+
+    def _take_until(self, limit: bytes) -> list[bytes]:
+        """Return the timers up to a limit that are set in memory."""
+        found = []
+        while self._set_now and self._set_now[0] <= limit:
+            timer = heapq.heappop(self._set_now)
+            if self._now[timer]:
+                found.append(timer)
+        newer = [self._now]
+        for layer in self._layers():
+            taken = layer.order.take_until(limit)
+            if taken:
+                self._taken.append((layer, taken))
+                changes = layer.changes
+                # Often nothing newer says anything of them.
+                found += [t for t in taken if changes.get(t) and not any(t in layer for layer in newer)]
+            newer.append(layer.changes)
+        return found
+
+    def _is_set(self, timer: bytes) -> bool:
+        """Whether a timer that some layer or the backend sets is pending."""
+        if timer in self._now:
+            return self._now[timer]
+        for layer in self._layers():
+            if timer in layer.changes:
+                return layer.changes[timer]
+        return not self._backend.keeps_all
+
+    def _layers(self) -> list[Layer]:
+        """Return the layers that count, from new to old; a frozen copy of everything says nothing that is new."""
+        return [self._dirty] if self._backend.keeps_all else [self._dirty, *self._frozen[::-1]]
+
+    # -- what the backend holds
+
+    def _stored_until(self, bound: bytes) -> Iterator[bytes]:
+        groups = [group for group, first in self._first.items() if first <= bound]
+        if groups and self._first_before is None:
+            self._first_before = dict(self._first)
+        return heapq.merge(*(self._stored_of(group, self._first[group], bound) for group in groups))
+
+    def _stored_of(self, group: int, first: bytes, bound: bytes) -> Iterator[bytes]:
+        prefix = _GROUP.pack(group)
+        for entry, _ in self._backend.scan(self.name, prefix, first=prefix + first[:8]):
+            timer = _timer(entry)
+            if timer > bound:
+                self._first[group] = timer
+                return
+            yield timer
+        del self._first[group]
+
+    def _look_for_first(self, group: int) -> None:
+        for entry, _ in self._backend.scan(self.name, _GROUP.pack(group)):
+            self._first[group] = _timer(entry)
+            return
+
+    def _notice_written(self) -> None:
+        """Drop layers that the backend has meanwhile; what they still set is found there from now on."""
+        if self._taken or self._first_before is not None:
+            # An abort would need them.
+            return
+        while self._frozen and self._frozen[0].written and not self._backend.keeps_all:
+            for timer in self._frozen.pop(0).order:
+                group = _GROUP.unpack_from(timer, 8)[0]
+                first = self._first.get(group)
+                if first is None or timer < first:
+                    self._first[group] = timer
+
+
+def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:
+    """Whether the watermark or the clock has reached the first timer of its kind; None: there is none."""
+    if event_us is not None and watermark_us is not None and event_us <= watermark_us:
+        return True
+    return processing_us is not None and processing_us <= now_us
+
+
+def _times(timers: list[bytes]) -> list[int]:
+    """Return the times of timers, in microseconds since 1970."""
+    packed = np.frombuffer(b"".join([timer[:8] for timer in timers]), ">u8")
+    found: list[int] = (packed.astype(np.uint64) ^ np.uint64(_BIAS)).view(np.int64).tolist()
+    return found
+
+
+def _timer(entry: bytes) -> bytes:
+    return entry[2:10] + entry[:2] + entry[10:]
+
+
+def _encode(changes: dict[bytes, bool]) -> Iterator[Entry]:
+    for timer, is_set in changes.items():
+        yield timer[8:10] + timer[:8] + timer[10:], _VALUE if is_set else None

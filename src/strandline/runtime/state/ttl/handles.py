@@ -1,0 +1,343 @@
+"""Handles of states with a TTL. Their tables hold pairs: when it expires, and the value. See lifetimes.py.
+
+States without a TTL have handles of their own (handles.py), which know nothing of this and stay fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.format.expiry import expiry_of, pack_expiry, packed_expiry, with_expiry, without_expiry
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
+from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
+from strandline.runtime.state.handles import COMPACT_CHUNKS, ListHandle, MapHandle, coercion
+from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.ttl.lifetimes import Lifetime
+from strandline.runtime.state.values import Table
+
+DecodeKey = Callable[[bytes], tuple[Any, int]]
+"""From the bytes of an entry to its key and where in the bytes the key ends."""
+
+_HEAD = -1
+
+
+class ExpiringValueHandle:
+    """One value of the current key, which expires."""
+
+    __slots__ = ("_coerce", "_copy", "_decode_key", "_default", "_life", "_scope", "_table")
+
+    def __init__(
+        self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any, life: Lifetime, decode: DecodeKey
+    ) -> None:
+        self._scope = scope
+        self._table = table
+        self._coerce = coercion(scope, name, codec)
+        self._copy: Callable[[Any], Any] | None = codec.copy if codec.mutable else None
+        self._default = None if default is None else codec.coerce(default)
+        self._life = life
+        self._decode_key = decode
+
+    @property
+    def value(self) -> Any:
+        key, life = self._scope.key, self._life
+        pair = self._table.live[key]
+        if pair is None or life.is_over(pair[0]):
+            value = self._default
+        else:
+            value = pair[1]
+            if life.on_read and (renewed := life.after_reading(pair[0])) is not None:
+                self._put(key, pair, renewed, value)
+        return self._copy(value) if self._copy and value is not None else value
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        if value is None:
+            self.clear()
+            return
+        value = self._coerce(value)
+        key = self._scope.key
+        old = self._table.live[key]
+        self._put(key, old, self._life.renewed(old and old[0]), value)
+
+    def exists(self) -> bool:
+        pair = self._table.live[self._scope.key]
+        return pair is not None and not self._life.is_over(pair[0])
+
+    def clear(self) -> None:
+        self._set(self._scope.key, None)
+
+    def clean(self, entries: list[bytes]) -> None:
+        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
+        keys = [self._decode_key(entry)[0] for entry in entries]
+        self._table.load(keys)
+        for key, entry in zip(keys, entries, strict=True):
+            pair = self._table.live[key]
+            if pair is None or pair[0] is None:
+                continue
+            if self._life.is_over(pair[0]):
+                self._set(key, None)
+            else:
+                self._life.watch_encoded(entry, pair[0])
+
+    def _put(self, key: Any, old: Any, expires_us: int, value: Any) -> None:
+        if old is None or old[0] is None:
+            self._life.watch(key, expires_us)
+        self._set(key, (expires_us, value))
+
+    def _set(self, key: Any, pair: Any) -> None:
+        table = self._table
+        if key not in table.undo:
+            table.undo[key] = table.live[key]
+        table.live[key] = pair
+
+
+class ExpiringMapHandle(MapHandle):
+    """The entries of the current key, each of which expires on its own."""
+
+    __slots__ = ("_decode_key", "_keys", "_life")
+
+    def __init__(
+        self,
+        scope: Scope,
+        table: MapTable,
+        keys: KeyCodec,
+        values: ValueCodec,
+        name: str,
+        life: Lifetime,
+        decode: DecodeKey,
+    ) -> None:
+        super().__init__(scope, table, keys, values, name)
+        self._keys = keys
+        self._life = life
+        self._decode_key = decode
+
+    def __getitem__(self, sub: Any) -> Any:
+        value = self.get(sub)
+        if value is None:
+            raise KeyError(sub)
+        return value
+
+    def get(self, sub: Any, default: Any = None) -> Any:
+        sub = self._coerce_key(sub)
+        pair = self._living(sub)
+        if pair is None:
+            return default
+        if self._life.on_read and (renewed := self._life.after_reading(pair[0])) is not None:
+            self._put(sub, pair, renewed, pair[1])
+        return self._copy(pair[1]) if self._copy else pair[1]
+
+    def __setitem__(self, sub: Any, value: Any) -> None:
+        sub, value = self._coerce_key(sub), self._coerce_value(value)
+        old = self._table.get(self._scope.key, sub)
+        self._put(sub, old, self._life.renewed(old and old[0]), value)
+
+    def __delitem__(self, sub: Any) -> None:
+        sub = self._coerce_key(sub)
+        if self._living(sub) is None:
+            raise KeyError(sub)
+        self._table.put(self._scope.key, sub, None)
+
+    def __contains__(self, sub: object) -> bool:
+        return self._living(self._coerce_key(sub)) is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        is_over = self._life.is_over
+        cell = self._table.entries(self._scope.key)
+        return iter([sub for sub, pair in cell.items() if pair is not None and not is_over(pair[0])])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def clean(self, entries: list[bytes]) -> None:
+        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
+        found = []
+        for entry in entries:
+            key, end = self._decode_key(entry)
+            found.append((key, self._keys.decode_sub(entry, end)))
+        self._table.load(found)
+        for (key, sub), entry in zip(found, entries, strict=True):
+            pair = self._table.get(key, sub)
+            if pair is None or pair[0] is None:
+                continue
+            if self._life.is_over(pair[0]):
+                self._table.put(key, sub, None)
+            else:
+                self._life.watch_encoded(entry, pair[0])
+
+    def _living(self, sub: Any) -> Any:
+        pair = self._table.get(self._scope.key, sub)
+        return None if pair is None or self._life.is_over(pair[0]) else pair
+
+    def _put(self, sub: Any, old: Any, expires_us: int, value: Any) -> None:
+        key = self._scope.key
+        if old is None or old[0] is None:
+            self._life.watch(key, expires_us, self._keys.encode_sub(sub))
+        self._table.put(key, sub, (expires_us, value))
+
+
+class ExpiringListHandle(ListHandle):
+    """The list of the current key, which expires as a whole.
+
+    When it does, stands with its head: a chunk without elements before all others, which have no expiry. An append
+    therefore reads the head, but no element.
+    """
+
+    __slots__ = ("_decode_key", "_life")
+
+    def __init__(
+        self, scope: Scope, table: MapTable, element: ValueCodec, name: str, life: Lifetime, decode: DecodeKey
+    ) -> None:
+        super().__init__(scope, table, element, name)
+        self._life = life
+        self._decode_key = decode
+
+    def append(self, element: Any) -> None:
+        element = self._coerce(element)
+        key, epoch, table = self._scope.key, self._scope.epoch, self._table
+        head = table.get(key, _HEAD)
+        if head is not None and self._life.is_over(head[0]):
+            # Else what has expired would come back with it.
+            self._drop(key)
+            head = None
+        self._renew(key, head, self._life.renewed(head and head[0]))
+        chunk = table.peek(key, epoch)
+        if chunk is not None and (key, epoch) in table.undo:
+            chunk[1].append(element)
+        else:
+            table.put_new(key, epoch, (None, [element]))
+
+    def __len__(self) -> int:
+        return sum(len(chunk) for chunk in self._chunks())
+
+    def __bool__(self) -> bool:
+        return bool(self._chunks())
+
+    def clean(self, entries: list[bytes]) -> None:
+        """Delete those of these lists that have expired; see to it that the others are looked at in time."""
+        keys = [self._decode_key(entry)[0] for entry in entries]
+        self._table.load([(key, _HEAD) for key in keys])
+        for key, entry in zip(keys, entries, strict=True):
+            head = self._table.get(key, _HEAD)
+            if head is None or head[0] is None:
+                continue
+            if self._life.is_over(head[0]):
+                self._drop(key)
+            else:
+                self._life.watch_encoded(entry, head[0])
+
+    def _chunks(self) -> list[list[Any]]:
+        cell = self._table.entries(self._scope.key)
+        head = cell.get(_HEAD)
+        if head is not None and self._life.is_over(head[0]):
+            return []
+        return [pair[1] for _, pair in sorted(cell.items()) if pair is not None and pair[1]]
+
+    def _elements(self) -> list[Any]:
+        key, chunks = self._scope.key, self._chunks()
+        found = [element for chunk in chunks for element in chunk]
+        if chunks and self._life.on_read:
+            head = self._table.get(key, _HEAD)
+            renewed = self._life.after_reading(head and head[0])
+            if renewed is not None:
+                self._renew(key, head, renewed)
+        if len(chunks) >= COMPACT_CHUNKS:
+            self._rewrite(key, list(found))
+        return found
+
+    def _replace(self, elements: list[Any]) -> None:
+        key = self._scope.key
+        if not elements:
+            self._drop(key)
+            return
+        head = self._table.get(key, _HEAD)
+        self._renew(key, head, self._life.renewed(head and head[0]))
+        self._rewrite(key, elements)
+
+    def _rewrite(self, key: Any, elements: list[Any]) -> None:
+        epoch = self._scope.epoch
+        for number, pair in list(self._table.entries(key).items()):
+            if pair is not None and number not in (_HEAD, epoch):
+                self._table.put(key, number, None)
+        self._table.put(key, epoch, (None, elements))
+
+    def _drop(self, key: Any) -> None:
+        for number, pair in list(self._table.entries(key).items()):
+            if pair is not None:
+                self._table.put(key, number, None)
+
+    def _renew(self, key: Any, head: Any, expires_us: int) -> None:
+        if head is None or head[0] is None:
+            self._life.watch(key, expires_us)
+        if head is None or head[0] != expires_us:
+            self._table.put(key, _HEAD, (expires_us, []))
+
+
+class ExpiringVectorHandle(VectorValueHandle):
+    """A value state of a vectorised function whose values expire. Its table holds bytes, the expiry in them."""
+
+    def __init__(
+        self, scope: Scope, table: Table, codec: ValueCodec, name: str, value_type: str, default: Any, life: Lifetime
+    ) -> None:
+        super().__init__(scope, table, codec, name, value_type, default)
+        self._life = life
+
+    def get_many(self, keys: BatchKeys) -> pa.Array:
+        """Return the value of each key, in order; the default, or null, where there is none."""
+        life, stored = self._life, self._stored(keys)
+        living = [None if data is None or life.is_over(expiry_of(data)) else data for data in stored]
+        if life.on_read:
+            self._renew(keys.encoded, living)
+        values = self._codec.decode_arrow([None if data is None else without_expiry(data) for data in living])
+        return values if self._default is None else values.fill_null(self._default)
+
+    def clean(self, entries: list[bytes]) -> None:
+        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
+        self._table.load(entries)
+        live = self._table.live
+        for entry in entries:
+            data = live[entry]
+            expires_us = None if data is None else expiry_of(data)
+            if expires_us is None:
+                continue
+            if self._life.is_over(expires_us):
+                self._table.undo.setdefault(entry, data)
+                live[entry] = None
+            else:
+                self._life.watch_encoded(entry, expires_us)
+
+    def _finished(
+        self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]
+    ) -> list[bytes | None]:
+        expires_us = self._life.renewed(None)
+        usual = pack_expiry(expires_us)
+        found: list[bytes | None] = []
+        for key, old, new in zip(encoded, before, given, strict=True):
+            packed = None if old is None else packed_expiry(old)
+            if new is None:
+                found.append(None)
+                continue
+            if packed is None:
+                self._life.watch_encoded(key, expires_us)
+                packed = usual
+            else:
+                packed = pack_expiry(self._life.renewed(expiry_of(old or b"")))
+            found.append(with_expiry(new, packed))
+        return found
+
+    def _renew(self, encoded: Sequence[bytes], living: Sequence[bytes | None]) -> None:
+        live, undo = self._table.live, self._table.undo
+        for key, data in zip(encoded, living, strict=True):
+            if data is None:
+                continue
+            expires_us = expiry_of(data)
+            renewed = self._life.after_reading(expires_us)
+            if renewed is not None:
+                if expires_us is None:
+                    self._life.watch_encoded(key, renewed)
+                undo.setdefault(key, data)
+                live[key] = with_expiry(without_expiry(data), pack_expiry(renewed))

@@ -1,0 +1,1 @@
+"""Events in, output out: the user's function at work on one operator partition."""

@@ -1,0 +1,230 @@
+"""What user functions give back, as Arrow batches of the declared output schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
+from strandline.types.columns import arrow_schema, conform, from_python
+from strandline.types.datatypes import Field, StructType, parse_schema, parse_type, quoted
+
+TIME = "__strandline_time"
+"""Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
+FIRED = "__strandline_fired"
+"""Of an operator's output: whether a timer gave the row, so that it comes before the watermark moves on."""
+SIDE = "__strandline_side"
+"""Of an operator with side outputs: which one the row is for, 0 for the main one."""
+
+
+def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
+    """Return the DDL of what a keeper gives: the output's columns, a struct for each side output, and the times."""
+    fields = list(parse_schema(output).fields)
+    if sides:
+        fields.append(Field(SIDE, parse_type("int")))
+        fields += [Field(f"{SIDE}_{at}", parse_schema(ddl)) for at, ddl in enumerate(sides.values(), 1)]
+    if timed:
+        fields += [Field(TIME, parse_type("bigint")), Field(FIRED, parse_type("boolean"))]
+    return StructType(tuple(fields)).ddl
+
+
+def columns_ddl(schema: str) -> str:
+    """Return the DDL of a schema as a list of columns, to which more can be added: not as a struct."""
+    return ", ".join(f"{quoted(field.name)} {field.type.ddl}" for field in parse_schema(schema).fields)
+
+
+class RawOutput:
+    """Output rows of one operator as they travel: with their times, and side outputs among them."""
+
+    def __init__(self, uid: str, output: str, sides: Mapping[str, str], *, timed: bool) -> None:
+        self.main = OutputBuilder(uid, parse_schema(output))
+        self.schema = arrow_schema(parse_schema(raw_ddl(output, sides, timed=timed)))
+        self.sides = {name: OutputBuilder(uid, parse_schema(ddl)) for name, ddl in sides.items()}
+        self.fired = False
+        """Whether the rows that come now are given by timers."""
+        self.waiting = 0
+        """Rows for side outputs that were not taken yet."""
+        self._uid = uid
+        self._timed = timed
+        self._side_rows: dict[str, list[Any]] = {name: [] for name in sides}
+        self._side_times: dict[str, list[int | None]] = {name: [] for name in sides}
+        self._side_batches: list[pa.RecordBatch] = []
+
+    def from_rows(self, rows: list[Any], times: Sequence[int | None]) -> pa.RecordBatch:
+        """Convert main output; `times` may be empty where no times are asked for."""
+        return self._complete(self.main.from_rows(rows), times)
+
+    def from_arrow(self, result: Any, times: pa.Array | None = None) -> pa.RecordBatch | None:
+        """Convert a vectorised function's main output; without times, its rows have none."""
+        batch = self.main.from_arrow(result)
+        return None if batch is None else self._complete(batch, [None] * batch.num_rows if times is None else times)
+
+    def add_side(self, side: str, row: Any, time_us: int | None) -> None:
+        """Keep a row for a side output."""
+        self._check_side(side)
+        self._side_rows[side].append(row)
+        self._side_times[side].append(time_us)
+        self.waiting += 1
+
+    def add_side_batch(self, side: str, given: Any) -> None:
+        """Keep a vectorised function's rows for a side output; they have no times."""
+        self._check_side(side)
+        batch = self.sides[side].from_arrow(given, f"emit('{side}', …) was given")
+        if batch is not None:
+            at = 1 + list(self.sides).index(side)
+            self._side_batches.append(self._complete(batch, [None] * batch.num_rows, side=at))
+
+    def take_sides(self) -> Iterator[pa.RecordBatch]:
+        """Give what was kept for side outputs."""
+        for at, (side, rows) in enumerate(self._side_rows.items(), 1):
+            if rows:
+                batch = self.sides[side].from_rows(rows)
+                yield self._complete(batch, self._side_times[side], side=at)
+                self._side_rows[side], self._side_times[side] = [], []
+        self.waiting = 0
+        batches, self._side_batches = self._side_batches, []
+        yield from batches
+
+    def forget(self) -> None:
+        """Forget rows that were not taken, and that timers gave them."""
+        for side in self.sides:
+            self._side_rows[side], self._side_times[side] = [], []
+        self._side_batches = []
+        self.waiting = 0
+        self.fired = False
+
+    def _check_side(self, side: str) -> None:
+        if side not in self.sides:
+            raise OutputError(
+                f"operator '{self._uid}' has no side output '{side}', only {', '.join(self.sides)}",
+                hint="declare it in `sides` of process()",
+                operator=self._uid,
+            )
+
+    def _complete(self, batch: pa.RecordBatch, times: Sequence[int | None] | pa.Array, side: int = 0) -> pa.RecordBatch:
+        if not self._timed and not self.sides:
+            return batch
+        rows = batch.num_rows
+        arrays: list[pa.Array] = []
+        for at, field in enumerate(self.schema):
+            if field.name == TIME:
+                arrays.append(pa.array(times, pa.int64()))
+            elif field.name == FIRED:
+                arrays.append(pa.array([self.fired] * rows))
+            elif field.name == SIDE:
+                arrays.append(pa.array([side] * rows, pa.int32()))
+            elif field.name.startswith(SIDE) and field.name == f"{SIDE}_{side}":
+                fields = list(field.type)
+                arrays.append(pa.StructArray.from_arrays(batch.columns, fields=fields))
+            elif side == 0 and at < batch.num_columns:
+                arrays.append(batch.column(at))
+            else:
+                arrays.append(pa.nulls(rows, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class OutputBuilder:
+    """Checks and converts output rows of one operator."""
+
+    def __init__(self, uid: str, schema: StructType) -> None:
+        self._uid = uid
+        self._types = [field.type for field in schema.fields]
+        self._names = list(schema.names)
+        self.schema = arrow_schema(schema)
+
+    def from_rows(self, rows: list[Any]) -> pa.RecordBatch:
+        """Convert dicts or tuples."""
+        columns = self._columns(rows)
+        arrays = []
+        for name, type_, values in zip(self._names, self._types, columns, strict=True):
+            try:
+                arrays.append(from_python(values, type_, name))
+            except OutputError as error:
+                row = rows[error.fields["index"]] if "index" in error.fields else None
+                raise self._error(f"{error.message}, in the output row {row!r}") from None
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def from_arrow(self, result: Any, what: str = "on_batch returned") -> pa.RecordBatch | None:
+        """Convert a RecordBatch or Table; columns are matched by name and must fit without loss."""
+        if isinstance(result, pa.Table):
+            result = self._one(result.combine_chunks().to_batches(), what)
+        if result is None:
+            return None
+        if not isinstance(result, pa.RecordBatch):
+            raise self._error(f"{what} a {type(result).__name__}, expected a pyarrow RecordBatch or Table")
+        given = result.schema.names
+        if sorted(given) != sorted(self._names):
+            raise self._error(f"{what} the columns {', '.join(given)}; expected {', '.join(self._names)}")
+        arrays = []
+        for field, type_ in zip(self.schema, self._types, strict=True):
+            column = result.column(field.name)
+            try:
+                arrays.append(conform(column, type_))
+            except (StateTypeError, ConfigurationError) as error:
+                said = f"column '{field.name}' is {column.type}, expected {field.type}: {error.message}"
+                raise self._error(said, error.hint) from None
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _one(self, batches: list[pa.RecordBatch], what: str) -> pa.RecordBatch | None:
+        """A table stays in pieces where a column has more than 2 GB of text."""
+        if len(batches) > 1:
+            raise self._error(f"{what} a table too large for one batch", "give smaller tables")
+        return batches[0] if batches else None
+
+    def _columns(self, rows: list[Any]) -> Sequence[list[Any]]:
+        kinds = set(map(type, rows))
+        width = len(self._names)
+        if all(issubclass(kind, tuple) for kind in kinds):
+            if set(map(len, rows)) == {width} and _names(rows, kinds) <= {tuple(self._names)}:
+                return [[row[i] for row in rows] for i in range(width)]
+        elif kinds == {dict} and set(map(len, rows)) == {width}:
+            try:
+                return [[row[name] for row in rows] for name in self._names]
+            except KeyError:
+                pass
+        tuples = [self._as_tuple(row) for row in rows]
+        return [[row[i] for row in tuples] for i in range(width)]
+
+    def _as_tuple(self, row: Any) -> tuple[Any, ...]:
+        expected = ", ".join(self._names)
+        names = _names_of(row)
+        by_name = dict(zip(names, row, strict=False)) if names else row
+        if len(set(names)) < len(names):
+            raise self._error(f"the output row {row!r} has a name twice; expected the columns {expected}")
+        if isinstance(by_name, dict):
+            missing = [name for name in self._names if name not in by_name]
+            unknown = [str(name) for name in by_name if name not in self._names]
+            if missing or unknown:
+                said = [f"{what} {', '.join(n)}" for what, n in (("misses", missing), ("has unknown", unknown)) if n]
+                raise self._error(f"the output row {row!r} {' and '.join(said)}; expected the columns {expected}")
+            return tuple(by_name[name] for name in self._names)
+        if isinstance(row, tuple | list):
+            if len(row) != len(self._names):
+                raise self._error(
+                    f"the output row {row!r} has {len(row)} values, expected {len(self._names)}: {expected}"
+                )
+            return tuple(row)
+        raise self._error(
+            f"an output row is {row!r}, a {type(row).__name__}; expected a dict or a tuple of {expected}",
+            "yield each row, or return a list of rows",
+        )
+
+    def _error(self, message: str, hint: str = "make the rows fit, or change `output` of process()") -> OutputError:
+        return OutputError(f"operator '{self._uid}': {message}", hint=hint, operator=self._uid)
+
+
+def _names(rows: list[Any], kinds: set[type]) -> set[tuple[str, ...]]:
+    """Return the orders of names that tuples come with: a kind of tuple has them, and Spark's Row in each object."""
+    found = {tuple(kind._fields) for kind in kinds if hasattr(kind, "_fields")}
+    if any(kind.__dictoffset__ and not hasattr(kind, "_fields") for kind in kinds):
+        found.update(map(_names_of, rows))
+    found.discard(())
+    return found
+
+
+def _names_of(row: Any) -> tuple[str, ...]:
+    if not isinstance(row, tuple):
+        return ()
+    return tuple(getattr(row, "_fields", ()) or getattr(row, "__fields__", ()))

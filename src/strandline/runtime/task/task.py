@@ -1,0 +1,355 @@
+"""One operator partition at work: batches of events in, batches of output out, state in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.backends.base import Backend
+from strandline.core.errors import NullKeyError, StateTypeError
+from strandline.core.ids import Epoch, Partition
+from strandline.runtime.operators.joins import given_event
+from strandline.runtime.program import Process, Program
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
+from strandline.runtime.state.columnhandles import BatchKeys
+from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.store import Store
+from strandline.runtime.task.calls import EventCalls, user_error
+from strandline.runtime.task.outputs import RawOutput
+from strandline.types.columns import to_python
+from strandline.types.datatypes import parse_schema
+from strandline.types.records import record_type
+
+_GATHER_ROWS = 262_144
+_GATHER_BYTES = 64 << 20
+_GIVEN_ROWS = 50_000
+
+
+class Task:
+    """The user's function at work on the state of one partition, epoch by epoch. One thread at a time."""
+
+    def __init__(
+        self, program: Program, process: Process, partition: Partition, backend: Backend, cache_bytes: int
+    ) -> None:
+        self._program = program
+        self._schema = parse_schema(program.input_schema)
+        names = list(self._schema.names)
+        self._key_at = [names.index(column) for column in program.key_columns]
+        self._columns_at = 1 + program.timed + program.phased + program.origins
+        self._make_event = record_type(names)._make
+        self._outputs = RawOutput(program.uid, program.output_schema, program.sides, timed=program.gives_time)
+        self._process = process
+        self._columnar = process if isinstance(process, ColumnarProcess) else None
+        self.scope = Scope(program.uid, partition)
+        self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
+        if self._calls is None and program.sides:
+            self.scope._emit = self._outputs.add_side_batch
+        self.store = Store(program, process, self.scope, backend, cache_bytes)
+        # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
+        self._at_end = program.phased or self.store.broadcasts is not None
+        self._watermark_us: int | None = None
+        self._reached_us: int | None = None
+        self.newest_us: dict[str, int] = {}
+        """The newest event times of this epoch, by whose watermark they move."""
+        self.late_rows = 0
+        self.source_rows = 0
+        """Rows of the stream that this epoch's rows were made of, if Spark aggregated them before; else 0."""
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_rows = self._gathered_bytes = 0
+        self._fired: list[pa.RecordBatch] = []
+        """What timers gave further up, gathered for a vectorised function."""
+        self._run_user(process.open, "open")
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """The Arrow schema of what `process` gives."""
+        return self._outputs.schema
+
+    def begin(
+        self, epoch: Epoch, watermark_us: int | None = None, now_us: int = 0, fired_us: int | None = None
+    ) -> None:
+        """Start an epoch: timers up to the watermark and the clock are due in it.
+
+        `fired_us` is the watermark of the epoch before, which a task that was restored cannot know.
+        """
+        self.scope.epoch, self.scope.now_us = epoch, now_us
+        if self.scope.watermark_us is None:
+            self.scope.watermark_us = self._reached_us = fired_us
+        self._watermark_us = watermark_us
+        self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
+
+    def fire(self) -> Iterator[pa.RecordBatch]:
+        """Before the epoch's events: call on_timer, unless some events must come first."""
+        if not self._program.phased:
+            yield from self._fire()
+
+    def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Run the user's function on a batch: the key group, hidden columns, then the event's. Give its output.
+
+        Iterate to the end before the next call.
+        """
+        if batch.num_rows == 0:
+            return
+        if self._program.measured:
+            self._find_newest(batch)
+        if self.store.broadcasts is not None:
+            batch = self.store.broadcasts.take(batch, self._columns_at + 1, timed=self._program.timed)
+        self._refuse_null_keys(batch.columns[self._columns_at :])
+        if self._at_end and self._program.phased:
+            fired = pc.fill_null(batch.column(2), False)
+            yield from self._run_fired(batch.filter(fired))
+            batch = batch.filter(pc.invert(fired))
+        if not batch.num_rows:
+            return
+        if self._calls is not None and not self._at_end:
+            yield from self._run_events(batch)
+            return
+        self._gathered.append(batch)
+        self._gathered_rows += batch.num_rows
+        self._gathered_bytes += batch.nbytes
+        enough = self._gathered_rows >= _GATHER_ROWS or self._gathered_bytes >= _GATHER_BYTES
+        if enough and not self._at_end:
+            yield from self._run_batch(self._take_gathered())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Process what `process` has only gathered so far; the epoch has no more events."""
+        if self._program.phased:
+            if self._columnar is not None:
+                yield from self._give_fired(self._columnar.on_fired(self.scope))
+            fired, self._fired = self._fired, []
+            if fired:
+                with self._giving_fired():
+                    yield from self._run_batch(fired)
+            yield from self._fire()
+        if self.store.broadcasts is not None:
+            self.store.broadcasts.apply(self._broadcast_failed)
+        gathered = self._take_gathered()
+        if self._calls is not None:
+            for batch in gathered:
+                yield from self._run_events(batch)
+                self.evict()
+        elif gathered:
+            yield from self._run_batch(gathered)
+        if self._columnar is not None:
+            yield from self._give(self._columnar.on_end(self.scope))
+            self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
+
+    def check(self) -> None:
+        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
+        self.store.check()
+
+    def commit(self) -> None:
+        """Keep what the epoch wrote. If this raises, the state is of no epoch."""
+        self._reached_us = self.scope.watermark_us
+        if self._columnar is not None:
+            self._columnar.commit()
+        self.store.commit()
+
+    def tidy(self) -> None:
+        """Let go, after a commit, of what is not needed any more."""
+        self.store.tidy()
+
+    def abort(self) -> None:
+        """Forget what the epoch wrote."""
+        if self._calls is not None:
+            self._calls.forget()
+        if self._columnar is not None:
+            self._columnar.forget()
+        self._outputs.forget()
+        self._take_gathered()
+        self._fired = []
+        self.scope.watermark_us = self._reached_us
+        self.store.abort()
+
+    def evict(self) -> None:
+        """Keep the caches within their budget. Between batches."""
+        self.store.evict()
+
+    def close(self) -> None:
+        """Let the user's function end."""
+        self._run_user(self._process.close, "close")
+
+    @property
+    def next_timers_us(self) -> tuple[int | None, int | None]:
+        """Times before which no event-time and no processing-time timer is due."""
+        if self._columnar is not None:
+            return self._columnar.next_due_us, self._columnar.next_due_clock_us
+        return self.store.next_timers_us
+
+    # -- timers
+
+    def _fire(self) -> Iterator[pa.RecordBatch]:
+        """Move the watermark on: clean up what has expired, and run what the watermark and the clock have made due."""
+        scope, watermark_us = self.scope, self._watermark_us
+        moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
+        if moved:
+            scope.watermark_us = watermark_us
+        if self.store.expiry is not None:
+            self.store.expiry.clean(self.evict)
+        if self._columnar is not None:
+            if moved:
+                yield from self._give_fired(self._columnar.on_watermark(scope))
+            yield from self._give_fired(self._columnar.on_clock(scope))
+        if self._calls is None or self.store.timers is None:
+            return
+        (event, processing), prepare = self.store.timers, self.store.prepare
+        with self._giving_fired():
+            if watermark_us is not None:
+                yield from self._calls.on_timers(event, watermark_us, processing=False, prepare=prepare)
+            yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
+
+    def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take what timers gave further up: before the watermark moves on, and what comes of it likewise."""
+        if not batch.num_rows:
+            return
+        if self._columnar is not None:
+            self._take_rows(self._columnar, batch)
+        elif self._calls is None:
+            # Not yet: few large batches cost less than many small ones.
+            self._fired.append(batch)
+        else:
+            with self._giving_fired():
+                yield from self._run_events(batch)
+
+    def _give_fired(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+        with self._giving_fired():
+            yield from self._give(given)
+
+    @contextmanager
+    def _giving_fired(self) -> Iterator[None]:
+        """Say of the rows given meanwhile that timers gave them."""
+        self._outputs.fired = True
+        try:
+            yield
+        finally:
+            self._outputs.fired = False
+
+    # -- events
+
+    def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        assert self._calls is not None
+        self._count_late(batch)
+        groups, columns = batch.column(0), batch.columns[self._columns_at :]
+        values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
+        at = self._key_at
+        keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
+        keys = self.store.keys.codec.normalise(keys)
+        self.store.keys.learn(keys, groups.to_pylist())
+        self.store.load(set(keys))
+        times = batch.column(1).to_pylist() if self._program.timed else None
+        # Where the right half is for everybody, what is left are left ones.
+        alone = self.store.broadcasts is not None
+        events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
+        return self._calls.on_events(keys, events, times)
+
+    def _broadcast_failed(self, error: BaseException, method: str, rule: Any) -> Exception:
+        return user_error(self.scope.uid, self._process, error, method, None, rule)
+
+    # -- columns
+
+    def _take_gathered(self) -> list[pa.RecordBatch]:
+        """Return what was gathered, and begin anew."""
+        gathered = self._gathered
+        self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
+        return gathered
+
+    def _run_batch(self, gathered: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run a vectorised function on few large batches rather than many small ones: each costs per distinct key."""
+        assert isinstance(self._process, KeyedBatchProcess)
+        batch = pa.concat_batches(gathered) if len(gathered) > 1 else gathered[0]
+        if self._columnar is not None:
+            self._take_rows(self._columnar, batch)
+            return
+        self._count_late(batch)
+        groups, columns = batch.column(0), batch.columns[self._columns_at :]
+        if self.store.expiry is not None and self._program.timed:
+            self.scope.time_us = pc.max(batch.column(1)).as_py()
+        self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self.store.keys.codec)
+        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[self._columns_at :])
+        try:
+            result = self._process.on_batch(events, self.scope)
+        except (Exception, SystemExit) as error:
+            raise user_error(self.scope.uid, self._process, error, "on_batch") from error
+        given = self._outputs.from_arrow(result)
+        if given is not None:
+            yield given
+        yield from self._outputs.take_sides()
+
+    def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
+        times = batch.column(1) if self._program.timed else None
+        columns = list(batch.columns[self._columns_at :])
+        with self._naming_operator():
+            columnar.on_rows(Rows(batch.column(0), times, columns, self._key_at, self.store.keys.codec), self.scope)
+
+    def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
+        while True:
+            with self._naming_operator():
+                batch, times = next(given, (None, None))
+            if batch is None:
+                return
+            for start in range(0, batch.num_rows, _GIVEN_ROWS):
+                piece = None if times is None else times.slice(start, _GIVEN_ROWS)
+                output = self._outputs.from_arrow(batch.slice(start, _GIVEN_ROWS), piece)
+                if output is not None:
+                    yield output
+
+    @contextmanager
+    def _naming_operator(self) -> Iterator[None]:
+        """Say whose value did not fit: an operator of ours does not know what it is called."""
+        try:
+            yield
+        except StateTypeError as error:
+            message = f"operator '{self.scope.uid}': {error.message}"
+            raise StateTypeError(message, hint=error.hint, **error.fields) from None
+
+    # -- checks and figures
+
+    def _count_late(self, batch: pa.RecordBatch) -> None:
+        """Count the events that the function is about to be told are late."""
+        if self._program.timed and self.scope.watermark_us is not None:
+            self.late_rows += pc.sum(pc.less(batch.column(1), self.scope.watermark_us)).as_py() or 0
+
+    def _find_newest(self, batch: pa.RecordBatch) -> None:
+        """Find the newest times among events that come straight from a watermark."""
+        times = batch.column(1)
+        if self._program.origins:
+            newest = (
+                pa.table([batch.column(2 + self._program.phased), times], ["origin", "time"])
+                .group_by("origin")
+                .aggregate([("time", "max")])
+            )
+            found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
+        else:
+            found = [("", pc.max(times).as_py())]
+        for origin, time in found:
+            if time is not None:
+                # Rows whose origin is null are an origin of their own.
+                name = origin or ""
+                self.newest_us[name] = max(time, self.newest_us.get(name, time))
+
+    def _refuse_null_keys(self, columns: Sequence[pa.Array]) -> None:
+        for at in self._key_at:
+            if columns[at].null_count:
+                row = columns[at].is_null().index(True).as_py()
+                # Operators of ours get more than users know of.
+                known = range(len(columns)) if self._columnar is None else self._key_at
+                names = [self._schema.names[i] for i in known]
+                values = [to_python(columns[i].slice(row, 1), self._schema.fields[i].type)[0] for i in known]
+                event = given_event(record_type(names)._make(values), names)
+                raise NullKeyError(
+                    f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
+                    f"{event!r}",
+                    hint='drop such events before key_by, as with where("key is not null"), or give them a key',
+                    operator=self._program.uid,
+                )
+
+    def _run_user(self, method: Callable[[], None], name: str) -> None:
+        try:
+            method()
+        except (Exception, SystemExit) as error:
+            raise user_error(self.scope.uid, self._process, error, name) from error

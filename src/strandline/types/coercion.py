@@ -1,0 +1,409 @@
+"""What users may give where a type is declared, and the one form it becomes. Used for state and for output rows."""
+
+from __future__ import annotations
+
+import datetime as dt
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
+from typing import Any
+
+import numpy as np
+
+from strandline.types.datatypes import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+from strandline.types.records import Record, record_type
+
+Coercion = Callable[[Any], Any]
+
+EXACT_DECIMALS = Context(prec=100, Emax=999_999, Emin=-999_999, traps=[Inexact, InvalidOperation])
+"""For moving the point of a decimal without ever rounding."""
+
+
+class MisfitError(Exception):
+    """A value does not fit a type. Callers turn it into the error that says whose value it was."""
+
+    def __init__(self, expected: str, value: Any, why: str = "") -> None:
+        super().__init__(expected, value, why)
+        self.expected = expected
+        self.value = value
+        self.why = why
+        self.path = ""
+
+    def within(self, part: str) -> MisfitError:
+        """Note the part of the value, seen from outside, that the misfit was found in."""
+        self.path = part + self.path
+        return self
+
+    def __str__(self) -> str:
+        at = f" at {self.path}" if self.path else ""
+        why = f": {self.why}" if self.why else ""
+        return f"expected {self.expected}{at}, got {shown(self.value)} ({type(self.value).__name__}){why}"
+
+
+def shown(value: Any) -> str:
+    """Return a value as an error message shows it: not endlessly."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<a {type(value).__name__} whose repr raises {type(error).__name__}>"
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
+def coercion(wanted: DataType, *, hashable: bool = False) -> Coercion:
+    """Return the function that checks and normalises one value (never None), or raises MisfitError.
+
+    `hashable`: arrays become tuples, as the keys of a map need them.
+    """
+    if isinstance(wanted, IntegralType):
+        return _integral(wanted)
+    if isinstance(wanted, DecimalType):
+        return _decimal(wanted)
+    if isinstance(wanted, ArrayType):
+        return _array(wanted, hashable)
+    if isinstance(wanted, MapType):
+        return _map(wanted)
+    if isinstance(wanted, StructType):
+        return _struct(wanted, hashable)
+    return _SCALARS[type(wanted)]
+
+
+def _integral(wanted: IntegralType) -> Coercion:
+    limit = 1 << (8 * wanted.width - 1)
+    ddl = wanted.ddl
+
+    def coerce(value: Any) -> Any:
+        if type(value) is not int:
+            if not isinstance(value, int | np.integer) or isinstance(value, bool):
+                raise MisfitError(ddl, value, _integer_hint(value))
+            value = int(value)
+        if not -limit <= value < limit:
+            raise MisfitError(ddl, value, f"the range is {-limit} to {limit - 1}")
+        return value
+
+    return coerce
+
+
+def _integer_hint(value: Any) -> str:
+    if isinstance(value, bool | np.bool_):
+        return "a boolean is no number here"
+    return "convert it with int() or round()" if isinstance(value, float | np.floating | Decimal) else ""
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool | np.bool_):
+        raise MisfitError("boolean", value)
+    return bool(value)
+
+
+def _double(value: Any) -> float:
+    return value if type(value) is float else _to_float(value, "double")
+
+
+def _float(value: Any) -> float:
+    number = _to_float(value, "float")
+    try:
+        rounded: float = _FLOAT32.unpack(_FLOAT32.pack(number))[0]
+    except OverflowError as error:
+        raise MisfitError("float", value, "too large for 32 bits; declare it as double") from error
+    return rounded
+
+
+_FLOAT32 = struct.Struct("<f")
+
+
+def _to_float(value: Any, ddl: str) -> float:
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        raise MisfitError(ddl, value, "convert it with float()" if isinstance(value, Decimal) else "")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise MisfitError(ddl, value, "too large") from error
+
+
+def _string(value: Any) -> Any:
+    if type(value) is not str:
+        if not isinstance(value, str):
+            raise MisfitError("string", value, "decode it first" if isinstance(value, bytes) else "")
+        value = str.__str__(value)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise MisfitError("string", value, "it holds half a surrogate pair, which is no text") from error
+    return value
+
+
+def _binary(value: Any) -> bytes:
+    if type(value) is bytes:
+        return value
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise MisfitError("binary", value, "encode it first" if isinstance(value, str) else "")
+    return bytes(value)
+
+
+def _date(value: Any) -> dt.date:
+    if type(value) is dt.date:
+        return value
+    if not isinstance(value, dt.date) or isinstance(value, dt.datetime):
+        raise MisfitError("date", value, "take its .date()" if isinstance(value, dt.datetime) else "")
+    return dt.date(value.year, value.month, value.day)
+
+
+def _timestamp(value: Any) -> dt.datetime:
+    if type(value) is dt.datetime and value.tzinfo is dt.UTC:
+        return value
+    if not isinstance(value, dt.datetime):
+        raise MisfitError("timestamp", value, "give a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise MisfitError(
+            "timestamp", value, "it has no time zone; give an aware datetime, like datetime.now(timezone.utc), "
+            "or declare timestamp_ntz",
+        )  # fmt: skip
+    try:
+        value = value.astimezone(dt.UTC)
+    except OverflowError as error:
+        raise MisfitError("timestamp", value, "in UTC it lies outside the years 1 to 9999") from error
+    return _plain_datetime(value, "timestamp")
+
+
+def _timestamp_ntz(value: Any) -> dt.datetime:
+    if not isinstance(value, dt.datetime):
+        raise MisfitError("timestamp_ntz", value, "give a datetime without a time zone")
+    if value.tzinfo is not None:
+        raise MisfitError("timestamp_ntz", value, "it has a time zone; declare timestamp, or drop the zone")
+    return value if type(value) is dt.datetime and not value.fold else _plain_datetime(value, "timestamp_ntz")
+
+
+def _plain_datetime(value: Any, ddl: str) -> dt.datetime:
+    # Subclasses, pandas' above all, may hold what a datetime cannot.
+    try:
+        plain = dt.datetime(
+            value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond, value.tzinfo
+        )
+    except (TypeError, ValueError) as error:
+        raise MisfitError(ddl, value, "it is no moment") from error
+    if getattr(value, "nanosecond", 0):
+        raise MisfitError(ddl, value, "it has nanoseconds; round it to microseconds")
+    return plain
+
+
+def _decimal(wanted: DecimalType) -> Coercion:
+    step = Decimal((0, (1,), -wanted.scale))
+    limit = Decimal((0, (1,), wanted.precision - wanted.scale))
+    ddl = wanted.ddl
+
+    def coerce(value: Any) -> Any:
+        if not isinstance(value, Decimal):
+            if not isinstance(value, int | np.integer) or isinstance(value, bool):
+                raise MisfitError(ddl, value, "give a Decimal, made from text" if isinstance(value, float) else "")
+            value = Decimal(int(value))
+        try:
+            exact = value.quantize(step, context=EXACT_DECIMALS)
+        except DecimalException as error:
+            raise MisfitError(ddl, value, f"it is not exact with {wanted.scale} digits after the point") from error
+        if not exact.is_finite():
+            raise MisfitError(ddl, value, "it is no finite number")
+        if not -limit < exact < limit:
+            raise MisfitError(ddl, value, f"it has more than {wanted.precision - wanted.scale} digits before the point")
+        return exact if exact else abs(exact)
+
+    return coerce
+
+
+def _array(wanted: ArrayType, hashable: bool) -> Coercion:
+    one, ddl = coercion(wanted.element, hashable=hashable), wanted.ddl
+    make: type[list[Any]] | type[tuple[Any, ...]] = tuple if hashable else list
+    fits = _all_exact(wanted.element)
+
+    def coerce(value: Any) -> Any:
+        if type(value) is list and fits(value):
+            return make(value)
+        if not isinstance(value, list | tuple | np.ndarray) or isinstance(value, Record):
+            raise MisfitError(ddl, value, "give a list")
+        try:
+            return make([None if element is None else one(element) for element in value])
+        except MisfitError:
+            raise _found_at(value, one) from None
+
+    return coerce
+
+
+def _found_at(elements: Iterable[Any], one: Coercion) -> MisfitError:
+    for index, element in enumerate(elements):
+        try:
+            if element is not None:
+                one(element)
+        except MisfitError as misfit:
+            return misfit.within(f"[{index}]")
+    raise AssertionError("a value fits now that did not fit before: does another thread change it?")
+
+
+def _map(wanted: MapType) -> Coercion:
+    one_key, one_value, ddl = coercion(wanted.key, hashable=True), coercion(wanted.value), wanted.ddl
+    keys_fit, values_fit = _all_exact(wanted.key), _all_exact(wanted.value)
+
+    def coerce(value: Any) -> dict[Any, Any]:
+        if type(value) is dict and keys_fit(value) and values_fit(value.values()):
+            return dict(value)
+        if not isinstance(value, Mapping):
+            raise MisfitError(ddl, value, "give a dict")
+        try:
+            return {one_key(k): None if v is None else one_value(v) for k, v in value.items()}
+        except MisfitError:
+            raise _found_in(value) from None
+
+    def _found_in(value: Mapping[Any, Any]) -> MisfitError:
+        for k, v in value.items():
+            try:
+                one_key(k)
+            except MisfitError as misfit:
+                why = "the keys of a map are never null" if k is None else ""
+                misfit.why = misfit.why or why
+                return misfit.within(".keys()")
+            try:
+                if v is not None:
+                    one_value(v)
+            except MisfitError as misfit:
+                return misfit.within(f"[{shown(k)}]")
+        raise AssertionError("a value fits now that did not fit before: does another thread change it?")
+
+    return coerce
+
+
+def _struct(wanted: StructType, hashable: bool) -> Coercion:
+    names, ddl = wanted.names, wanted.ddl
+    each = [coercion(field.type, hashable=hashable) for field in wanted.fields]
+    kind = record_type(names)
+    make = kind._make
+
+    def coerce(value: Any) -> Record:
+        values = value if type(value) is kind or type(value) is tuple else struct_parts(value, names, ddl)
+        if len(values) != len(names):
+            raise MisfitError(ddl, value, f"it has {len(values)} values for {len(names)} fields")
+        try:
+            return make([None if v is None else one(v) for one, v in zip(each, values, strict=True)])
+        except MisfitError:
+            pass
+        for name, one, part in zip(names, each, values, strict=True):
+            try:
+                if part is not None:
+                    one(part)
+            except MisfitError as misfit:
+                raise misfit.within(f".{name}") from None
+        raise AssertionError("a value fits now that did not fit before: does another thread change it?")
+
+    return _with_fast_path(wanted, kind, coerce)
+
+
+def struct_parts(value: Any, names: tuple[str, ...], ddl: str) -> Sequence[Any]:
+    """Return the parts of a dict, a tuple, a list, a Spark Row or a Record, in the order of `names`."""
+    if isinstance(value, Mapping):
+        _check_names(value, value.keys(), names, ddl)
+        return [value[name] for name in names]
+    if isinstance(value, tuple):
+        # A Row made with names has __fields__, a Record or a namedtuple has _fields: names beat positions.
+        given = getattr(value, "__fields__", None) or getattr(value, "_fields", None)
+        if given is not None and tuple(given) != names:
+            _check_names(value, given, names, ddl)
+            by_name = dict(zip(given, tuple(value), strict=True))
+            return [by_name[name] for name in names]
+        return value
+    if isinstance(value, list):
+        return value
+    raise MisfitError(ddl, value, "give a dict, a tuple or a Record")
+
+
+def _check_names(value: Any, given: Any, names: tuple[str, ...], ddl: str) -> None:
+    missing = [name for name in names if name not in given]
+    unknown = [str(name) for name in given if name not in names]
+    if missing or unknown:
+        parts = [f"{what} {', '.join(n)}" for what, n in (("it misses", missing), ("it has unknown", unknown)) if n]
+        raise MisfitError(ddl, value, " and ".join(parts))
+
+
+def _with_fast_path(wanted: StructType, kind: type[Record], slow: Coercion) -> Coercion:
+    """Put a check of the common case before `slow`: a tuple of values that are all exactly right already.
+
+    Generated, because a loop over the fields costs several times as much, at every assignment of every event.
+    """
+    tests = [_exact_test(field.type, f"v{i}") for i, field in enumerate(wanted.fields)]
+    if not all(tests):
+        return slow
+    parts = ", ".join(f"v{i}" for i in range(len(tests)))
+    source = (
+        "def coerce(value):\n"
+        "    t = type(value)\n"
+        f"    if (t is kind or t is tuple) and len(value) == {len(tests)}:\n"
+        f"        {parts}, = value\n"
+        f"        if {' and '.join(tests)}:\n"
+        "            return value if t is kind else make(value)\n"
+        "    return slow(value)\n"
+    )
+    names: dict[str, Any] = {
+        "kind": kind,
+        "make": kind._make,
+        "slow": slow,
+        "date": dt.date,
+        "datetime": dt.datetime,
+        "UTC": dt.UTC,
+    }
+    exec(source, names)  # The source holds nothing of the user's: positions, type names and limits.
+    made: Coercion = names["coerce"]
+    return made
+
+
+def _all_exact(wanted: DataType) -> Callable[[Collection[Any]], bool]:
+    """Return the test whether all of some values are exactly right already, without a step of Python for each."""
+    if isinstance(wanted, IntegralType):
+        limit = 1 << (8 * wanted.width - 1)
+        return lambda values: (
+            not set(map(type, values)) - {int} and (not values or (-limit <= min(values) and max(values) < limit))
+        )
+    if isinstance(wanted, StringType):
+        return lambda values: not set(map(type, values)) - {str} and "".join(values).isascii()
+    classes: dict[type[DataType], type] = {DoubleType: float, BooleanType: bool, BinaryType: bytes, DateType: dt.date}
+    exact = classes.get(type(wanted))
+    return lambda values: exact is not None and not set(map(type, values)) - {exact}
+
+
+def _exact_test(wanted: DataType, name: str) -> str:
+    if isinstance(wanted, IntegralType):
+        limit = 1 << (8 * wanted.width - 1)
+        return f"type({name}) is int and {-limit} <= {name} < {limit}"
+    exact: dict[type[DataType], str] = {
+        BooleanType: f"type({name}) is bool",
+        DoubleType: f"type({name}) is float",
+        StringType: f"type({name}) is str and {name}.isascii()",
+        BinaryType: f"type({name}) is bytes",
+        DateType: f"type({name}) is date",
+        TimestampType: f"type({name}) is datetime and {name}.tzinfo is UTC",
+        TimestampNTZType: f"type({name}) is datetime and {name}.tzinfo is None and not {name}.fold",
+    }
+    return exact.get(type(wanted), "")
+
+
+_SCALARS: dict[type[DataType], Coercion] = {
+    BooleanType: _boolean,
+    FloatType: _float,
+    DoubleType: _double,
+    StringType: _string,
+    BinaryType: _binary,
+    DateType: _date,
+    TimestampType: _timestamp,
+    TimestampNTZType: _timestamp_ntz,
+}

@@ -1,0 +1,305 @@
+"""Arrow columns and Python values, in exactly the Python forms that state has, and without silent conversions."""
+
+from __future__ import annotations
+
+import datetime as dt
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError, CorruptionError, OutputError, StateTypeError, UserCodeError
+from strandline.types.coercion import MisfitError, coercion, shown
+from strandline.types.datatypes import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    Field,
+    FloatType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+from strandline.types.records import record_type
+from strandline.types.scalars import FIXED_SCALARS, Numbers
+
+_TO_ARROW: dict[DataType, pa.DataType] = {
+    BooleanType(): pa.bool_(),
+    ByteType(): pa.int8(),
+    ShortType(): pa.int16(),
+    IntegerType(): pa.int32(),
+    LongType(): pa.int64(),
+    FloatType(): pa.float32(),
+    DoubleType(): pa.float64(),
+    StringType(): pa.string(),
+    BinaryType(): pa.binary(),
+    DateType(): pa.date32(),
+    TimestampType(): pa.timestamp("us", "UTC"),
+    TimestampNTZType(): pa.timestamp("us"),
+}
+_FROM_ARROW: dict[pa.DataType, DataType] = {
+    **{arrow: ours for ours, arrow in _TO_ARROW.items()},
+    pa.large_string(): StringType(),
+    pa.string_view(): StringType(),
+    pa.large_binary(): BinaryType(),
+    pa.binary_view(): BinaryType(),
+}
+_TEMPORAL = (DateType, TimestampType, TimestampNTZType)
+
+
+def to_arrow_type(kind: DataType) -> pa.DataType:
+    """Return the Arrow type that Spark and we use for a type."""
+    if isinstance(kind, DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    if isinstance(kind, ArrayType):
+        return pa.list_(to_arrow_type(kind.element))
+    if isinstance(kind, MapType):
+        return pa.map_(to_arrow_type(kind.key), to_arrow_type(kind.value))
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(field.name, to_arrow_type(field.type)) for field in kind.fields])
+    return _TO_ARROW[kind]
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of rows."""
+    return pa.schema([pa.field(field.name, to_arrow_type(field.type)) for field in schema.fields])
+
+
+def from_arrow_type(arrow: pa.DataType) -> DataType:
+    """Return the type of an Arrow column; raise ConfigurationError for one that Spark has no type for."""
+    found = _FROM_ARROW.get(arrow)
+    if found is not None:
+        return found
+    if pa.types.is_timestamp(arrow):
+        return TimestampNTZType() if arrow.tz is None else TimestampType()
+    if pa.types.is_decimal(arrow):
+        return DecimalType(arrow.precision, arrow.scale)
+    if pa.types.is_map(arrow):
+        return MapType(from_arrow_type(arrow.key_type), from_arrow_type(arrow.item_type))
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        return ArrayType(from_arrow_type(arrow.value_type))
+    if pa.types.is_struct(arrow):
+        return StructType(tuple(Field(field.name, from_arrow_type(field.type)) for field in arrow))
+    raise ConfigurationError(
+        f"the Arrow type {arrow} has no counterpart among Spark's types that Strandline knows",
+        hint="cast the column, for example unsigned integers to bigint and dictionaries to their values",
+    )
+
+
+def conform(array: pa.Array | pa.ChunkedArray, kind: DataType) -> pa.Array:
+    """Return an Arrow array in the one Arrow type of `kind`: other zones, units and widths are cast if nothing is lost.
+
+    Raises StateTypeError if values would change.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    wanted = to_arrow_type(kind)
+    if array.type == wanted:
+        return array
+    if pa.types.is_null(array.type):
+        return pa.nulls(len(array), wanted)
+    why = ""
+    if _may_cast(from_arrow_type(array.type), kind):
+        try:
+            return array.cast(wanted)
+        except pa.ArrowException as error:
+            why = f": {error}"
+    raise StateTypeError(
+        f"expected an Arrow column of {kind.ddl} ({wanted}), got {array.type}{why}",
+        hint="cast the column to the declared type",
+        expected=kind.ddl,
+        actual=str(array.type),
+    )
+
+
+def _may_cast(given: DataType, wanted: DataType) -> bool:
+    if given == wanted or (isinstance(given, IntegralType) and isinstance(wanted, IntegralType | DoubleType)):
+        return True
+    return isinstance(given, FloatType) and isinstance(wanted, DoubleType)
+
+
+# -- Arrow to Python
+
+
+def to_python(array: pa.Array | pa.ChunkedArray, kind: DataType) -> list[Any]:
+    """Return a column as Python values: None for null, Records for structs, dicts for maps, aware datetimes in UTC.
+
+    Raises StateTypeError if the column is of another type, UserCodeError if it holds a moment that Python cannot hold.
+    """
+    try:
+        return _to_python(array, kind, False)
+    except CorruptionError as error:
+        # Nothing is damaged: the rows are so, and come again.
+        raise UserCodeError(error.message, hint=error.hint) from error
+
+
+def _to_python(array: pa.Array | pa.ChunkedArray, kind: DataType, hashable: bool) -> list[Any]:
+    array = conform(array, kind)
+    if isinstance(kind, ArrayType | MapType):
+        return _parted(array, kind, hashable)
+    if isinstance(kind, StructType):
+        # Only what is there: of the halves of a pair, the inputs of two streams' functions, one is always null.
+        there = array.drop_null() if array.null_count else array
+        children = [_to_python(c, f.type, hashable) for c, f in zip(there.flatten(), kind.fields, strict=True)]
+        found: list[Any] = list(map(record_type(kind.names)._make, zip(*children, strict=True)))
+        return _among_nulls(found, array) if array.null_count else found
+    if isinstance(kind, StringType | BinaryType | DecimalType):
+        texts: list[Any] = array.to_pylist()
+        return texts
+    return _with_nulls(FIXED_SCALARS[kind].from_numbers(arrow_numbers(array, kind)), array)
+
+
+def _parted(array: pa.Array, kind: ArrayType | MapType, hashable: bool) -> list[Any]:
+    if not len(array):
+        return []
+    bounds = array.offsets.to_numpy()
+    first, last = int(bounds[0]), int(bounds[-1])
+    bounds = (bounds - first).tolist()
+
+    def part(child: pa.Array, of: DataType, as_key: bool) -> list[Any]:
+        return _to_python(child.slice(first, last - first), of, as_key)
+
+    found: list[Any]
+    if isinstance(kind, MapType):
+        keys, values = part(array.keys, kind.key, True), part(array.items, kind.value, False)
+        found = [dict(zip(keys[a:b], values[a:b], strict=True)) for a, b in pairwise(bounds)]
+    else:
+        elements = part(array.values, kind.element, hashable)
+        found = [elements[a:b] for a, b in pairwise(bounds)]
+        if hashable:
+            found = list(map(tuple, found))
+    return _with_nulls(found, array)
+
+
+def _with_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    if array.null_count:
+        for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            values[row] = None
+    return values
+
+
+def _among_nulls(values: list[Any], array: pa.Array) -> list[Any]:
+    """Return the values that are there in their rows, None in all others."""
+    rest = iter(values)
+    return [next(rest) if valid else None for valid in array.is_valid().to_pylist()]
+
+
+def arrow_numbers(array: pa.Array, kind: DataType) -> Numbers:
+    """Return the numbers of a fixed-width Arrow column, which conforms to `kind`; zero where null."""
+    if isinstance(kind, _TEMPORAL):
+        array = array.view(pa.int32() if isinstance(kind, DateType) else pa.int64())
+    if array.null_count:
+        array = array.fill_null(False if isinstance(kind, BooleanType) else 0)
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def numbers_to_arrow(numbers: Numbers, kind: DataType, absent: Numbers | None = None) -> pa.Array:
+    """Return the Arrow column of a fixed-width type; null where `absent`."""
+    array = pa.array(np.ascontiguousarray(numbers), mask=absent)
+    return array.view(to_arrow_type(kind)) if isinstance(kind, _TEMPORAL) else array
+
+
+# -- Python to Arrow
+
+
+def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
+    """Return a column of Python values, which may be whatever coercion to the type accepts; None for null.
+
+    Raises OutputError, with fields column, expected, actual and index, at the first value that would have to change.
+    """
+    if _is_exact(values, kind):
+        try:
+            return pa.array(values, to_arrow_type(kind))
+        except (pa.ArrowException, ValueError, OverflowError, TypeError):
+            pass  # Below, the value that it was is found, or the coercion makes it fit.
+    one = coercion(kind)
+    index = 0
+    fitting: list[Any] = []
+    try:
+        for index, value in enumerate(values):  # noqa: B007
+            fitting.append(None if value is None else one(value))
+        return build(fitting, kind)
+    except MisfitError as misfit:
+        raise _output_error(column, kind, values[index], index, str(misfit)) from None
+
+
+# For these, pyarrow keeps the value or raises, as long as each value is of exactly this class. Among others it takes
+# True for 1, 1.0 for 1, a datetime for its date, a naive datetime for one in UTC, and rounds to 32 bits silently.
+_EXACT: dict[type[DataType], type] = {
+    BooleanType: bool,
+    ByteType: int,
+    ShortType: int,
+    IntegerType: int,
+    LongType: int,
+    DoubleType: float,
+    StringType: str,
+    BinaryType: bytes,
+    DateType: dt.date,
+}
+
+
+def _is_exact(values: list[Any], kind: DataType) -> bool:
+    exact = _EXACT.get(type(kind))
+    return exact is not None and set(map(type, values)) <= {exact, type(None)}
+
+
+def build(values: list[Any], kind: DataType) -> pa.Array:
+    """Return the Arrow column of values that are in our own Python forms already."""
+    absent = np.fromiter((v is None for v in values), bool, len(values)) if None in values else None
+    if isinstance(kind, StructType):
+        return _build_struct(values, kind, absent)
+    if isinstance(kind, ArrayType | MapType):
+        return _build_parted(values, kind, absent)
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        scalar = FIXED_SCALARS[kind]
+        filled = values if absent is None else [scalar.zero if v is None else v for v in values]
+        return numbers_to_arrow(scalar.to_numbers(filled), kind, absent)
+    return pa.array(values, to_arrow_type(kind))
+
+
+def _build_struct(values: list[Any], kind: StructType, absent: Numbers | None) -> pa.Array:
+    nothing = (None,) * len(kind.fields)
+    rows = values if absent is None else [nothing if v is None else v for v in values]
+    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * len(kind.fields)
+    return pa.StructArray.from_arrays(
+        [build(list(column), field.type) for column, field in zip(columns, kind.fields, strict=True)],
+        fields=list(to_arrow_type(kind)),
+        mask=None if absent is None else pa.array(absent),
+    )
+
+
+def _build_parted(values: list[Any], kind: ArrayType | MapType, absent: Numbers | None) -> pa.Array:
+    bounds = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([0 if v is None else len(v) for v in values], out=bounds[1:])
+    # A null offset makes the entry that begins there null.
+    nulls = None if absent is None else np.append(absent, False)
+    offsets = pa.array(bounds.astype(np.int32), mask=nulls)
+    present = [v for v in values if v is not None]
+    if isinstance(kind, MapType):
+        keys = build([k for v in present for k in v], kind.key)
+        items = build([item for v in present for item in v.values()], kind.value)
+        return pa.MapArray.from_arrays(offsets, keys, items)
+    return pa.ListArray.from_arrays(offsets, build([element for v in present for element in v], kind.element))
+
+
+def _output_error(column: str, kind: DataType, value: Any, index: int, why: str) -> OutputError:
+    return OutputError(
+        f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {why}",
+        hint="make the value fit, or change the column's type in `output` of process()",
+        column=column,
+        expected=kind.ddl,
+        actual=f"{shown(value)} ({type(value).__name__})",
+        index=index,
+    )

@@ -1,0 +1,129 @@
+"""The packed layout: msgpack of a value's plain form, in which structs are arrays, and maps keep their order.
+
+Each function returns None where there is nothing to convert, so that no pass over the values is made in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+
+from strandline.core.errors import CorruptionError
+from strandline.types.coercion import EXACT_DECIMALS
+from strandline.types.datatypes import ArrayType, BinaryType, DataType, DecimalType, MapType, StructType
+from strandline.types.records import record_type
+from strandline.types.scalars import FIXED_SCALARS
+
+Convert = Callable[[Any], Any]
+
+
+def unscaled(scale: int) -> Callable[[Decimal], int]:
+    """Return the function from a decimal to the integer without its point; more digits than `scale` raise Inexact."""
+    exact = EXACT_DECIMALS
+    return lambda value: int(value.scaleb(scale, exact).to_integral_exact(context=exact))
+
+
+def scaled(scale: int) -> Callable[[int | str], Decimal]:
+    """Return the function that puts the point back into an unscaled integer."""
+    return lambda value: Decimal(value).scaleb(-scale, EXACT_DECIMALS)
+
+
+def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
+    """Return the conversion of one value (never null) to its plain form; `hashable`, as the key of a map needs it."""
+    if isinstance(kind, DecimalType):
+        digits = unscaled(kind.scale)
+        return lambda value: str(digits(value))
+    if isinstance(kind, ArrayType):
+        each = _each(to_plain(kind.element, hashable=hashable))
+        return each if each is None or not hashable else lambda elements: tuple(each(elements))
+    if isinstance(kind, MapType):
+        return _entry_by_entry(to_plain(kind.key, hashable=True), to_plain(kind.value))
+    if isinstance(kind, StructType):
+        parts = [to_plain(field.type, hashable=hashable) for field in kind.fields]
+        return part_by_part(parts, _same) if any(parts) else None
+    scalar = FIXED_SCALARS.get(kind)
+    return scalar.to_number if scalar else None
+
+
+def from_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
+    """Return the conversion of a plain form to the value; raises CorruptionError if it is not of this type."""
+    if isinstance(kind, DecimalType):
+        return scaled(kind.scale)
+    if isinstance(kind, ArrayType):
+        each = _each(from_plain(kind.element, hashable=hashable))
+        if not hashable:
+            return each
+        return tuple if each is None else lambda elements: tuple(each(elements))
+    if isinstance(kind, MapType):
+        return _entry_by_entry(from_plain(kind.key, hashable=True), from_plain(kind.value))
+    if isinstance(kind, StructType):
+        return _struct_from_plain(kind, hashable)
+    scalar = FIXED_SCALARS.get(kind)
+    return scalar.from_number if scalar else None
+
+
+def _struct_from_plain(kind: StructType, hashable: bool) -> Convert:
+    make = record_type(kind.names)._make
+    parts = [from_plain(field.type, hashable=hashable) for field in kind.fields]
+    count = len(parts)
+    convert = part_by_part(parts, make) if any(parts) else make
+
+    def checked(values: Any) -> Any:
+        if len(values) != count:
+            raise CorruptionError(f"a stored {kind.ddl} has {len(values)} fields, expected {count}")
+        return convert(values)
+
+    return checked
+
+
+def plain_class(kind: DataType) -> type[Any]:
+    """Return the class that the plain form of every value of a packed type has."""
+    if isinstance(kind, ArrayType | StructType):
+        return list
+    if isinstance(kind, MapType):
+        return dict
+    return bytes if isinstance(kind, BinaryType) else str
+
+
+def copier(kind: DataType) -> Convert | None:
+    """Return the deep copy of what is mutable in a value; None if nothing is."""
+    if isinstance(kind, ArrayType):
+        return _each(copier(kind.element)) or list
+    if isinstance(kind, MapType):
+        return _entry_by_entry(None, copier(kind.value)) or dict
+    if isinstance(kind, StructType):
+        parts = [copier(field.type) for field in kind.fields]
+        return part_by_part(parts, record_type(kind.names)._make) if any(parts) else None
+    return None
+
+
+def part_by_part(converts: Sequence[Convert | None], make: Convert) -> Convert:
+    """Return the function that converts each part of a tuple and calls `make` with the tuple of the results.
+
+    Generated, because a loop over the parts costs twice as much.
+    """
+    names: dict[str, Any] = {f"c{i}": convert for i, convert in enumerate(converts)}
+    parts = ", ".join(f"v{i}" for i in range(len(converts)))
+    results = ", ".join(
+        f"v{i}" if convert is None else f"None if v{i} is None else c{i}(v{i})" for i, convert in enumerate(converts)
+    )
+    names["make"] = make
+    exec(f"def convert(value):\n    {parts}, = value\n    return make(({results},))\n", names)
+    made: Convert = names["convert"]
+    return made
+
+
+def _each(one: Convert | None) -> Convert | None:
+    return None if one is None else lambda elements: [None if v is None else one(v) for v in elements]
+
+
+def _entry_by_entry(key: Convert | None, value: Convert | None) -> Convert | None:
+    if key is None and value is None:
+        return None
+    one_key, one_value = key or _same, value or _same
+    return lambda entries: {one_key(k): None if v is None else one_value(v) for k, v in entries.items()}
+
+
+def _same(value: Any) -> Any:
+    return value
