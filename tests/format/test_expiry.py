@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import CorruptionError, StateTypeError
-from strandline.format.expiry import ExpiringCodec, expiry_of, pack_expiry, packed_expiry, with_expiry, without_expiry
+from strandline.format.expiringvalues import ExpiringCodec
+from strandline.format.expiry import expiry_of, pack_expiry, packed_expiry, with_expiry, without_expiry
 from strandline.format.manifest import StateInfo, TTLInfo
 from strandline.format.values import ValueCodec
 from strandline.types.datatypes import parse_type

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from strandline.api.keys import Keys
+from strandline.api.states import State
 
 if TYPE_CHECKING:
     import datetime as dt
 
-    import numpy as np
     import pyarrow as pa
-
-    from strandline.api.states import State
 
 
 class Timers(Protocol):
@@ -85,25 +85,6 @@ class Context(Protocol):
 
     def emit(self, side: str, row: Any) -> None:
         """Send a row, a dict or a tuple, to a side output that process() declares in `sides`."""
-        ...
-
-
-class Keys(Protocol):
-    """The keys of a batch's rows, for `get_many` and `put_many`."""
-
-    def __len__(self) -> int: ...
-
-    @property
-    def columns(self) -> Sequence[pa.Array]:
-        """The key columns."""
-        ...
-
-    def unique(self) -> tuple[Keys, np.ndarray[Any, Any]]:
-        """Return the distinct keys, and for each row the index of its key among them."""
-        ...
-
-    def take(self, indices: Any) -> Keys:
-        """Return the keys at these rows."""
         ...
 
 

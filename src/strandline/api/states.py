@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from strandline.api.keys import Keys
 from strandline.api.ttl import TTL
 from strandline.core.errors import ConfigurationError, UserCodeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from strandline.api.process import Keys
 
 
 class ValueState(Protocol):

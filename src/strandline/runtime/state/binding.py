@@ -7,7 +7,7 @@ from typing import Any
 from strandline.api.joins import Broadcast
 from strandline.api.states import List, Map, State
 from strandline.backends.base import Backend
-from strandline.format.expiry import ExpiringCodec
+from strandline.format.expiringvalues import ExpiringCodec
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.broadcast import Broadcasts

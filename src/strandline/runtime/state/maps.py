@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
-from strandline.format.expiry import ExpiringCodec
+from strandline.format.expiringvalues import ExpiringCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.values import deep_size
 
