@@ -20,13 +20,13 @@ from strandline.core.settings import Settings
 
 if TYPE_CHECKING:
     from strandline.spark import sinks
-    from strandline.spark.filesource import files_source
-    from strandline.spark.job import Job
-    from strandline.spark.run import Run
-    from strandline.spark.session import session, spark_settings
-    from strandline.spark.status import Status
-    from strandline.spark.stream import KeyedStream, Stream, stream
-    from strandline.spark.windows import WindowedStream
+    from strandline.spark.base.session import session, spark_settings
+    from strandline.spark.job.job import Job
+    from strandline.spark.job.run import Run
+    from strandline.spark.job.status import Status
+    from strandline.spark.streams.filesource import files_source
+    from strandline.spark.streams.stream import KeyedStream, Stream, stream
+    from strandline.spark.streams.windows import WindowedStream
 
 __version__ = "0.1.0"
 
@@ -70,17 +70,17 @@ __all__ = [  # noqa: RUF022
 ]
 
 _LAZY = {
-    "Job": "strandline.spark.job",
-    "KeyedStream": "strandline.spark.stream",
-    "Run": "strandline.spark.run",
-    "Status": "strandline.spark.status",
-    "Stream": "strandline.spark.stream",
-    "WindowedStream": "strandline.spark.windows",
-    "files_source": "strandline.spark.filesource",
-    "session": "strandline.spark.session",
+    "Job": "strandline.spark.job.job",
+    "KeyedStream": "strandline.spark.streams.stream",
+    "Run": "strandline.spark.job.run",
+    "Status": "strandline.spark.job.status",
+    "Stream": "strandline.spark.streams.stream",
+    "WindowedStream": "strandline.spark.streams.windows",
+    "files_source": "strandline.spark.streams.filesource",
+    "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",
-    "spark_settings": "strandline.spark.session",
-    "stream": "strandline.spark.stream",
+    "spark_settings": "strandline.spark.base.session",
+    "stream": "strandline.spark.streams.stream",
 }
 
 

@@ -76,7 +76,7 @@ def test_other_errors_are_shown_from_the_program_on(process: Command, tmp_path: 
 
 
 def test_warnings_are_short_lines_unless_the_program_logs_itself(process: Command, tmp_path: Path) -> None:
-    warn = "import logging\n{}\nlogging.getLogger('strandline.spark.run').warning('look at %s', 'this\\n  next step: none')\n"
+    warn = "import logging\n{}\nlogging.getLogger('strandline.spark.job.run').warning('look at %s', 'this\\n  next step: none')\n"
     found = process("run", write(tmp_path / "app.py", warn.format("")))
     assert found.stderr == "strandline: WARNING: look at this\n"
     own = process("run", write(tmp_path / "own.py", warn.format("logging.basicConfig(format='mine: %(message)s')")))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
-from strandline.spark import exchange
-from strandline.spark.exchange import PARTITION, Exchange, prepare_session
+from strandline.spark.keepers import exchange
+from strandline.spark.keepers.exchange import PARTITION, Exchange, prepare_session
 from tests.conftest import LIGHT_JVM
 from tests.spark import rated, wide
 from tests.spark.harness import Case, settle
@@ -72,7 +72,7 @@ def _write_executors(directory: Path, spark: Any) -> None:
     def executor(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
-        from strandline.spark.worker import _executor_pid
+        from strandline.spark.keepers.worker import _executor_pid
 
         partitions = {p for batch in batches for p in batch.column(0).to_pylist()}
         (partition,) = partitions

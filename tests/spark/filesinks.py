@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from strandline.core.ids import Epoch, Generation
+from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.sinks import place
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
-from strandline.spark.sinks.filesystem import LocalFiles
 
 NAME = "out"
 

@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from strandline.keeper.protocol import Instructions
-from strandline.spark import exchange
-from strandline.spark.fleet import Fleet
+from strandline.spark.keepers import exchange
+from strandline.spark.keepers.fleet import Fleet
 
 _PROPERTY = "tests.raising"
 _WITHIN_PARTITION = (1 << 33) - 1

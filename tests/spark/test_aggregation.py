@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
-from strandline.spark.aggregation import Reduction
-from strandline.spark.partials import declare
+from strandline.spark.streams.aggregation import Reduction
+from strandline.spark.streams.partials import declare
 from strandline.testing.partials import make_result
 from strandline.types.datatypes import parse_schema, parse_type
 from tests.spark.harness import Case, eventually, settle

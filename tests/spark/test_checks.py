@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strandline.spark.checks import session_warnings
-from strandline.spark.session import spark_settings
+from strandline.spark.base.session import spark_settings
+from strandline.spark.base.sessionchecks import session_warnings
 
 
 def session(master: str, conf: dict[str, str]) -> Any:

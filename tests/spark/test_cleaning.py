@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from strandline.core.errors import FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.spark.cleaning import SourceCleaner
-from strandline.spark.sourcefiles import LocalSourceFiles, SourceFiles, relative_path
-from strandline.spark.sourcelog import UnreadableLogError, files_read, reached_steps
+from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.files import LocalSourceFiles, SourceFiles, relative_path
+from strandline.spark.sources.log import UnreadableLogError, files_read, reached_steps
 from tests.spark.harness import eventually
 
 NAMES = ["a.json", "day=1/b c.json", "day=1/ü%20.json", "day=2/x#y;z.json"]

@@ -15,7 +15,7 @@ from strandline.runtime.operators.joins import IntervalJoin, Layout, WindowJoin
 from strandline.runtime.operators.windows import functions as windowfunctions
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import state_infos
-from strandline.spark.compat import check_compatible
+from strandline.spark.job.compat import check_compatible
 from strandline.types.datatypes import parse_schema
 from tests.runtime.aggregating import COUNTS, process_of
 

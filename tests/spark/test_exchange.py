@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strandline.core.keygroups import partition_of
-from strandline.spark.exchange import KEY_GROUP, PARTITION, Exchange, prepare_session
+from strandline.spark.keepers.exchange import KEY_GROUP, PARTITION, Exchange, prepare_session
 
 pytestmark = pytest.mark.spark
 

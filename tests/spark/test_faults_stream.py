@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.spark import exchange
+from strandline.spark.keepers import exchange
 from tests.soak import seeds
 from tests.spark import strikes
 from tests.spark.harness import Case, settle

@@ -15,7 +15,7 @@ from strandline.core.errors import KeeperError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Connection
 from strandline.keeper.tally import Tally, Whole
-from strandline.spark.feeder import Feeder
+from strandline.spark.keepers.feeder import Feeder
 
 Batch = Sequence[int | None]
 LAST = None

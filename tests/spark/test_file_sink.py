@@ -17,7 +17,7 @@ import pytest
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks import filesystem
+from strandline.spark.base import filesystem
 from strandline.spark.sinks.shown import Committable, Shown, ShownRecords, decode_shown, encode_shown
 from tests.spark.filesinks import Crash, Disk, Rows, context, records, shown_files, sink_at, stage, started, visible
 

@@ -14,7 +14,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import UnavailableError
-from strandline.spark.sourcefiles import HadoopSourceFiles, LocalSourceFiles, SourceFiles
+from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles, SourceFiles
 from tests.spark import pipeline, small
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, settle

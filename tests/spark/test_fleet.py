@@ -9,7 +9,7 @@ from pathlib import Path
 
 from strandline.core.ids import Generation
 from strandline.keeper.watchdog import process_start
-from strandline.spark.fleet import _command_of, _keepers_here
+from strandline.spark.keepers.fleet import _command_of, _keepers_here
 
 
 def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:

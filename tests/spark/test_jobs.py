@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
-from strandline.spark.exchange import Exchange
+from strandline.spark.keepers.exchange import Exchange
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
 from tests.spark import pipeline, small

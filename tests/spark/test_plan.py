@@ -9,13 +9,13 @@ import pytest
 
 import strandline as sl
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.spark.checks import check_source_name
-from strandline.spark.joins import PairNode
-from strandline.spark.late import LateNode
-from strandline.spark.nodes import Node, OperatorNode, SourceNode, StepNode, WatermarkNode
-from strandline.spark.plan import Plan
+from strandline.spark.lower.plan import Plan
 from strandline.spark.sinks.simple import NoopSink
-from strandline.spark.stream import Output, Stream
+from strandline.spark.sources.checks import check_source_name
+from strandline.spark.streams.joins import PairNode
+from strandline.spark.streams.late import LateNode
+from strandline.spark.streams.nodes import Node, OperatorNode, SourceNode, StepNode, WatermarkNode
+from strandline.spark.streams.stream import Output, Stream
 
 PROBE: Any = SimpleNamespace(columns=["k"])
 

@@ -13,8 +13,8 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
-from strandline.spark.progress import SourceProgress, rewind
-from strandline.spark.sourcelog import damage_in_logs
+from strandline.spark.sources.log import damage_in_logs
+from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
 
 BATCH = 12

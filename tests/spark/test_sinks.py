@@ -14,8 +14,8 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
+from strandline.spark.base.filesystem import FileSystem, HadoopFiles, LocalFiles
 from strandline.spark.sinks import place
-from strandline.spark.sinks.filesystem import FileSystem, HadoopFiles, LocalFiles
 from tests.spark import pipeline, small
 from tests.spark.filesinks import Crash, shown_files, stage, started, visible
 from tests.spark.functions import Count

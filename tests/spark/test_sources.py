@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.spark.sources import Sources
+from strandline.spark.lower.query import Sources
 from tests.spark import timed
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, settle

@@ -14,9 +14,9 @@ from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.keeper.protocol import Ack, Trigger
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
-from strandline.spark.attempt import Attempt
-from strandline.spark.epochs import EpochDriver, Progress
-from strandline.spark.run import Run
+from strandline.spark.job.attempt import Attempt
+from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.run import Run
 
 
 def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:

@@ -48,7 +48,7 @@ def run(
 
 def run_program(program: Path, args: list[str]) -> int:
     """Run the program to its end and return the exit code."""
-    from strandline.spark.checks import check_java
+    from strandline.spark.base.sessionchecks import check_java
 
     check_java()
     _prepare(program, args)
@@ -105,11 +105,11 @@ def _show_traceback(error: Exception, program: Path) -> None:
 
 def _stop_everything(code: int) -> bool:
     """Stop the jobs that still run, and Spark; return False if one of them failed at it."""
-    if "strandline.spark.run" not in sys.modules:
+    if "strandline.spark.job.run" not in sys.modules:
         return True  # The program has started nothing of ours; what else it made is its own.
     from pyspark import SparkContext
 
-    from strandline.spark.run import live_runs
+    from strandline.spark.job.run import live_runs
 
     context = SparkContext._active_spark_context
     if context is not None:

@@ -1,9 +1,10 @@
 """The proof that a partition's rows of an epoch are all there, and which they were.
 
 A stream that was cut off looks like one that ended. So its end is told apart, by the row that only comes last (see
-`spark/exchange.py`), and whoever saw it says what came before: how many rows, and a digest of their key groups. It does
-not depend on the rows' order, which may differ when Spark runs a task again. Rows that went to another partition the
-second time would be lost or count twice: they change it. What a row holds besides does not matter: the first is kept.
+`spark/keepers/exchange.py`), and whoever saw it says what came before: how many rows, and a digest of their key groups.
+It does not depend on the rows' order, which may differ when Spark runs a task again. Rows that went to another
+partition the second time would be lost or count twice: they change it. What a row holds besides does not matter: the
+first is kept.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from strandline.core.errors import CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Epoch
+from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.filesystem import open_filesystem
 from strandline.spark.sinks.shown import Committable, Shown, ShownRecords
 
 _OURS = "_strandline"

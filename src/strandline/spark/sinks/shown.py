@@ -14,7 +14,7 @@ import msgspec
 
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.format.frame import frame_record, unframe_record
-from strandline.spark.sinks.filesystem import FileSystem
+from strandline.spark.base.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 

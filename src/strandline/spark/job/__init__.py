@@ -1,0 +1,1 @@
+"""Jobs: started, supervised, driven epoch by epoch, stopped."""

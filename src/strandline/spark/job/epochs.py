@@ -1,0 +1,377 @@
+"""The epoch driver: one call of foreachBatch is one epoch, and its end is the checkpoint barrier."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+
+from strandline.checkpoint.coordinator import Coordinator
+from strandline.core import failpoints
+from strandline.core.clock import Clock
+from strandline.core.errors import CorruptionError, KeeperError
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.format.manifest import SinkInfo
+from strandline.keeper.protocol import Ack, Instructions, Trigger
+from strandline.runtime.state.timers import is_due
+from strandline.runtime.watermarks import Reached, Watermarks
+from strandline.spark.base.reported import errors_reported
+from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
+from strandline.spark.keepers.failures import find_error
+from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.lower.plan import Built, Operator, Plan
+from strandline.spark.sources.progress import SourceProgress
+from strandline.spark.streams.aggregation import limit_shuffle
+from strandline.spark.streams.joins import TO, PairNode
+from strandline.spark.streams.late import LateNode
+from strandline.spark.streams.nodes import OperatorNode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Progress:
+    """What has been done in this run, for people to look at."""
+
+    epoch: int
+    epochs: int = 0
+    rows_in: int = 0
+    last_epoch_ms: float = 0.0
+    last_rows: int = 0
+    late_rows: int = 0
+    acks: dict[Slot, Ack] = field(default_factory=dict)
+
+
+class EpochDriver:
+    """Runs epochs and answers for their acks and staged output. One epoch or poll at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        source: DataFrame,
+        operators: Sequence[Operator],
+        exchange: Exchange,
+        fleet: Fleet,
+        coordinator: Coordinator,
+        sources: SourceProgress,
+        generation: Generation,
+        epoch: Epoch,
+        batch: int,
+        watermarks: Watermarks,
+        clock: Clock,
+    ) -> None:
+        self._plan = plan
+        self._source = source
+        self._operators = {operator.node: operator for operator in operators}
+        self._exchange = exchange
+        self._fleet = fleet
+        self._coordinator = coordinator
+        self._sources = sources
+        self._generation = generation
+        self._batch = batch
+        self._watermarks = watermarks
+        self._clock = clock
+        self._looked_us: int | None = None
+        """When the sources were last looked at, in this run, by `steady_us`: nobody does while an epoch runs."""
+        self._started_us = self.steady_us
+        self._nothing: DataFrame | None = None
+        self._lock = threading.Lock()
+        self._staged: dict[str, list[str]] = {}
+        self._staging = threading.Lock()
+        self.progress = Progress(epoch=epoch)
+        self.error: BaseException | None = None
+        self.failed = threading.Event()
+        self._sealed = threading.Event()
+        self._paused = threading.Event()
+        self.epoch_carries_trigger = False
+        self.last_contact = time.monotonic()
+
+    def seal(self) -> None:
+        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
+        self._sealed.set()
+
+    def pause(self) -> None:
+        """Begin no more epochs: a last checkpoint is to cover everything there is."""
+        self._paused.set()
+
+    def resume(self) -> None:
+        """Go on: the run is not stopped after all."""
+        self._paused.clear()
+
+    def __call__(self, df: DataFrame, batch: int) -> None:
+        """Process one epoch; called by Spark."""
+        # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
+        looked_us = self.steady_us
+        while self._paused.is_set() and not self._sealed.wait(0.05):
+            pass
+        with self._lock:
+            if self.failed.is_set() or self._sealed.is_set():
+                raise KeeperError("the run has ended already")
+            try:
+                self._refuse_other_batch(batch)
+                self._sources.begin(batch)
+                self._batch = batch
+                self._run(df, Epoch(self.progress.epoch + 1), looked_us)
+            except BaseException as error:
+                self.error = find_error(error)
+                self.failed.set()
+                raise
+            finally:
+                self.last_contact = time.monotonic()
+
+    def _refuse_other_batch(self, batch: int) -> None:
+        """Batches are numbered without gaps: a query that finds no progress begins with 0, and all comes again."""
+        if batch != self._batch + 1:
+            raise CorruptionError(
+                f"Spark began with batch {batch} of the sources, expected {self._batch + 1}: its progress below "
+                "local_dir is gone or is not what was restored",
+                hint="the job restores from its last checkpoint; if something cleans up below local_dir, give another "
+                "one in Settings",
+            )
+
+    def tick(self, by_us: int | None = None) -> bool:
+        """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran.
+
+        With `by_us`, only those count that the clock had passed then.
+        """
+        if not self.has_due(by_us) or not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self.failed.is_set():
+                # The epoch that was running: its number must not be given again.
+                return False
+            if self._nothing is None:
+                self._nothing = make_nothing(self._source)
+            self._run(self._nothing, Epoch(self.progress.epoch + 1))
+        except Exception as error:
+            # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
+            self.error = find_error(error)
+            self.failed.set()
+            raise self.error from error
+        finally:
+            self.last_contact = time.monotonic()
+            self._lock.release()
+        return True
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an epoch, or a conversation with the keepers, is under way."""
+        return self._lock.locked()
+
+    def has_due(self, by_us: int | None = None) -> bool:
+        """Whether the watermark or the clock have passed some timer that has not fired; the clock by now, or then."""
+        by_us = self.now_us if by_us is None else by_us
+        reached = self._advance()
+        acks = list(self.progress.acks.values())
+        return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)
+
+    def look(self, at_us: int) -> None:
+        """The sources were looked at: what had come until then is in an epoch, and whoever is in none was silent."""
+        if self._looked_us is None:
+            self._watermarks.begin(at_us)
+        self._looked_us = max(at_us, self._looked_us or at_us)
+
+    @property
+    def heeds_silence(self) -> bool:
+        """Whether it makes a difference when the sources were last looked at."""
+        return self._watermarks.may_be_idle
+
+    @property
+    def now_us(self) -> int:
+        """The clock."""
+        return self._clock.now_ms() * 1000
+
+    @property
+    def steady_us(self) -> int:
+        """What silence is measured by: were it the clock, its being set would make sources idle that are not."""
+        return int(self._clock.monotonic_ms() * 1000)
+
+    def _advance(self) -> int | None:
+        return self._watermarks.advance(self._looked_last_us)
+
+    @property
+    def _looked_last_us(self) -> int:
+        return self._started_us if self._looked_us is None else self._looked_us
+
+    def poll(self, *, may_trigger: bool) -> bool:
+        """Hear from the keepers while no epoch runs; perhaps begin a checkpoint of the epoch before.
+
+        Return False, having done nothing, when an epoch is being processed.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            epoch = Epoch(self.progress.epoch)
+            trigger = self._trigger(epoch, idle=True) if may_trigger else None
+            acks = self._fleet.poll(self._instructions(epoch, trigger))
+            missing = self._fleet.slots - acks.keys()
+            if missing:
+                raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
+            self._heed(acks, trigger)
+        except Exception as error:
+            raise find_error(error) from error
+        finally:
+            self.last_contact = time.monotonic()
+            self._lock.release()
+        return True
+
+    @property
+    def watermark_us(self) -> int | None:
+        """How far event time has come."""
+        return self._watermarks.reached_us
+
+    def look_at_watermarks(self) -> list[Reached]:
+        """Return how far each source is."""
+        return self._watermarks.look(self._looked_last_us)
+
+    def committed(self, sinks: Sequence[SinkInfo]) -> None:
+        """These staged epochs are visible now."""
+        with self._staging:
+            for sink in sinks:
+                done = set(sink.pending)
+                self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
+
+    @errors_reported()
+    def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
+        started = time.perf_counter()
+        prepare_session(df.sparkSession)
+        if any(node.reduction for node in self._operators):
+            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self._operators.values()))
+        trigger = self._trigger(epoch)
+        self.epoch_carries_trigger = trigger is not None
+        instructions = self._instructions(epoch, trigger)
+        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
+        try:
+            acks = self._write(built, epoch)
+        finally:
+            built.close()
+        missing = self._fleet.slots - acks.keys()
+        if missing:
+            raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
+        self._note(epoch, acks, (time.perf_counter() - started) * 1000)
+        if looked_us is not None:
+            # How long it took is nobody's silence.
+            self.look(looked_us)
+        for (uid, _), ack in acks.items():
+            for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
+                self._watermarks.observe(index, newest_us, self.steady_us if looked_us is None else looked_us)
+        self._watermarks.fired_us = instructions.watermark_us
+        self._advance()
+        if trigger is not None:
+            self._add_sinks(CheckpointId(trigger.checkpoint))
+            self.epoch_carries_trigger = False
+        self._heed(acks, trigger)
+        failpoints.hit("epoch.done")
+
+    def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
+        """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
+        staged = self._stage(built, epoch)
+        acks = self._fleet.take_acks(epoch)
+        unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
+        if unread:
+            # The epoch must reach every keeper, also where nobody reads what it gives.
+            for uid in unread:
+                built.operators[uid].write.format("noop").mode("overwrite").save()
+            acks = {**acks, **self._fleet.take_acks(epoch)}
+            if self._plan.keep(unread):
+                # Part of it may have been read, from an attempt that the keeper then forgot, since its output was not
+                # read to the end: what is shown must be from the one that it has applied.
+                staged = self._stage(built, epoch)
+                acks = {**acks, **self._fleet.take_acks(epoch)}
+        if len(acks) < len(self._fleet.slots):
+            # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
+            # the keepers know whether they have applied the epoch.
+            acks = {**self._fleet.poll(self._instructions(epoch, None)), **acks}
+        with self._staging:
+            for name, text in staged:
+                self._staged.setdefault(name, []).append(text)
+        return acks
+
+    def _stage(self, built: Built, epoch: Epoch) -> list[tuple[str, str]]:
+        """Have the sinks write; return what they say, by name, of what they do not show yet."""
+        found = []
+        for name, sink, rows in built.outputs:
+            failpoints.hit("epoch.sink.before")
+            if self._sealed.is_set():
+                raise KeeperError("the run ended in the middle of an epoch")
+            staged = sink.write(rows, epoch)
+            if staged is not None:
+                found.append((name, staged))
+        return found
+
+    def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
+        if isinstance(node, LateNode):
+            return node.pick(rows, instructions.watermark_us, instructions.fired_us)
+        operator = self._operators[node]
+        pair = node.parent
+        to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None
+        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
+        return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
+
+    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> Trigger | None:
+        trigger = self._coordinator.trigger(epoch, changed=not idle)
+        if trigger is None:
+            return None
+        self._sources.want(trigger.checkpoint, self._batch)
+        if idle:
+            self._add_sinks(trigger.checkpoint)
+        return Trigger(trigger.checkpoint, trigger.mode)
+
+    def _add_sinks(self, checkpoint: CheckpointId) -> None:
+        """Everything staged up to the checkpoint's epoch becomes visible with it."""
+        with self._staging:
+            infos = [SinkInfo(name=name, pending=list(self._staged.get(name, []))) for name, _, _ in self._plan.sinks]
+        self._coordinator.add_sinks(checkpoint, infos, self._watermarks.stored())
+
+    def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
+        # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
+        pending = self._coordinator.pending
+        confirmed = self._coordinator.confirmed
+        return Instructions(
+            generation=self._generation,
+            epoch=epoch,
+            trigger=trigger,
+            confirmed=confirmed,
+            pending=pending,
+            watermark_us=self._advance(),
+            fired_us=self._watermarks.fired_us,
+            now_us=self.now_us,
+        )
+
+    def _heed(self, acks: dict[Slot, Ack], trigger: Trigger | None) -> None:
+        """Take in what keepers say, who have just been told of the trigger, if there is one."""
+        before = dict(self.progress.acks)
+        self.progress.acks.update(acks)
+        for slot, ack in acks.items():
+            if trigger is None and slot in before and not ack.is_of_keeper(before[slot]):
+                # One that died before any epoch since its restore is started anew, without a restart of the job.
+                self._coordinator.retake(*slot)
+            for report in ack.reports:
+                checkpoint, partition = CheckpointId(report.checkpoint), Partition(ack.partition)
+                if report.info is not None:
+                    self._coordinator.report(ack.uid, partition, checkpoint, report.info)
+                else:
+                    self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
+
+    def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
+        counting = self._plan.counting
+        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in counting)
+        progress = self.progress
+        progress.epoch = epoch
+        progress.epochs += 1
+        progress.rows_in += rows
+        progress.last_rows = rows
+        progress.last_epoch_ms = took_ms
+        progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in self._plan.measuring)
+        for node in self._operators:
+            if node.reduction is not None:
+                mine = [ack for (uid, _), ack in acks.items() if uid == node.uid]
+                node.reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
+
+
+def _named(slots: set[Slot]) -> str:
+    return ", ".join(f"operator '{uid}' partition {partition}" for uid, partition in sorted(slots))

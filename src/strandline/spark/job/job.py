@@ -1,0 +1,127 @@
+"""A job: a pipeline with a name, sinks and checkpoints, ready to be started."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from strandline.api.config import Checkpoints, Restart
+from strandline.checkpoint.coordinator import CheckpointConfig
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.core import failpoints
+from strandline.core.clock import SystemClock
+from strandline.core.errors import ConfigurationError
+from strandline.core.settings import Settings, parse_duration_ms
+from strandline.keeper.paths import Places
+from strandline.spark.base.sessionchecks import check_session, session_warnings
+from strandline.spark.job.attempt import Blueprint
+from strandline.spark.job.run import Run
+from strandline.spark.lower.plan import Plan
+from strandline.spark.sources.rereadable import relations_of, source_warnings
+from strandline.spark.streams.filesource import check_not_shared
+from strandline.spark.streams.stream import Output
+from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
+
+log = logging.getLogger(__name__)
+
+
+class Job:
+    """A streaming job. Its name and checkpoint directory are its identity: started again, it continues.
+
+    `trigger` is the time between epochs ("1s"), "available-now" to process what is there and end, or None for as
+    fast as possible.
+
+    >>> job = Job("alerts", sinks=[alerts.to(sinks.files("out/"))], checkpoints=Checkpoints("ck/", every="10s"))
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        sinks: Sequence[Output],
+        checkpoints: Checkpoints,
+        restart: Restart | None = None,
+        trigger: str | int | float | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.name = name
+        self.checkpoints = checkpoints
+        self.restart = restart or Restart()
+        self.settings = settings or Settings()
+        self._trigger = _trigger(trigger)
+        self._plan = Plan(sinks)
+        self._run: Run | None = None
+        if not isinstance(checkpoints, Checkpoints):
+            raise ConfigurationError(
+                f"job '{name}': checkpoints is {checkpoints!r}", hint="write checkpoints=Checkpoints('…', every='10s')"
+            )
+
+    def start(self, spark: SparkSession | None = None) -> Run:
+        """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
+
+        Errors in the program and its environment are raised here; nothing has been touched then.
+        """
+        if self._run is not None and self._run.status().state in ("starting", "running", "restarting"):
+            raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
+        spark = spark or self._plan.sources.session
+        check_session(spark)
+        check_not_shared(self._plan.sources.nodes)
+        read = [relation for node in self._plan.sources.nodes for relation in relations_of(node.df)]
+        for warning in [*session_warnings(spark), *source_warnings(read)]:
+            log.warning("%s", warning)
+        failpoints.arm_from_environment()
+        run = self._run = Run(self._blueprint(spark), self.restart)
+        try:
+            run.start()
+        except BaseException:
+            self._run = None
+            raise
+        return run
+
+    def _blueprint(self, spark: SparkSession) -> Blueprint:
+        ck = self.checkpoints
+        if str(ck.directory).startswith("memory:"):
+            raise ConfigurationError(
+                "checkpoints: memory:// is a store of one process, and a job has several", hint="give a directory"
+            )
+        store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
+        places = Places(_absolute(self.settings), store.url, self.name)
+        places.make()
+        return Blueprint(
+            name=self.name,
+            spark=spark,
+            plan=self._plan,
+            config=CheckpointConfig(
+                mode=ck.mode,
+                interval_ms=ck.interval_ms,
+                timeout_ms=ck.timeout_ms,
+                min_pause_ms=ck.min_pause_ms,
+                retain=ck.retain,
+                tolerable_failures=ck.tolerable_failures,
+            ),
+            settings=self.settings,
+            jobdir=JobDirectory(store, self.name),
+            store_url=store.url,
+            store_options=dict(ck.storage_options),
+            places=places,
+            trigger=self._trigger,
+            clock=SystemClock(),
+        )
+
+
+def _trigger(trigger: str | int | float | None) -> dict[str, Any]:
+    if trigger is None:
+        return {}
+    if trigger == "available-now":
+        return {"availableNow": True}
+    return {"processingTime": f"{parse_duration_ms(trigger, 'trigger')} milliseconds"}
+
+
+def _absolute(settings: Settings) -> Any:
+    from pathlib import Path
+
+    return Path(settings.local_dir).absolute()

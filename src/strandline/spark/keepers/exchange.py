@@ -1,0 +1,162 @@
+"""Sends each key group to its partition, and each partition to the executor that keeps its state.
+
+See the design page: a route value hashes to its partition, and a cached anchor row on every partition makes tasks
+follow the executor that caches it, and gives every keeper a part in every epoch.
+
+A second anchor row, the END, has a route that no row has. The outer join gives what found no partner after the last of
+the rows: whoever has seen a row without a key group has seen all rows of the partition. Nothing else says so: when the
+JVM fails in the middle of a task's rows, it closes the stream, and that looks like the end of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from strandline.core.ids import Partition
+from strandline.core.keygroups import range_of
+from strandline.spark.base.ddl import quoted
+from strandline.types.datatypes import IntegerType
+from strandline.types.murmur import spark_hash
+
+PARTITION = "__strandline_partition"
+KEY_GROUP = "__strandline_key_group"
+_ROUTE = "__strandline_route"
+_ANCHOR_ROUTE = "__strandline_anchor_route"
+
+SESSION_CONF = {
+    # "One partition, one task": adaptive execution would split or merge partitions.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+}
+
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
+"""Where the key is a constant, it puts the route into the anchor's join, which then is none by key any more: the anchor
+is broadcast, and partitions without rows are not reached."""
+
+
+class Exchange:
+    """The routes and the anchor of one job at one parallelism."""
+
+    def __init__(self, spark: SparkSession, parallelism: int) -> None:
+        self._parallelism = parallelism
+        # One alone Spark would cut into as many as it has by default, and the anchor with it.
+        self._tasks = max(2, parallelism)
+        found = _find_routes(parallelism, self._tasks)
+        self._routes = [route for route, _ in found]
+        rows = [(route, partition) for partition, both in enumerate(found) for route in both]
+        with users_session_active(spark):
+            session = spark.newSession()
+            prepare_session(session)
+            anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
+            self._anchor = anchor.repartition(self._tasks, _ANCHOR_ROUTE).cache()
+        # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
+        self._hinted = self._anchor.hint("shuffle_hash")
+        self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
+        self._route = F.col(_ROUTE)
+        # Computed while keepers restore: in a cold JVM, Spark's first job takes seconds, most of them one core's.
+        self._warming = threading.Thread(target=self._warm, name="strandline-anchor", daemon=True)
+        self._warming.start()
+
+    @property
+    def partitions(self) -> DataFrame:
+        """One row a partition, on the executor that keeps the partition's state."""
+        self._settle()
+        return self._anchor.where(F.col(_ANCHOR_ROUTE).isin(self._routes)).select(PARTITION)
+
+    def route(
+        self,
+        df: DataFrame,
+        keys: Sequence[str],
+        max_parallelism: int,
+        order_by: Sequence[str] = (),
+        hidden: Sequence[str] = (),
+        to: str | None = None,
+    ) -> DataFrame:
+        """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
+
+        On every partition they end with a row without a key group: it comes last, and only when all others have come.
+        Where the column `to` has a partition, the row goes there, whatever its key.
+        """
+        self._settle()
+        group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
+        if to is not None:
+            firsts = [
+                range_of(Partition(p), max_parallelism, self._parallelism).first for p in range(self._parallelism)
+            ]
+            group = f"coalesce(array({', '.join(map(str, firsts))})[{to}], {group})"
+        routes = f"array({', '.join(map(str, self._routes))})"
+        route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
+        routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
+        first = [PARTITION, KEY_GROUP, *hidden]
+        joined = (
+            routed.repartition(self._tasks, self._route)
+            .join(self._hinted, self._meet, "full_outer")
+            .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
+        )
+        if not order_by:
+            return joined
+        return joined.sortWithinPartitions(F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by))
+
+    def _settle(self) -> None:
+        """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
+        self._warming.join()
+
+    def _warm(self) -> None:
+        # Whatever is wrong, the first epoch will meet it too, and say so.
+        with contextlib.suppress(Exception):
+            self._anchor.count()
+
+    def close(self) -> None:
+        """Let the anchor go."""
+        self._warming.join()
+        self._anchor.unpersist()
+
+
+@contextmanager
+def users_session_active(spark: SparkSession) -> Iterator[None]:
+    """Making a DataFrame makes its session the active one: afterwards the user's own is again."""
+    active = SparkSession.getActiveSession() or spark
+    try:
+        yield
+    finally:
+        SparkSession._activeSession = active
+        jvm: Any = spark._jvm
+        jvm.SparkSession.setActiveSession(active._jsparkSession)
+
+
+def make_nothing(source: DataFrame) -> DataFrame:
+    """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries.
+
+    It has the user's settings, views and functions, and what is set on it is not set on the user's.
+    """
+    spark: Any = source.sparkSession
+    with users_session_active(spark):
+        clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+        return clone.createDataFrame([], source.schema)
+
+
+def prepare_session(session: SparkSession) -> None:
+    """Set what the exchange needs on a session that is ours alone."""
+    for name, value in SESSION_CONF.items():
+        session.conf.set(name, value)
+    excluded = session.conf.get(_EXCLUDED_RULES, None) or ""
+    if _FOLDABLE_PROPAGATION not in excluded:
+        session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))
+
+
+def _find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
+    """For each partition, find two numbers that Spark's hash partitioning sends there: its rows' and its end's."""
+    routes: dict[int, list[int]] = {partition: [] for partition in range(parallelism)}
+    number = 0
+    while any(len(found) < 2 for found in routes.values()):
+        routes.get(spark_hash([number], [IntegerType()]) % tasks, []).append(number)
+        number += 1
+    return [(found[0], found[1]) for found in routes.values()]

@@ -1,0 +1,240 @@
+"""The keepers of one run, as the driver sees them: their programs, their acks, polling and stopping them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark import Accumulator, AccumulatorParam, Broadcast
+from pyspark.sql import DataFrame, SparkSession
+
+from strandline.core.errors import KeeperError
+from strandline.core.ids import Epoch, Generation, Partition
+from strandline.keeper import protocol as p
+from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Ack, Instructions
+from strandline.runtime.program import Program
+from strandline.spark.keepers.exchange import Exchange
+from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef
+
+_END_S = 5.0
+_PINGS_A_LEASE = 4
+_EXEC_S = 0.1
+
+Slot = tuple[str, int]
+"""An operator's uid and a partition."""
+
+
+class AckList(AccumulatorParam[list[bytes]]):
+    """Collects acks; a stage that is retried may bring one twice."""
+
+    def zero(self, value: list[bytes]) -> list[bytes]:
+        return []
+
+    def addInPlace(self, value1: list[bytes], value2: list[bytes]) -> list[bytes]:  # noqa: N802
+        value1.extend(value2)
+        return value1
+
+
+class Fleet:
+    """All keepers of one generation."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        places: Places,
+        generation: Generation,
+        programs: Sequence[Program],
+        exchange: Exchange,
+    ) -> None:
+        sc: Any = spark.sparkContext
+        self._places = places
+        self._exchange = exchange
+        self._generation = generation
+        self._refs = {program.uid: KeeperRef(places, program.uid, self._generation) for program in programs}
+        # Here, too: a broadcast's value is read from a file, and where Spark encrypts that, anew each time and not for
+        # two threads at once.
+        self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
+        self._broadcasts: dict[str, Broadcast[bytes]] = {
+            uid: sc.broadcast(program) for uid, program in self._programs.items()
+        }
+        self._only_executor = _only_executor(spark)
+        self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())
+        self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
+        self.last: dict[Slot, Ack] = {}
+        self._restored = Epoch(0)
+        self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
+        self._over = threading.Event()
+        self._renewing: threading.Thread | None = None
+
+    def run(self, uid: str, routed: DataFrame, instructions: Instructions, output_schema: str) -> DataFrame:
+        """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
+        renew_s = 0.0 if self._only_executor else self._renew_s
+        worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema, renew_s)
+        return routed.mapInArrow(worker, output_schema)
+
+    def take_acks(self, epoch: int) -> dict[Slot, Ack]:
+        """Return this epoch's acks, one a slot, and forget all others."""
+        found: dict[Slot, Ack] = {}
+        taken, self._acks.value = self._acks.value, []
+        for data in taken:
+            ack = msgspec.msgpack.decode(data, type=Ack)
+            if ack.epoch == epoch:
+                slot = (ack.uid, ack.partition)
+                self._refuse_other_keeper(ack, found.get(slot) or self.last.get(slot))
+                found[slot] = ack
+        self.last.update(found)
+        return found
+
+    def open(self, epoch: Epoch) -> dict[Slot, Ack]:
+        """Start every keeper and have it restore its state; raise what goes wrong there."""
+        self._restored = epoch
+        return self.poll(Instructions(generation=self._generation, epoch=epoch), start=True)
+
+    def poll(self, instructions: Instructions, *, start: bool = False) -> dict[Slot, Ack]:
+        """Ask every keeper without an epoch; those that are not there do not answer, unless they are to be started."""
+        found = {(ack.uid, ack.partition): ack for ack in self._control(instructions, p.POLL, start=start) if ack.uid}
+        for slot, ack in found.items():
+            self._refuse_other_keeper(ack, self.last.get(slot))
+        self.last.update(found)
+        return found
+
+    def keep_alive(self) -> None:
+        """Renew every keeper's lease from now on, however long restores, epochs, sinks and storage take."""
+        self._renewing = threading.Thread(target=self._renew, name="strandline-lease", daemon=True)
+        self._renewing.start()
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._renew_s):
+            # One that has died, the next epoch or poll will miss.
+            with contextlib.suppress(Exception):
+                self.ping()
+
+    def ping(self) -> None:
+        """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be."""
+        instructions = Instructions(generation=self._generation, epoch=0)
+        direct = ControlWorker(list(self._refs.values()), instructions, p.PING)
+        answered: set[Slot] = set()
+        for uid, partition in self.slots:
+            # One that cannot be reached from here is asked through Spark.
+            with contextlib.suppress(Exception):
+                if direct.ask(self._refs[uid], Partition(partition)):
+                    answered.add((uid, partition))
+        if answered != self.slots:
+            self._control(instructions, p.PING)
+
+    def stop(self, *, forget: bool) -> None:
+        """End every keeper at once. With `forget`, their local copies go too."""
+        self._over.set()
+        instructions = Instructions(generation=self._generation, epoch=0, forget=forget)
+        try:
+            self._control(instructions, p.STOP)
+        except Exception:
+            # The session may be gone already. Keepers of this machine can be ended without it; others end by
+            # themselves, with their executor or their lease.
+            pass
+        self.kill()
+
+    def kill(self) -> None:
+        """End every keeper of this machine, whatever it is doing; whoever waits for its answer hears that it died."""
+        # Also one that a task has just started, which does not answer yet; and when this returns, none is left.
+        deadline = time.monotonic() + _END_S
+        while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
+            for pid in left:
+                # Gone already, or somebody else's that was only given a keeper's name.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Let go of what the driver holds for the keepers."""
+        self._over.set()
+        if self._renewing is not None:
+            self._renewing.join(_END_S)
+        for broadcast in self._broadcasts.values():
+            # Spark keeps a broadcast's bytes in a temporary file until it is destroyed.
+            with contextlib.suppress(Exception):
+                broadcast.destroy()
+
+    def _refuse_other_keeper(self, ack: Ack, before: Ack | None) -> None:
+        """A partition has one keeper: that whose ack was the first to be used after the restore.
+
+        Until an epoch is applied, one that dies is started anew from the checkpoint, perhaps elsewhere, and the one
+        before may live on, with an epoch that it applied for a task that failed. Were it asked again, its state would
+        go on where the other's output was used.
+        """
+        if before is None or before.epoch == self._restored or ack.is_of_keeper(before):
+            return
+        raise KeeperError(
+            f"operator '{ack.uid}', partition {ack.partition}: epoch {before.epoch} was applied by process "
+            f"{before.pid} on {before.host}, and epoch {ack.epoch} by another keeper, process {ack.pid} on {ack.host}",
+            hint="the job goes back to its last checkpoint, with one of them",
+        )
+
+    def _control(self, instructions: Instructions, kind: int, *, start: bool = False) -> list[Ack]:
+        if not self._refs:
+            return []
+        ask = self._ask_here if self._only_executor else self._ask_spark
+        found = ask(instructions, kind, start)
+        return [msgspec.msgpack.decode(ack, type=Ack) for ack in found]
+
+    def _ask_here(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
+        """Ask every keeper from here: a Spark job takes a hundred times as long, and in a cold JVM seconds."""
+        worker = ControlWorker(
+            list(self._refs.values()), instructions, kind, self._programs if start else None, self._only_executor
+        )
+        with ThreadPoolExecutor(len(self.slots), thread_name_prefix="strandline-ask") as pool:
+            asked = [pool.submit(worker.ask, self._refs[uid], Partition(part)) for uid, part in sorted(self.slots)]
+            return [ack for answer in asked for ack in answer.result()]
+
+    def _ask_spark(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
+        worker = ControlWorker(
+            list(self._refs.values()), instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s
+        )
+        rows: list[Any] = self._exchange.partitions.mapInArrow(worker, "ack binary").collect()
+        return [bytes(row.ack) for row in rows]
+
+
+def _only_executor(spark: SparkSession) -> Executor | None:
+    """Return the JVM as the executor when it runs all tasks itself, on this machine and in this Python; else None."""
+    sc: Any = spark.sparkContext
+    if not sc.master.startswith("local[") and sc.master != "local":
+        return None
+    if shutil.which(sc.pythonExec) != sys.executable:
+        return None
+    return Executor(int(sc._jvm.java.lang.ProcessHandle.current().pid()), sc.environment)
+
+
+def _keepers_here(root: Path, generation: Generation) -> list[int]:
+    """Return the processes of this machine that are a run's keepers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = _command_of(process)
+            if command[1:3] == ["-m", "strandline.keeper.process"] and len(command) > 7:
+                listens_at, generation_of = command[3], command[7]
+                if Path(listens_at).parent == root and generation_of == str(generation):
+                    found.append(int(process.name))
+    return found
+
+
+def _command_of(process: Path) -> list[str]:
+    """Return what a process was started with.
+
+    Between a process' old program and its new one the kernel knows no arguments; then it has a program all the same,
+    which one that has ended, or one of the kernel's, has not.
+    """
+    deadline = time.monotonic() + _EXEC_S
+    while not (command := (process / "cmdline").read_text(errors="replace")) and time.monotonic() < deadline:
+        (process / "exe").readlink()
+    return command.split("\0")

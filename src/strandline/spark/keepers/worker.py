@@ -1,0 +1,306 @@
+"""The functions that run in Spark's Python workers: they carry rows between Spark and the keepers.
+
+Passed to mapInArrow, so they are pickled for every epoch: they hold little, and the program is a broadcast that only
+the worker which starts a keeper reads.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+
+from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.ids import Generation, Partition
+from strandline.keeper import protocol as p
+from strandline.keeper.paths import Places
+from strandline.keeper.protocol import Ack, Begin, Connection, Failure, Instructions
+from strandline.keeper.watchdog import process_start
+from strandline.spark.keepers.feeder import Feeder
+from strandline.types.columns import arrow_schema
+from strandline.types.datatypes import parse_schema
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator, Broadcast
+
+_START_TIMEOUT_S = 60.0
+_MARK = "STRANDLINE-ERROR:"
+_PING_S = 2.0
+_PATIENCE_S = {p.PING: _PING_S, p.STOP: 15.0}
+"""How long an answer is waited for that comes whatever the keeper does, unless the machine does not let it run. A poll,
+which may have to restore state, has no limit."""
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Whose keepers are started: the JVM that they end with, and what its workers find in their environment."""
+
+    pid: int
+    environment: Mapping[str, str]
+
+
+class KeeperRef:
+    """Which keeper: everything needed to find it on this machine, or to start it there."""
+
+    def __init__(self, places: Places, uid: str, generation: Generation) -> None:
+        self.places = places
+        self.uid = uid
+        self.generation = generation
+
+    def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
+        """Connect to the keeper if it is there; whatever it is then asked may take so long and no longer."""
+        try:
+            return _connect(self.places.socket(self.uid, partition, self.generation), timeout_s)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+
+    def renew_all(self) -> None:
+        """Renew the leases of all keepers of this run on this machine."""
+        for path in self.places.sockets(self.generation):
+            # One that does not answer must not cost the others their leases.
+            with contextlib.suppress(OSError, KeeperError), closing(_connect(path, _PING_S)) as connection:
+                connection.send(p.PING, Instructions(generation=self.generation, epoch=0))
+                connection.expect(p.ACK)
+
+    def start(self, partition: Partition, executor: Executor | None = None) -> Connection:
+        """Start the keeper as a process of its own, watched over by nobody but itself, and connect to it.
+
+        Without `executor`, this process is a worker of the executor.
+        """
+        self.places.make()
+        log = self.places.log(self.uid, partition)
+        jvm = executor.pid if executor else _executor_pid()
+        listens_at = self.places.socket(self.uid, partition, self.generation)
+        state = self.places.state(self.uid, partition)
+        keeper = [sys.executable, "-m", "strandline.keeper.process"]
+        command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
+        # Through a shell that ends at once, so that no Spark worker has a child to wait for.
+        script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"
+        given = executor.environment if executor else {}
+        environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        started = subprocess.run(
+            ["/bin/sh", "-c", script], start_new_session=True, env=environment, capture_output=True, check=True
+        )
+        pid = int(started.stdout)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            connection = self.connect(partition)
+            if connection is not None:
+                return connection
+            if not process_start(pid):
+                break
+            time.sleep(0.01)
+        raise KeeperError(
+            f"operator '{self.uid}', partition {partition}: its keeper did not start on {socket.gethostname()}: "
+            f"{_tail(log)}",
+            hint=f"look at the log {log}; strandline must be installed on every executor",
+        )
+
+
+def _connect(path: Path, timeout_s: float | None) -> Connection:
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(timeout_s)
+    try:
+        sock.connect(str(path))
+    except BaseException:
+        sock.close()
+        raise
+    return Connection(sock)
+
+
+@contextmanager
+def _renewing(keeper: KeeperRef, every_s: float) -> Iterator[None]:
+    """Renew the leases of this machine's keepers meanwhile: others wait for as long as one is at work."""
+    if not every_s:
+        yield
+        return
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(every_s):
+            keeper.renew_all()
+
+    threading.Thread(target=renew, name="strandline-lease", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+class EpochWorker:
+    """Gives a partition's rows of one epoch to its keeper, and the keeper's output to Spark."""
+
+    def __init__(
+        self,
+        keeper: KeeperRef,
+        instructions: Instructions,
+        program: Broadcast[bytes],
+        acks: Accumulator[list[bytes]],
+        output_schema: str,
+        renew_s: float = 0.0,
+    ) -> None:
+        self._keeper = keeper
+        self._instructions = instructions
+        self._program = program
+        self._acks = acks
+        self._output_schema = output_schema
+        self._renew_s = renew_s
+        """How often to renew leases where the driver cannot; 0: it can."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        first = next(batches, None)
+        if first is None:
+            return
+        partition = Partition(first.column(0)[0].as_py())
+        connection = None
+        try:
+            connection = self._keeper.connect(partition) or self._keeper.start(partition)
+            with _renewing(self._keeper, self._renew_s):
+                yield from self._epoch(connection, first, batches)
+        except StrandlineError as error:
+            raise RuntimeError(mark(error)) from None
+        except OSError as error:
+            raise RuntimeError(mark(_as_keeper_error(error))) from None
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _epoch(
+        self, connection: Connection, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema(list(first.schema)[1:])
+        connection.send(p.BEGIN, Begin(instructions=self._instructions, schema=schema.serialize().to_pybytes()))
+        kind, _ = connection.expect(p.NEED_PROGRAM, p.READY, p.REPLAY)
+        if kind == p.NEED_PROGRAM:
+            connection.send(p.PROGRAM, self._program.value)
+            kind, _ = connection.expect(p.READY, p.REPLAY)
+        feeder = Feeder(connection, first, rest, self._instructions.epoch, is_replay=kind == p.REPLAY)
+        feeder.start()
+        output_schema = arrow_schema(parse_schema(self._output_schema))
+        try:
+            while True:
+                kind, payload = connection.expect(p.OUTPUT, p.ACK)
+                if kind == p.ACK:
+                    break
+                yield pa.ipc.read_record_batch(payload, output_schema)
+        except KeeperError:
+            feeder.raise_error()
+            raise
+        feeder.join()
+        ack = msgspec.msgpack.decode(payload, type=Ack)
+        self._acks.add([msgspec.msgpack.encode(msgspec.structs.replace(ack, attempt=_attempt()))])
+
+
+class ControlWorker:
+    """Polls or stops a partition's keepers; gives their acks as rows. Starts them only if it has their programs."""
+
+    def __init__(
+        self,
+        keepers: list[KeeperRef],
+        instructions: Instructions,
+        kind: int,
+        programs: Mapping[str, Broadcast[bytes] | bytes] | None = None,
+        executor: Executor | None = None,
+        renew_s: float = 0.0,
+    ) -> None:
+        self._keepers = keepers
+        self._instructions = instructions
+        self._kind = kind
+        self._programs = programs
+        self._executor = executor
+        self._renew_s = renew_s
+        """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for partition in batch.column(0).to_pylist():
+                found = [ack for keeper in self._keepers for ack in self.ask(keeper, partition)]
+                yield pa.RecordBatch.from_pydict({"ack": pa.array(found, pa.binary())})
+
+    def ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
+        """Hold one control conversation; return the ack, or nothing if there is no answer."""
+        connection = None
+        try:
+            connection = keeper.connect(partition, _PATIENCE_S.get(self._kind))
+            if connection is None:
+                if self._programs is None:
+                    return []
+                connection = keeper.start(partition, self._executor)
+            connection.send(self._kind, self._instructions)
+            kind, payload = connection.expect(p.ACK, p.NEED_PROGRAM)
+            if kind == p.NEED_PROGRAM:
+                if self._programs is None:
+                    return []
+                program = self._programs[keeper.uid]
+                connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
+                with _renewing(keeper, self._renew_s):
+                    _, payload = connection.expect(p.ACK)
+            return [payload.to_pybytes()]
+        except (KeeperError, OSError) as error:
+            if self._programs is None and connection is not None and not connection.heard:
+                # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
+                return []
+            raise RuntimeError(mark(_as_keeper_error(error))) from None
+        except StrandlineError as error:
+            raise RuntimeError(mark(error)) from None
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+def _as_keeper_error(error: Exception) -> KeeperError:
+    return error if isinstance(error, KeeperError) else KeeperError(f"a keeper's connection broke: {error}")
+
+
+def mark(error: StrandlineError) -> str:
+    """Put an error into text that survives Spark's wrapping."""
+    return f"{_MARK}{base64.b64encode(msgspec.msgpack.encode(p.to_failure(error))).decode()}:"
+
+
+def unmark(text: str) -> StrandlineError | None:
+    """Find an error in a text made by `mark`, whatever Spark put around it."""
+    found = re.search(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):", text)
+    return p.from_failure(msgspec.msgpack.decode(base64.b64decode(found[1]), type=Failure)) if found else None
+
+
+def _attempt() -> str:
+    from pyspark import TaskContext
+
+    context: Any = TaskContext.get()
+    return f"{context.stageId()}.{context.attemptNumber()}" if context else ""
+
+
+def _executor_pid() -> int:
+    """Return the nearest Java process above this one: the executor."""
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            before, _, after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            break
+        if before.partition("(")[2].startswith("java"):
+            return pid
+        pid = int(after.split()[1])
+    return os.getppid()
+
+
+def _tail(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")[-600:].strip() or "its log is empty"
+    except OSError as error:
+        return str(error)

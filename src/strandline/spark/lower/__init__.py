@@ -1,0 +1,1 @@
+"""From a job's graph to DataFrames, once an epoch."""

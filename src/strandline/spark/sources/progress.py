@@ -1,0 +1,180 @@
+"""How far the sources are: where they began, what each checkpoint keeps of it, and how they are set back.
+
+Spark keeps that in a directory of its own. It is of this run alone; what is durable is what is copied out of it: once
+into the job's record of its start, and with each checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.generation import Claim
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import damage_in
+from strandline.checkpoint.source_log import capture, capture_start, restore_source, upload_source
+from strandline.checkpoint.start import Start, save_start, write_start
+from strandline.core.clock import Clock
+from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import Manifest
+from strandline.spark.sources.log import damage_in_logs
+
+_OVERDUE_BATCHES = 8
+_NEEDED_BATCHES = 2
+"""A checkpoint needs Spark's log of its batch, and of the one before."""
+
+
+def rewind(jobdir: JobDirectory, directory: Path, manifest: Manifest | None, start: Start | None) -> None:
+    """Make the directory `spark-{generation}`, from which Spark goes on: after the checkpoint, or where it all began.
+
+    Those of older generations go. A newer driver may be at work on this machine already: its own is left alone.
+    """
+    generation = int(directory.name.removeprefix("spark-"))
+    for old in directory.parent.glob("spark-*"):
+        number = old.name.removeprefix("spark-")
+        if number.isdigit() and int(number) <= generation:
+            shutil.rmtree(old, ignore_errors=True)
+    if manifest is not None and manifest.source is not None:
+        with damage_in(CheckpointId(manifest.checkpoint)):
+            restore_source(jobdir, manifest.source, directory)
+    elif start is not None:
+        write_start(jobdir, start, directory)
+
+
+@dataclass
+class _Wanted:
+    """A checkpoint that needs the sources' progress after a batch; before the first there is none: -1."""
+
+    checkpoint: CheckpointId
+    batch: int
+    files: Mapping[str, bytes] | None = None
+
+
+class SourceProgress:
+    """Keeps where the sources began, and gives checkpoints how far they are.
+
+    Spark's thread says when a batch begins; the supervisor delivers, when it has time: Spark deletes old files
+    meanwhile, so that what is overdue is read in Spark's thread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        names: Sequence[str],
+        jobdir: JobDirectory,
+        claim: Claim,
+        clock: Clock,
+        coordinator: Coordinator,
+        *,
+        start_is_kept: bool,
+        retained_batches: int,
+        numbers: Sequence[int],
+        captured: Callable[[CheckpointId, int, Mapping[str, bytes]], None],
+    ) -> None:
+        self._directory = directory
+        self._names = names
+        self._jobdir = jobdir
+        self._claim = claim
+        self._clock = clock
+        self._coordinator = coordinator
+        self._start_is_kept = start_is_kept
+        self._overdue = max(1, min(_OVERDUE_BATCHES, retained_batches - _NEEDED_BATCHES))
+        self._wanted: _Wanted | None = None
+        self._numbers = numbers
+        """Spark's numbers of the sources, as `sourcelog.py` explains."""
+        self._tell = captured
+        self._lock = threading.Lock()
+
+    def want(self, checkpoint: CheckpointId, batch: int) -> None:
+        """A checkpoint needs the progress after this batch, once Spark has logged it as done."""
+        self._wanted = _Wanted(checkpoint, batch)
+
+    def begin(self, batch: int) -> None:
+        """Before a batch is processed: what could be lost from now on is made durable, or read.
+
+        Raises CorruptionError as `deliver` does.
+        """
+        if not self._start_is_kept:
+            # Without it, a source that began at "now" would begin anew after a failure.
+            files = capture_start(self._directory)
+            if files is None:
+                raise UnavailableError(f"{self._directory}: Spark has not written down where the sources begin")
+            save_start(self._jobdir, self._claim, files, list(self._names), self._clock)
+            self._start_is_kept = True
+        wanted = self._wanted
+        if wanted is not None and 0 <= wanted.batch <= batch - self._overdue:
+            try:
+                self._capture(wanted)
+            except CorruptionError:
+                raise
+            except StrandlineError as error:
+                self._fail(wanted, error)
+
+    def deliver(self, has_looked: Callable[[], bool]) -> None:
+        """Give the pending checkpoint what it waits for, if that is there.
+
+        `has_looked`: whether the sources were looked at, so that those which begin at "now" have begun. Raises
+        CorruptionError if files that Spark counts on are gone: what is done from now on, no restart could go on from.
+        """
+        wanted = self._wanted
+        if wanted is None:
+            return
+        if self._coordinator.pending != wanted.checkpoint:
+            self._done(wanted)
+            return
+        base = self._coordinator.confirmed_manifest
+        try:
+            files = self._captured(wanted, has_looked)
+            if files is None:
+                return
+            info = upload_source(
+                self._jobdir, files, wanted.checkpoint, wanted.batch, base.source if base else None, self._names
+            )
+        except (FencedError, CorruptionError):
+            raise
+        except StrandlineError as error:
+            self._fail(wanted, error)
+            return
+        self._done(wanted)
+        if wanted.batch >= 0:
+            self._tell(wanted.checkpoint, wanted.batch, files)
+        self._coordinator.add_source(wanted.checkpoint, info)
+
+    def _captured(self, wanted: _Wanted, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:
+        """Return the files of the batch that is wanted, None if Spark has not written them yet."""
+        if wanted.batch < 0:
+            has_begun = (self._directory / "offsets" / "0").exists() or has_looked()
+            return capture_start(self._directory) if has_begun else None
+        if wanted.files is None and (self._directory / "commits" / str(wanted.batch)).exists():
+            self._capture(wanted)
+        return wanted.files
+
+    def _capture(self, wanted: _Wanted) -> None:
+        with self._lock:
+            if wanted.files is None:
+                if not (self._directory / "metadata").exists():
+                    raise self._damaged("metadata")
+                files = capture(self._directory, wanted.batch)
+                if missing := damage_in_logs(files, wanted.batch, self._numbers):
+                    raise self._damaged(missing)
+                wanted.files = files
+
+    def _damaged(self, missing: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._directory / missing}: gone, and Spark needs it to go on after a restart",
+            hint="the job restores from its last checkpoint; if something cleans up below local_dir, as some systems "
+            "do with /tmp, give another local_dir in Settings",
+        )
+
+    def _fail(self, wanted: _Wanted, error: StrandlineError) -> None:
+        self._done(wanted)
+        self._coordinator.fail(wanted.checkpoint, f"the source's progress could not be stored: {error}")
+
+    def _done(self, wanted: _Wanted) -> None:
+        if self._wanted is wanted:
+            self._wanted = None

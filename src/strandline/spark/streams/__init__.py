@@ -1,0 +1,1 @@
+"""Streams: what a program is written with, and the graph of steps that it makes."""

@@ -1,0 +1,177 @@
+"""Files as a source whose files the job takes away itself, once no checkpoint can need them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from strandline.core.errors import ConfigurationError
+from strandline.spark.base.ddl import first_line
+from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.sessionchecks import check_session
+from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.files import Cleaning, open_source_files
+from strandline.spark.sources.rereadable import leaves_of, relations_of, source_numbers
+from strandline.spark.streams.nodes import SourceNode
+from strandline.spark.streams.stream import Stream, source_stream
+
+log = logging.getLogger(__name__)
+
+_GLOB = set("*?[{")
+
+
+def files_source(
+    path: str | Path,
+    *,
+    schema: str | StructType,
+    format: str = "json",
+    spark: SparkSession | None = None,
+    name: str | None = None,
+    clean: Literal["delete", "archive"] | None = None,
+    archive_dir: str | Path | None = None,
+    max_files_per_epoch: int | None = None,
+    **options: Any,
+) -> Stream:
+    """Begin a pipeline with the files of a directory, in any format that Spark streams; `options` are Spark's.
+
+    With `clean`, the job deletes files, or moves them into `archive_dir` with their path below the source's directory,
+    once a checkpoint covers them and no older one is kept that could need them. It leaves alone what was changed after
+    it was read, and never overwrites a file of the archive. Nothing else may read the directory, and a file's name must
+    not be used again. Storage that refuses is asked again after the next checkpoint; the job does not wait for it.
+
+    >>> payments = files_source("in/", schema="customer string, amount bigint", clean="delete", name="payments")
+    """
+    spark = spark or SparkSession.getActiveSession()
+    if spark is None:
+        raise ConfigurationError("files_source() found no Spark session", hint="make one first: strandline.session()")
+    check_session(spark)
+    where = _absolute(path)
+    cleaning = _cleaning(spark, where, clean, archive_dir)
+    if max_files_per_epoch is not None:
+        if not isinstance(max_files_per_epoch, int) or max_files_per_epoch < 1:
+            raise ConfigurationError(f"max_files_per_epoch is {max_files_per_epoch!r}, expected 1 or more, or None")
+        options["maxFilesPerTrigger"] = max_files_per_epoch
+    try:
+        with errors_reported():
+            df = spark.readStream.format(format).schema(schema).options(**options).load(where)
+    except PySparkException as error:
+        raise ConfigurationError(
+            f"files_source() cannot read {where} as {format}: {first_line(error)}",
+            hint="the directory must be there, and format and schema be ones that Spark knows",
+        ) from None
+    if not all(relation.is_files for relation in relations_of(df)):
+        raise ConfigurationError(
+            f"files_source(): '{format}' is no format of files", hint="read it with spark.readStream and stream(df)"
+        )
+    return source_stream(df, name, cleaning)
+
+
+def check_not_shared(nodes: Sequence[SourceNode]) -> None:
+    """Refuse a job that reads a directory a second time whose files it takes away."""
+    for node in nodes:
+        if node.cleaning is None:
+            continue
+        mine = PurePosixPath(_plain(node.cleaning.path))
+        for other in nodes:
+            for path in _directories(other.df) if other is not node else ():
+                if path.is_relative_to(mine) or mine.is_relative_to(path):
+                    raise ConfigurationError(
+                        f"the job reads {path} with one source, and takes the files in {mine} away with another",
+                        hint="begin both pipelines with one files_source(), or take no files away",
+                    )
+
+
+def make_cleaner(spark: SparkSession, nodes: Sequence[SourceNode], df: DataFrame) -> SourceCleaner:
+    """Return what takes files away for a query that reads `df`, which all of these sources are in."""
+    cleaned = [(node, node.cleaning) for node in nodes if node.cleaning is not None]
+    if not cleaned:
+        return SourceCleaner({})
+    leaves = list(leaves_of(df))
+    found = {}
+    for node, cleaning in cleaned:
+        (own,) = leaves_of(node.df)
+        numbers = [number for number, leaf in enumerate(leaves) if leaf.equals(own)]
+        if len(numbers) != 1:
+            log.warning("the files in %s are not taken away: Spark's number of the source is not known", cleaning.path)
+            continue
+        found[numbers[0]] = open_source_files(spark, cleaning)
+    return SourceCleaner(found, source_numbers(df))
+
+
+def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: str | Path | None) -> Cleaning | None:
+    if clean not in (None, "delete", "archive"):
+        raise ConfigurationError(f"files_source() was given clean={clean!r}, expected 'delete', 'archive' or None")
+    if (clean == "archive") != (archive_dir is not None):
+        raise ConfigurationError(
+            f"files_source() was given clean={clean!r} and archive_dir={archive_dir!r}",
+            hint='give both clean="archive" and archive_dir="…", or neither',
+        )
+    if clean is None:
+        return None
+    if _GLOB & set(path):
+        raise ConfigurationError(
+            f"files_source() was given {path}: of a pattern, it is not said below which directory files may be taken "
+            "away",
+            hint="give the directory; it is read with all directories below that are partitions, as in day=1/",
+        )
+    if archive_dir is None:
+        return Cleaning(path)
+    archive = _absolute(archive_dir)
+    _check_archive(spark, path, archive)
+    return Cleaning(path, archive)
+
+
+def _check_archive(spark: SparkSession, path: str, archive: str) -> None:
+    home, source, target = _file_system(spark, path), Path(_plain(path)), Path(_plain(archive))
+    apart = home != _file_system(spark, archive)
+    if not apart and home.startswith("file:"):
+        source, target = source.resolve(), target.resolve()
+        apart = source.exists() and source.stat().st_dev != _existing(target).stat().st_dev
+    if apart:
+        raise ConfigurationError(
+            f"files_source(): archive_dir {archive} is on another file system than {path}: files cannot be renamed "
+            "into it",
+            hint="choose a directory on the same one",
+        )
+    if target.is_relative_to(source):
+        raise ConfigurationError(
+            f"files_source(): archive_dir {archive} is in the directory {path}, and would be read again",
+            hint="choose one beside it",
+        )
+
+
+def _file_system(spark: SparkSession, path: str) -> str:
+    scheme, host, *_ = urlsplit(path)
+    default: str = spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///")
+    return f"{scheme}://{host}" if scheme else "file://" if default.startswith("file:") else default.rstrip("/")
+
+
+def _existing(path: Path) -> Path:
+    return next(above for above in (path, *path.parents) if above.exists())
+
+
+def _directories(df: DataFrame) -> Iterator[PurePosixPath]:
+    for relation in relations_of(df):
+        if relation.is_files and "path" in relation.options:
+            parts = PurePosixPath(_plain(_absolute(relation.options["path"]))).parts
+            plain = next((at for at, part in enumerate(parts) if _GLOB & set(part)), len(parts))
+            yield PurePosixPath(*parts[:plain])
+
+
+def _absolute(path: str | Path) -> str:
+    # Made absolute here: Spark's JVM has a working directory of its own.
+    return str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
+
+
+def _plain(path: str) -> str:
+    """Return a path without the file system's name."""
+    parsed = urlsplit(path)
+    return os.path.normpath(unquote(parsed.path) if parsed.scheme else path)

@@ -1,0 +1,70 @@
+"""Stateless Python functions on rows, run by mapInArrow in Spark's own workers."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.core.errors import UserCodeError
+from strandline.runtime.task.outputs import OutputBuilder
+from strandline.spark.keepers.worker import mark
+from strandline.types.columns import to_python
+from strandline.types.datatypes import parse_schema
+from strandline.types.records import record_type
+
+
+class RowFunction:
+    """Calls a function for each row and builds Arrow batches of what it gives."""
+
+    def __init__(
+        self, function: Callable[[Any], Iterable[Any] | None], input_schema: str, output_schema: str, hidden: int = 0
+    ) -> None:
+        self._function = function
+        self._input_schema = input_schema
+        self._output_schema = output_schema
+        self._hidden = hidden
+        """How many columns at the end the function does not see: what it gives for a row keeps them."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fields = parse_schema(self._input_schema).fields
+        make = record_type([field.name for field in fields])._make
+        outputs = OutputBuilder("map", parse_schema(self._output_schema))
+        for batch in batches:
+            columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
+            rows: list[Any] = []
+            came_of: list[int] = []
+            row = None
+            try:
+                for at, row in enumerate(map(make, zip(*columns, strict=True))):
+                    out = self._function(row)
+                    if out is not None:
+                        rows.extend(out)
+                        if self._hidden:
+                            came_of.extend([at] * (len(rows) - len(came_of)))
+                built = outputs.from_rows(rows) if rows else None
+            except UserCodeError as error:
+                raise RuntimeError(mark(error)) from None
+            except Exception as error:
+                raise RuntimeError(mark(_user_error(error, row))) from None
+            if built is not None:
+                yield self._with_hidden(built, batch, came_of) if self._hidden else built
+
+    def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, came_of: list[int]) -> pa.RecordBatch:
+        rows = pa.array(came_of, pa.int64())
+        columns = [column.take(rows) for column in batch.columns[-self._hidden :]]
+        names = [*built.schema.names, *batch.schema.names[-self._hidden :]]
+        return pa.RecordBatch.from_arrays([*built.columns, *columns], names=names)
+
+
+def _user_error(error: Exception, row: Any) -> UserCodeError:
+    trace = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return UserCodeError(
+        f"map: the function raised on the row {row!r}: {type(error).__name__}: {error}\n{text}",
+        hint="fix the function and start again: the job goes on from its last checkpoint",
+        event=repr(row),
+        traceback=text,
+    )
