@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from strandline.spark.job.run import Run
     from strandline.spark.job.status import Status
     from strandline.spark.streams.filesource import files_source
-    from strandline.spark.streams.stream import KeyedStream, Stream, stream
-    from strandline.spark.streams.windows import WindowedStream
+    from strandline.spark.streams.stream import KeyedStream, Stream, WindowedStream, stream
 
 __version__ = "0.1.0"
 
@@ -75,7 +74,7 @@ _LAZY = {
     "Run": "strandline.spark.job.run",
     "Status": "strandline.spark.job.status",
     "Stream": "strandline.spark.streams.stream",
-    "WindowedStream": "strandline.spark.streams.windows",
+    "WindowedStream": "strandline.spark.streams.stream",
     "files_source": "strandline.spark.streams.filesource",
     "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
-from strandline.spark.streams.aggregation import Reduction
 from strandline.spark.streams.partials import declare
+from strandline.spark.streams.reduction import Reduction
 from strandline.testing.partials import make_result
 from strandline.types.datatypes import parse_schema, parse_type
 from tests.spark.harness import Case, eventually, settle
@@ -179,7 +179,7 @@ def by_fives(case: Case) -> list[tuple[Any, ...]]:
 
 
 def test_what_is_stored_is_found_by_the_results_names(spark: Any, case: Case) -> None:
-    probe = source(spark, case.root / "in").key_by("k")._node.probe
+    probe = source(spark, case.root / "in").key_by("k")._keyed.probe
     first = {"t": sl.agg.sum("v"), "u": sl.agg.max("v"), "m": sl.agg.avg("v"), "a b": sl.agg.min("v")}
     columns, ddls, results = declare(probe, first, "x")
     again, _, others = declare(probe, dict(reversed(first.items())), "x")

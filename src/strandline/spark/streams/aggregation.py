@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -23,45 +23,14 @@ from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.spark.base.ddl import ddl_of, quoted
 from strandline.spark.base.hidden import ORIGIN, TIME, end_of, hidden_of
 from strandline.spark.streams.late import LateNode
-from strandline.spark.streams.nodes import Node, StepNode, make_operator
+from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, StepNode, make_operator
 from strandline.spark.streams.partials import Partial, declare
+from strandline.spark.streams.reduction import Reduction
 from strandline.types.datatypes import parse_schema
-
-if TYPE_CHECKING:
-    from strandline.spark.streams.stream import KeyedStream, Stream
 
 PANE, ROWS = "__strandline_pane", "__strandline_rows"
 FIRST, LAST = "__strandline_first", "__strandline_last"
 _DEFAULT_SHUFFLE_PARTITIONS = "200"
-_WORTHWHILE = 0.6
-_FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
-
-
-class Reduction:
-    """Whether to aggregate an epoch's rows before they are sent: as long as that makes them notably fewer.
-
-    Where it does not, it is tried again after a while, and ever more rarely.
-    """
-
-    def __init__(self, *, possible: bool = True) -> None:
-        self.on = self._possible = possible
-        self._pause = _FIRST_PAUSE
-        self._epochs_off = 0
-
-    def observe(self, source_rows: int, sent_rows: int) -> None:
-        """Take in how many rows an epoch had, and how many of them were sent."""
-        if not source_rows or not self._possible:
-            return
-        if not self.on:
-            self._epochs_off += 1
-            self.on = self._epochs_off >= self._pause
-            return
-        if sent_rows <= _WORTHWHILE * source_rows:
-            self._pause = _FIRST_PAUSE
-            return
-        if self._epochs_off:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self.on, self._epochs_off = False, 0
 
 
 @dataclass(frozen=True)
@@ -115,81 +84,30 @@ class Partials:
         return grouped.select(*self._keys, *([PANE] if cut.is_sent else []), ROWS, *self._columns, *hidden)
 
 
-class Aggregates:
-    """The methods that keyed and windowed streams have for built-in aggregation."""
-
-    def _cut(self) -> tuple[KeyedStream, WindowKind | None, Rules]:
-        """Return the keyed stream, and the kind of window if there is one, with its rules."""
-        raise NotImplementedError
-
-    def agg(
-        self,
-        results: Mapping[str, Aggregate] | None = None,
-        /,
-        *,
-        uid: str,
-        name: str | None = None,
-        max_parallelism: int | None = None,
-        **more: Aggregate,
-    ) -> Stream:
-        """Compute built-in aggregates, at the speed of Spark and Arrow: no Python runs per row.
-
-        Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
-        windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
-        reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
-        given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
-        """
-        keyed, kind, rules = self._cut()
-        given = aggfunctions.named(results, more)
-        return build(keyed, kind, rules, given, uid, name or "agg", max_parallelism)
-
-    def count(self, *, uid: str) -> Stream:
-        """Count events into the column `count`."""
-        return self.agg({"count": Aggregate("count")}, uid=uid, name="count")
-
-    def sum(self, column: str, *, uid: str) -> Stream:
-        """Add up a column; the sum has its name."""
-        return self.agg({column: Aggregate("sum", column)}, uid=uid, name="sum")
-
-    def avg(self, column: str, *, uid: str) -> Stream:
-        """Compute a column's mean, which has its name."""
-        return self.agg({column: Aggregate("avg", column)}, uid=uid, name="avg")
-
-    def min(self, column: str, *, uid: str) -> Stream:
-        """Find a column's least value, which has its name."""
-        return self.agg({column: Aggregate("min", column)}, uid=uid, name="min")
-
-    def max(self, column: str, *, uid: str) -> Stream:
-        """Find a column's greatest value, which has its name."""
-        return self.agg({column: Aggregate("max", column)}, uid=uid, name="max")
-
-
-def build(
-    keyed: KeyedStream,
+def aggregate_on(
+    keyed: Keyed,
     kind: WindowKind | None,
     rules: Rules,
     given: Mapping[str, Aggregate],
     uid: str,
     name: str,
     max_parallelism: int | None,
-) -> Stream:
-    """Return the stream of an aggregation's results."""
-    from strandline.spark.streams.stream import Stream
-
-    probe, keys = keyed._node.probe, keyed._keys
+) -> OperatorNode:
+    """Return the node of an aggregation of keyed rows, or of a kind of window of them."""
+    probe, keys = keyed.probe, keyed.keys
     aggfunctions.check(kind, rules, keys, given, uid)
     key_schema = parse_schema(", ".join(f"{quoted(key)} {ddl_of(probe.schema[key].dataType)}" for key in keys))
     columns, ddls, results = declare(probe, given, uid)
     fields = [FieldSpec(at, ddls[at], partial.merge) for at, partial in columns.items()]
     plan = aggfunctions.plan(kind, rules, key_schema, Accumulators(fields, results))
-    cut = _cut_of(kind, rules, plan.operator, keyed._order_by)
+    cut = _cut_of(kind, rules, plan.operator, keyed.order_by)
     reduction = Reduction(possible=not cut.is_whole)
     step = Partials(keys, cut, columns, ddls, reduction)
-    partials = StepNode(step(probe), keyed._node, step)
+    partials = StepNode(step(probe), keyed.node, step)
     late: dict[str, Node] = {}
     if rules.late is not None:
-        late[rules.late] = LateNode(probe.drop(ORIGIN), keyed._node, kind, rules.lateness_us, uid)
-    node = make_operator(
+        late[rules.late] = LateNode(probe.drop(ORIGIN), keyed.node, kind, rules.lateness_us, uid)
+    return make_operator(
         partials,
         plan.operator,
         uid,
@@ -201,7 +119,6 @@ def build(
         reduction=reduction,
         sides_before=late,
     )
-    return Stream(node, node)
 
 
 def _cut_of(kind: WindowKind | None, rules: Rules, operator: ColumnarProcess, order_by: tuple[str, ...]) -> Cut:

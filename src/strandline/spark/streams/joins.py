@@ -6,14 +6,12 @@ are then those of any keyed stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from pyspark.sql import DataFrame
 
-from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
-from strandline.api.process import KeyedProcess
 from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
@@ -21,8 +19,8 @@ from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJ
 from strandline.spark.base.ddl import ddl_of, input_schema, quoted
 from strandline.spark.base.hidden import FIRED, ORIGIN, TIME, visible, without_hidden
 from strandline.spark.streams.late import LateNode
-from strandline.spark.streams.nodes import Node, OperatorNode, WatermarkNode
-from strandline.spark.streams.stream import KeyedStream, Stream
+from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, WatermarkNode
+from strandline.spark.streams.operators import process_on
 from strandline.types.datatypes import parse_schema
 from strandline.types.ordering import check_order
 
@@ -51,56 +49,33 @@ class PairNode(Node):
         return tuple(node for node in (self.parent, self.other) if node is not None)
 
 
-_Process = TypeVar("_Process", bound=KeyedProcess)
+def broadcast(left: Keyed, rules: Node, order_by: tuple[str, ...]) -> Keyed:
+    """Bring keyed rows together with others that every partition hears of."""
+    _check_rules(left, rules, order_by)
+    nulls = [
+        [f"cast(null as {ddl_of(left.probe.schema[n].dataType)})" for n in names]
+        for names in (left.keys, left.order_by)
+    ]
+    node = _pair_node(left, _input(left), _Input(rules, tuple(nulls[0]), tuple(nulls[1])), "broadcast", order_by)
+    return Keyed(node, left.keys, _order_names(left), "broadcast")
 
 
-@dataclass(frozen=True)
-class PairedStreams(Generic[_Process]):
-    """Two streams as the input of one function: the place for that function."""
-
-    pairs: KeyedStream
-
-    def process(
-        self,
-        process: _Process,
-        output: str,
-        uid: str,
-        *,
-        sides: Mapping[str, str] | None = None,
-        name: str | None = None,
-        max_parallelism: int | None = None,
-    ) -> Stream:
-        """Run a function with state on each event of both streams; arguments are those of KeyedStream.process()."""
-        return self.pairs.process(process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
-
-
-class ConnectedStreams(PairedStreams[KeyedCoProcess]):
-    """Two streams that are keyed alike: the place for a function that sees the events of both."""
-
-
-class BroadcastStream(PairedStreams[KeyedBroadcastProcess]):
-    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
-
-
-def broadcast(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> BroadcastStream:
-    """Bring a keyed stream together with one that every partition hears of."""
-    return BroadcastStream(_spread(left, rules, order_by))
-
-
-def connect(left: KeyedStream, right: KeyedStream) -> ConnectedStreams:
-    """Bring two keyed streams together."""
-    return ConnectedStreams(_paired(left, right, "connect"))
+def connect(left: Keyed, right: Keyed, what: str = "connect") -> Keyed:
+    """Bring together rows that are keyed alike."""
+    _check_alike(left, right, what)
+    node = _pair_node(left, _input(left), _input(right), what)
+    return Keyed(node, left.keys, _order_names(left), "connect")
 
 
 def interval_join(
-    left: KeyedStream,
-    right: KeyedStream,
+    left: Keyed,
+    right: Keyed,
     within: tuple[str, str],
     uid: str,
     how: How,
     prefixes: tuple[str, str],
     max_parallelism: int | None,
-) -> Stream:
+) -> OperatorNode:
     """Join two keyed streams by how far their times are apart."""
     if not isinstance(within, tuple | list) or len(within) != 2:
         raise ConfigurationError(
@@ -113,32 +88,32 @@ def interval_join(
             f"join: within is {tuple(within)!r}, and its first bound is the later one",
             hint='the earlier bound comes first: within=("-10 min", "5 min")',
         )
-    pairs = _paired(left, right, "join")
+    pairs = connect(left, right, "join")
     layout = _layout(left, right, "join", how)
     columns = _columns(layout, prefixes, "join")
-    return _run(pairs, IntervalJoin(layout, lower, upper, how), columns, uid, max_parallelism)
+    return _join_on(pairs, IntervalJoin(layout, lower, upper, how), columns, uid, max_parallelism)
 
 
 def window_join(
-    left: KeyedStream,
-    right: KeyedStream,
+    left: Keyed,
+    right: Keyed,
     kind: WindowKind,
     uid: str,
     how: How,
     prefixes: tuple[str, str],
     max_parallelism: int | None,
-) -> Stream:
+) -> OperatorNode:
     """Join two keyed streams by windows."""
     if not isinstance(kind, Tumbling | Sliding):
         raise ConfigurationError(
             f"window_join: the windows are {kind!r}, expected Tumbling or Sliding ones",
             hint='write window_join(other, Tumbling("10s"), …); for bursts of events use join() or connect()',
         )
-    pairs = _paired(left, right, "window_join")
+    pairs = connect(left, right, "window_join")
     layout = _layout(left, right, "window_join", how)
     window = [(WINDOW_START, "timestamp"), (WINDOW_END, "timestamp")]
     columns = _columns(layout, prefixes, "window_join", window)
-    return _run(pairs, WindowJoin(layout, kind, how), columns, uid, max_parallelism)
+    return _join_on(pairs, WindowJoin(layout, kind, how), columns, uid, max_parallelism)
 
 
 def movers_of(operator: OperatorNode) -> tuple[WatermarkNode | None, ...]:
@@ -147,11 +122,11 @@ def movers_of(operator: OperatorNode) -> tuple[WatermarkNode | None, ...]:
     return node.movers if isinstance(node, PairNode) else (_watermark_of(node),)
 
 
-def _run(
-    pairs: KeyedStream, process: TimedJoin, columns: list[tuple[str, str]], uid: str, max_parallelism: int | None
-) -> Stream:
+def _join_on(
+    pairs: Keyed, process: TimedJoin, columns: list[tuple[str, str]], uid: str, max_parallelism: int | None
+) -> OperatorNode:
     output = ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
-    return pairs.process(process, output, uid, max_parallelism=max_parallelism)
+    return process_on(pairs, process, output, uid, max_parallelism=max_parallelism)
 
 
 # -- packing
@@ -170,42 +145,16 @@ class _Input:
         return TIME in self.node.probe.columns
 
 
-def _paired(left: KeyedStream, right: KeyedStream, what: str) -> KeyedStream:
-    """Return the stream of pairs, keyed."""
-    _check_alike(left, right, what)
-    node = _pair_node(left, _input(left), _input(right), what)
-    return _ConnectedPairs(node, left._keys, _order_names(left))
+def _input(stream: Keyed) -> _Input:
+    return _Input(stream.node, tuple(map(quoted, stream.keys)), tuple(map(quoted, stream.order_by)))
 
 
-def _spread(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> KeyedStream:
-    """Return the stream of pairs of which one half is for every partition."""
-    _check_rules(left, rules, order_by)
-    probe = left._node.probe
-    nulls = [
-        [f"cast(null as {ddl_of(probe.schema[n].dataType)})" for n in names] for names in (left._keys, left._order_by)
-    ]
-    node = _pair_node(left, _input(left), _Input(rules._node, tuple(nulls[0]), tuple(nulls[1])), "broadcast", order_by)
-    return _BroadcastPairs(node, left._keys, _order_names(left))
-
-
-class _ConnectedPairs(KeyedStream):
-    _made_by = "connect"
-
-
-class _BroadcastPairs(KeyedStream):
-    _made_by = "broadcast"
-
-
-def _input(stream: KeyedStream) -> _Input:
-    return _Input(stream._node, tuple(map(quoted, stream._keys)), tuple(map(quoted, stream._order_by)))
-
-
-def _order_names(left: KeyedStream) -> tuple[str, ...]:
-    return tuple(f"{_ORDER}_{at}" for at in range(len(left._order_by)))
+def _order_names(left: Keyed) -> tuple[str, ...]:
+    return tuple(f"{_ORDER}_{at}" for at in range(len(left.order_by)))
 
 
 def _pair_node(
-    stream: KeyedStream, left: _Input, right: _Input, what: str, broadcast_order: tuple[str, ...] | None = None
+    stream: Keyed, left: _Input, right: _Input, what: str, broadcast_order: tuple[str, ...] | None = None
 ) -> PairNode:
     """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
     inputs = left, right
@@ -216,7 +165,7 @@ def _pair_node(
     if any(movers) and (not is_one or ORIGIN in probes[0].columns):
         hidden.append(ORIGIN)
     rows = [_struct_type(probe, what) for probe in probes]
-    names = [LEFT, RIGHT, *stream._keys, *_order_names(stream), *hidden]
+    names = [LEFT, RIGHT, *stream.keys, *_order_names(stream), *hidden]
     selected: list[list[str]] = []
     for at, each in enumerate(inputs):
         own = f"struct({', '.join(map(quoted, visible(probes[at].columns)))})"
@@ -251,32 +200,20 @@ def _carried(name: str, probe: DataFrame, input_: int | None) -> str:
     return name if name in probe.columns else nothing[name]
 
 
-def _check_rules(left: KeyedStream, rules: Stream, order_by: tuple[str, ...]) -> None:
-    if not isinstance(rules, Stream):
-        raise ConfigurationError(
-            f"broadcast() was given a {type(rules).__name__}, expected a Stream",
-            hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
-        )
-    check_order(
-        parse_schema(input_schema(rules._node.probe, "broadcast")), order_by, "broadcast", "the broadcast stream"
-    )
-    if TIME in rules._node.probe.columns and TIME not in left._node.probe.columns:
+def _check_rules(left: Keyed, rules: Node, order_by: tuple[str, ...]) -> None:
+    check_order(parse_schema(input_schema(rules.probe, "broadcast")), order_by, "broadcast", "the broadcast stream")
+    if TIME in rules.probe.columns and not left.is_timed:
         raise ConfigurationError(
             "broadcast: only the broadcast stream has event time",
             hint='call watermark("column") on the keyed stream too, or on neither',
         )
 
 
-def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
-    if not isinstance(right, KeyedStream):
-        raise ConfigurationError(
-            f"{what}: the other stream is a {type(right).__name__}, expected a keyed stream",
-            hint=f"key it by the same thing: a.key_by(…).{what}(b.key_by(…), …)",
-        )
+def _check_alike(left: Keyed, right: Keyed, what: str) -> None:
     for whose in ("keys", "order_by"):
-        lists = [list(stream._keys if whose == "keys" else stream._order_by) for stream in (left, right)]
+        lists = [list(stream.keys if whose == "keys" else stream.order_by) for stream in (left, right)]
         kinds = [
-            [ddl_of(stream._node.probe.schema[name].dataType) for name in names]
+            [ddl_of(stream.probe.schema[name].dataType) for name in names]
             for stream, names in zip((left, right), lists, strict=True)
         ]
         if kinds[0] != kinds[1]:
@@ -288,7 +225,7 @@ def _check_alike(left: KeyedStream, right: KeyedStream, what: str) -> None:
                 f"{what}: the {whose} of the streams differ: {said[0]} here, {said[1]} there",
                 hint="both need as many columns of the same types, in the same order: cast one before key_by",
             )
-    times = [TIME in stream._node.probe.columns for stream in (left, right)]
+    times = [stream.is_timed for stream in (left, right)]
     if times[0] != times[1]:
         raise ConfigurationError(
             f"{what}: only the {'left' if times[0] else 'right'} stream has event time",
@@ -311,16 +248,16 @@ def _watermark_of(node: Node | None) -> WatermarkNode | None:
 # -- what a join gives
 
 
-def _layout(left: KeyedStream, right: KeyedStream, what: str, how: How) -> Layout:
+def _layout(left: Keyed, right: Keyed, what: str, how: How) -> Layout:
     if how not in HOWS:
         raise ConfigurationError(f"{what}: how={how!r}, expected one of {', '.join(HOWS)}")
-    if TIME not in left._node.probe.columns:
+    if not left.is_timed:
         raise ConfigurationError(
             f"{what}: the streams have no event time, and the join is by time",
             hint='call watermark("column") before key_by; connect() works without',
         )
-    schemas = [parse_schema(input_schema(stream._node.probe, what)) for stream in (left, right)]
-    shared = [mine for mine, theirs in zip(left._keys, right._keys, strict=True) if mine == theirs]
+    schemas = [parse_schema(input_schema(stream.probe, what)) for stream in (left, right)]
+    shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
     return Layout(schemas[0], schemas[1], shared)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from pyspark.sql import DataFrame
 
@@ -15,10 +15,8 @@ from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import input_schema
 from strandline.spark.base.hidden import TIME, hidden_of
-
-if TYPE_CHECKING:
-    from strandline.spark.sources.files import Cleaning
-    from strandline.spark.streams.aggregation import Reduction
+from strandline.spark.sources.files import Cleaning
+from strandline.spark.streams.reduction import Reduction
 
 Step = Callable[[DataFrame], DataFrame]
 _LIMIT = re.compile(r"^[ :+-]*(GlobalLimit|LocalLimit|Offset|Tail)\b", re.MULTILINE)
@@ -93,6 +91,30 @@ class OperatorNode(Node):
     def raw_schema(self) -> str:
         """DDL of what its keepers give."""
         return raw_ddl(self.output_schema, self.sides, timed=self.is_timed)
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Rows partitioned by key: what keyed operators are made on."""
+
+    node: Node
+    keys: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+    made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
+
+    @property
+    def probe(self) -> DataFrame:
+        """An empty DataFrame with the rows' schema."""
+        return self.node.probe
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the rows have times."""
+        return TIME in self.node.probe.columns
+
+    def schema(self, where: str) -> str:
+        """Return the DDL of the columns; errors about them begin with `where`."""
+        return input_schema(self.node.probe, where)
 
 
 def make_operator(

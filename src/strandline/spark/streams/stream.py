@@ -1,45 +1,35 @@
-"""Streams: what a program is written with. Building one does nothing but remember and check the steps."""
+"""Streams: what a program is written with. Building one does nothing but remember and check the steps.
+
+All kinds stand in one file, since each gives others; what they do is in the modules around.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 
+from strandline.api.aggregates import Aggregate
+from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.runtime.operators.joins import How, check_inputs
+from strandline.runtime.operators.aggregates import functions as aggfunctions
+from strandline.runtime.operators.joins import How
+from strandline.runtime.operators.windows import functions as windowfunctions
 from strandline.runtime.operators.windows.operator import Rules
-from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
-from strandline.runtime.task.outputs import SIDE
-from strandline.spark.base.ddl import check_keys, first_line, input_schema, quoted
-from strandline.spark.base.hidden import TIME, hidden_of, visible, without_hidden
-from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.ddl import check_keys
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
-from strandline.spark.streams.aggregation import Aggregates
-from strandline.spark.streams.nodes import (
-    Node,
-    OperatorNode,
-    SourceNode,
-    Step,
-    StepNode,
-    WatermarkNode,
-    has_limit,
-    make_operator,
-)
-from strandline.spark.streams.rows import RowFunction
-from strandline.spark.streams.watermark import make_spec, with_times
-from strandline.spark.streams.windows import WindowedStream, cut
-from strandline.types.datatypes import parse_schema
-
-if TYPE_CHECKING:
-    from strandline.spark.streams.joins import BroadcastStream, ConnectedStreams
+from strandline.spark.streams import joins, windows
+from strandline.spark.streams.aggregation import aggregate_on
+from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, SourceNode
+from strandline.spark.streams.operators import output_of, process_on
+from strandline.spark.streams.steps import Steps
+from strandline.types.datatypes import StructType
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,93 +40,13 @@ class Output:
     sink: Sink
 
 
-class Stream:
+class Stream(Steps):
     """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
 
     def __init__(self, node: Node, operator: OperatorNode | None = None) -> None:
-        self._node = node
+        super().__init__(node)
         self._operator = operator
         """The operator whose main output this is, if there is nothing in between."""
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the stream's columns."""
-        return visible(self._node.probe.columns)
-
-    @property
-    def schema(self) -> Any:
-        """The stream's Spark schema."""
-        return without_hidden(self._node.probe).schema
-
-    def select(self, *columns: str | Column) -> Stream:
-        """Keep or compute columns, as DataFrame.select does."""
-        return self._select(lambda df, hidden: df.select(*columns, *hidden))
-
-    def select_expr(self, *expressions: str) -> Stream:
-        """Keep or compute columns with SQL expressions."""
-        return self._select(lambda df, hidden: df.selectExpr(*expressions, *hidden))
-
-    def _select(self, step: Callable[[DataFrame, list[str]], DataFrame]) -> Stream:
-        """Select columns; the hidden ones stay, unless a `*` took them along already."""
-        hidden = hidden_of(self._node.probe)
-        if hidden and TIME in self.transform(lambda df: step(df, []))._node.probe.columns:
-            hidden = []
-        return self.transform(lambda df: step(df, hidden))
-
-    def with_column(self, name: str, column: Column) -> Stream:
-        """Add or replace a column."""
-        return self.transform(lambda df: df.withColumn(name, column))
-
-    def where(self, condition: str | Column) -> Stream:
-        """Keep the rows that fulfil a condition, SQL or a Column."""
-        return self.transform(lambda df: df.where(condition))
-
-    filter = where
-
-    def transform(self, step: Step) -> Stream:
-        """Apply any stateless function from DataFrame to DataFrame.
-
-        One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
-        """
-        try:
-            with errors_reported():
-                probe = step(self._node.probe)
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"a step does not fit the stream's columns ({', '.join(self.columns)}): {first_line(error)}"
-            ) from None
-        return Stream(StepNode(probe, self._node, step, stops_early=has_limit(probe)))
-
-    def map(self, function: Callable[[Any], Any], output: str) -> Stream:
-        """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
-        return self.flat_map(_One(function), output)
-
-    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Stream:
-        """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        hidden = hidden_of(self._node.probe)
-        ddl = parse_schema(output).ddl
-        rows = RowFunction(function, input_schema(self._node.probe, "map"), ddl, len(hidden))
-        names = [*map(quoted, self.columns), *hidden]
-        schema = self._node.probe.sparkSession.createDataFrame([], ddl).schema
-        for name in hidden:
-            schema.add(self._node.probe.schema[name])
-        return self.transform(lambda df: df.select(*names).mapInArrow(rows, schema))
-
-    def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Stream:
-        """Give every row the time in a timestamp column, and the stream a watermark.
-
-        The watermark is the newest time so far, less `delay`: how late events may come. It moves when an epoch ends.
-        With `per`, the newest times of that column's values (a partition, a device) are told apart and the slowest
-        counts; with `idle`, a value that was silent for so long is not waited for. Without it the job remembers every
-        value for ever, and one that ends holds the watermark up. Rows count once they reach the first keyed operator.
-        What operators give has the time of the event, or the timer, that it came of.
-        """
-        spec = make_spec(self._node.probe, column, delay, per, idle)
-
-        def step(df: DataFrame) -> DataFrame:
-            return with_times(df, spec)
-
-        return Stream(WatermarkNode(step(self._node.probe), self._node, step, spec))
 
     def side(self, name: str) -> Stream:
         """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
@@ -149,7 +59,7 @@ class Stream:
                 f"side: there is no side output '{name}' here, known: {known}",
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
             )
-        return _output_of(operator, 1 + list(operator.sides).index(name))
+        return Stream(output_of(operator, 1 + list(operator.sides).index(name)))
 
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
@@ -160,7 +70,7 @@ class Stream:
         one = isinstance(order_by, str | Column) or not isinstance(order_by, Iterable)
         order: tuple[Any, ...] = (order_by,) if one else tuple(order_by)
         check_keys(self._node.probe, keys, order)
-        return KeyedStream(self._node, keys, order)
+        return KeyedStream(Keyed(self._node, keys, order))
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
@@ -171,32 +81,68 @@ class Stream:
         return Output(self, sink)
 
 
+class Aggregates:
+    """The methods that keyed and windowed streams have for built-in aggregation."""
+
+    def _cut(self) -> tuple[Keyed, WindowKind | None, Rules]:
+        """Return the keyed rows, and the kind of window if there is one, with its rules."""
+        raise NotImplementedError
+
+    def agg(
+        self,
+        results: Mapping[str, Aggregate] | None = None,
+        /,
+        *,
+        uid: str,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+        **more: Aggregate,
+    ) -> Stream:
+        """Compute built-in aggregates, at the speed of Spark and Arrow: no Python runs per row.
+
+        Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
+        windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
+        reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
+        given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
+        """
+        keyed, kind, rules = self._cut()
+        given = aggfunctions.named(results, more)
+        return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", max_parallelism))
+
+    def count(self, *, uid: str) -> Stream:
+        """Count events into the column `count`."""
+        return self.agg({"count": Aggregate("count")}, uid=uid, name="count")
+
+    def sum(self, column: str, *, uid: str) -> Stream:
+        """Add up a column; the sum has its name."""
+        return self.agg({column: Aggregate("sum", column)}, uid=uid, name="sum")
+
+    def avg(self, column: str, *, uid: str) -> Stream:
+        """Compute a column's mean, which has its name."""
+        return self.agg({column: Aggregate("avg", column)}, uid=uid, name="avg")
+
+    def min(self, column: str, *, uid: str) -> Stream:
+        """Find a column's least value, which has its name."""
+        return self.agg({column: Aggregate("min", column)}, uid=uid, name="min")
+
+    def max(self, column: str, *, uid: str) -> Stream:
+        """Find a column's greatest value, which has its name."""
+        return self.agg({column: Aggregate("max", column)}, uid=uid, name="max")
+
+
 class KeyedStream(Aggregates):
     """A stream partitioned by key: the place for functions with state."""
 
-    _made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
-
-    def __init__(self, node: Node, keys: tuple[str, ...], order_by: tuple[str, ...] = ()) -> None:
-        self._node = node
-        self._keys = keys
-        self._order_by = order_by
+    def __init__(self, keyed: Keyed) -> None:
+        self._keyed = keyed
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns."""
-        return self._keys
+        return self._keyed.keys
 
-    @property
-    def hidden(self) -> list[str]:
-        """Hidden columns that its rows carry."""
-        return hidden_of(self._node.probe)
-
-    def input_schema(self, where: str) -> str:
-        """Return the DDL of its columns; errors about them begin with `where`."""
-        return input_schema(self._node.probe, where)
-
-    def _cut(self) -> tuple[KeyedStream, None, Rules]:
-        return self, None, Rules()
+    def _cut(self) -> tuple[Keyed, None, Rules]:
+        return self._keyed, None, Rules()
 
     def process(
         self,
@@ -215,30 +161,9 @@ class KeyedStream(Aggregates):
         the life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for
         life.
         """
-        if not isinstance(uid, str) or not uid.strip():
-            raise ConfigurationError(
-                f"process() of {type(process).__name__} has no uid",
-                hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
-            )
-        check_process(process, uid)
-        check_sides(uid, sides or {})
-        check_inputs(process, uid, self._made_by)
-        state_infos(process)
-        schema = parse_schema(output).ddl
-        raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
-        check_ttl(process, uid, timed=TIME in self.hidden)
-        node = make_operator(
-            self._node,
-            process,
-            uid,
-            name=name or type(process).__name__,
-            keys=self._keys,
-            order_by=self._order_by,
-            output=schema,
-            sides=raw_sides,
-            max_parallelism=max_parallelism,
+        return _main_output(
+            process_on(self._keyed, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
         )
-        return _output_of(node, 0)
 
     def window(
         self,
@@ -257,22 +182,25 @@ class KeyedStream(Aggregates):
         With `early`, the results so far of windows that changed come too, so often by the clock. With
         `time="processing"`, windows follow the clock alone.
         """
-        return cut(self, kind, lateness, late, early, time)
+        rules = windows.rules_of(self._keyed, kind, lateness, late, early, time)
+        return WindowedStream(self._keyed, kind, rules)
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""
-        from strandline.spark.streams.joins import connect
-
-        return connect(self, other)
+        return ConnectedStreams(joins.connect(self._keyed, _keyed_of(other, "connect")))
 
     def broadcast(self, rules: Stream, *, order_by: str | Iterable[str] = ()) -> BroadcastStream:
         """Let every partition hear of a small stream, for a KeyedBroadcastProcess: rules, settings, exchange rates.
 
         Its rows of one epoch come before the keyed stream's, sorted by `order_by`, then by their event times.
         """
-        from strandline.spark.streams.joins import broadcast
-
-        return broadcast(self, rules, (order_by,) if isinstance(order_by, str) else tuple(order_by))
+        if not isinstance(rules, Stream):
+            raise ConfigurationError(
+                f"broadcast() was given a {type(rules).__name__}, expected a Stream",
+                hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
+            )
+        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
+        return BroadcastStream(joins.broadcast(self._keyed, rules._node, order))
 
     def join(
         self,
@@ -292,9 +220,8 @@ class KeyedStream(Aggregates):
         `left`, `right` or `full`: then a row without partner comes alone, with nulls, once the watermark says that none
         can come. Rows older than the watermark are left out.
         """
-        from strandline.spark.streams.joins import interval_join
-
-        return interval_join(self, other, within, uid, how, prefixes, max_parallelism)
+        right = _keyed_of(other, "join")
+        return _main_output(joins.interval_join(self._keyed, right, within, uid, how, prefixes, max_parallelism))
 
     def window_join(
         self,
@@ -311,34 +238,162 @@ class KeyedStream(Aggregates):
         Columns and `how` are as in join(), and behind them `window_start` and `window_end`. Results have the time of
         the last moment of the window. Rows that come after the end are left out.
         """
-        from strandline.spark.streams.joins import window_join
-
-        return window_join(self, other, kind, uid, how, prefixes, max_parallelism)
-
-
-def _output_of(operator: OperatorNode, side: int) -> Stream:
-    """Return the main output of an operator, or a side output."""
-    if not operator.sides:
-        return Stream(operator, operator)
-    ddl = [operator.output_schema, *operator.sides.values()][side]
-    names = [quoted(name) for name in parse_schema(ddl).names]
-    wanted = names if side == 0 else [f"{SIDE}_{side}.{name}" for name in names]
-    hidden = hidden_of(operator.probe)
-
-    def step(df: DataFrame) -> DataFrame:
-        return df.where(f"{SIDE} = {side}").select(*wanted, *hidden)
-
-    return Stream(StepNode(step(operator.probe), operator, step), operator if side == 0 else None)
+        right = _keyed_of(other, "window_join")
+        return _main_output(joins.window_join(self._keyed, right, kind, uid, how, prefixes, max_parallelism))
 
 
-class _One:
-    """A map function as a flat_map function."""
+@dataclass(frozen=True)
+class WindowedStream(Aggregates):
+    """A keyed stream cut into windows: the place for functions of a window's events.
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+    What they give are rows of the key's columns, `window_start`, `window_end` (neither for Global windows) and the
+    columns of the result. A row's time is the last one in its window, so that a following window of the same size
+    takes it in.
+    """
 
-    def __call__(self, row: Any) -> tuple[Any]:
-        return (self._function(row),)
+    keyed: Keyed
+    kind: WindowKind
+    rules: Rules = field(default_factory=Rules)
+
+    def _cut(self) -> tuple[Keyed, WindowKind, Rules]:
+        return self.keyed, self.kind, self.rules
+
+    def fold(
+        self,
+        output: str,
+        initial: Any,
+        function: Callable[[Any, Any], Any],
+        uid: str,
+        *,
+        merge: Callable[[Any, Any], Any] | None = None,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Fold each window's events into one value: `function(value, event)` gives the next value.
+
+        `output` is the DDL of the result's columns. Of one column, the value is what stands in it; of several, it is a
+        row of them: read by name, given as a tuple or dict. Session windows need `merge(value, value)` too.
+
+        >>> hours = sales.window(Tumbling("1h"))
+        >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
+        """
+        return self._run(windowfunctions.fold(output, initial, function, merge, uid), uid, name, max_parallelism)
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        uid: str,
+        *,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Reduce each window's events to one: `function(event, event)` gives a row of the same columns.
+
+        >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
+        """
+        reduced = windowfunctions.reduce(self._events(uid), self.keyed.keys, function, uid)
+        return self._run(reduced, uid, name, max_parallelism)
+
+    def aggregate(
+        self,
+        type: str,
+        *,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any], Any] = lambda accumulator: accumulator,
+        merge: Callable[[Any, Any], Any] | None = None,
+        output: str,
+        uid: str,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Aggregate each window's events: `create()`, `add(acc, event) -> acc`, `result(acc)`, as sl.Aggregating does.
+
+        `type` is the accumulator's; the result is the value of the one column of `output`, or a tuple or dict of
+        several. Session windows need `merge(acc, acc) -> acc` too.
+
+        >>> mean = sales.window(Session("10 min")).aggregate(
+        ...     "struct<n: bigint, total: bigint>", create=lambda: (0, 0),
+        ...     add=lambda acc, e: (acc.n + 1, acc.total + e.amount),
+        ...     merge=lambda a, b: (a.n + b.n, a.total + b.total), result=lambda acc: acc.total / acc.n,
+        ...     output="mean double", uid="mean")
+        """
+        aggregated = windowfunctions.aggregate(type, create, add, result, merge, output)
+        return self._run(aggregated, uid, name, max_parallelism)
+
+    def process(
+        self,
+        function: Callable[[Any, Any, list[Any]], Iterable[Any] | None],
+        output: str,
+        uid: str,
+        *,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Keep each window's events and call `function(key, window, events)` with all of them.
+
+        They come in the order of the epochs they came in; within one as key_by() has them. `window` has `start` and
+        `end`; it is None for Global windows. The function yields or returns rows, dicts or tuples, of the columns in
+        `output`. It may be called more than once for a window: with `early`, with late events, after a failure.
+
+        >>> def top3(key, window, events):
+        ...     for event in sorted(events, key=lambda e: -e.amount)[:3]:
+        ...         yield {"amount": event.amount}
+        >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
+        """
+        return self._run(windowfunctions.process(self._events(uid), function, output), uid, name, max_parallelism)
+
+    def _run(self, function: windowfunctions.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
+        return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
+
+    def _events(self, uid: str) -> StructType:
+        return windows.event_schema(self.keyed, uid)
+
+
+_Process = TypeVar("_Process", bound=KeyedProcess)
+
+
+@dataclass(frozen=True)
+class PairedStreams(Generic[_Process]):
+    """Two streams as the input of one function: the place for that function."""
+
+    pairs: Keyed
+
+    def process(
+        self,
+        process: _Process,
+        output: str,
+        uid: str,
+        *,
+        sides: Mapping[str, str] | None = None,
+        name: str | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Run a function with state on each event of both streams; arguments are those of KeyedStream.process()."""
+        return _main_output(
+            process_on(self.pairs, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
+        )
+
+
+class ConnectedStreams(PairedStreams[KeyedCoProcess]):
+    """Two streams that are keyed alike: the place for a function that sees the events of both."""
+
+
+class BroadcastStream(PairedStreams[KeyedBroadcastProcess]):
+    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
+
+
+def _main_output(operator: OperatorNode) -> Stream:
+    return Stream(output_of(operator, 0), operator)
+
+
+def _keyed_of(other: object, what: str) -> Keyed:
+    if not isinstance(other, KeyedStream):
+        raise ConfigurationError(
+            f"{what}: the other stream is a {type(other).__name__}, expected a keyed stream",
+            hint=f"key it by the same thing: a.key_by(…).{what}(b.key_by(…), …)",
+        )
+    return other._keyed
 
 
 def stream(df: DataFrame, name: str | None = None) -> Stream:
