@@ -12,13 +12,12 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.api.windows import Global, Session, WindowKind
-from strandline.core.ids import Epoch
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.operators.aggregates.running import CountedAggregation, RunningAggregation
 from strandline.runtime.operators.aggregates.sessions import SessionAggregation
 from strandline.runtime.operators.aggregates.windows import WindowedAggregation
 from strandline.runtime.operators.windows.operator import Rules
-from strandline.runtime.task.outputs import TIME
+from strandline.runtime.rowlayout import TIME
 from strandline.types.columns import to_arrow_type
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
@@ -194,18 +193,8 @@ class Aggregating(Bench):
         if watermark is not None:
             self.watermark = max(watermark, self.watermark or watermark)
         at = None if self.watermark is None else self.watermark * SECOND
-        task = self.task
-        task.begin(Epoch(self.epoch + 1), at, now * SECOND)
-        found = list(task.fire())
-        for rows in batches:
-            if len(rows):
-                made = rows if isinstance(rows, pa.RecordBatch) else self.rows_of(rows)
-                found += task.process(made)
-                task.evict()
-        found += task.finish()
-        if not abort:
-            task.check()
-        self.end(abort=abort)
+        made = (rows if isinstance(rows, pa.RecordBatch) else self.rows_of(rows) for rows in batches if len(rows))
+        found = self.apply(made, at, now * SECOND, abort=abort)
         return [plain(row) for batch in found for row in to_rows(batch)]
 
     def rows_of(self, rows: Sequence[Row]) -> pa.RecordBatch:

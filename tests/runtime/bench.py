@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB, MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.core.ids import Epoch, Partition
+from strandline.runtime.partition import EpochTimes, OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos, state_names
+from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.store import Frozen
 from strandline.runtime.task.task import Task
 from strandline.types.columns import arrow_schema, from_python
@@ -181,7 +183,8 @@ OPS = sorted(
 
 
 def program(process: Process, *, uid: str = "op", **given: Any) -> Program:
-    """Return a program of one partition, keyed by k."""
+    """Return a program of one partition, keyed by k; `timed`, `phased` and `origins` say what rows come with."""
+    given["layout"] = RowLayout(*(given.pop(name, False) for name in ("timed", "phased", "origins")))
     fields: dict[str, Any] = {
         "job": "job",
         "generation": 1,
@@ -252,22 +255,27 @@ class Bench:
         self._backends.append(self.backend)
         self.process = process
         self.task = Task(self.program, process, Partition(0), self.backend, self.cache_bytes)
+        self.partition = OperatorPartition(self.task, Epoch(self.epoch))
 
     def run(self, *batches: Sequence[Event] | pa.RecordBatch, abort: bool = False) -> list[tuple[Any, ...]]:
         """Process an epoch; return its output rows."""
-        self.task.begin(Epoch(self.epoch + 1))
-        found: list[tuple[Any, ...]] = []
+        schema, keys = self.program.input_schema, self.program.key_columns
+        made = (some if isinstance(some, pa.RecordBatch) else batch_of(some, schema, keys) for some in batches)
+        return _rows(*self.apply(made, abort=abort))
+
+    def apply(
+        self,
+        batches: Iterable[pa.RecordBatch],
+        watermark_us: int | None = None,
+        now_us: int = 0,
+        *,
+        abort: bool = False,
+    ) -> list[pa.RecordBatch]:
+        """Process an epoch at a time, and keep it or forget it; return its output."""
         try:
-            for events in batches:
-                if not isinstance(events, pa.RecordBatch):
-                    events = batch_of(events, self.program.input_schema, self.program.key_columns)
-                found += _rows(*self.task.process(events))
-                self.task.evict()
-            found += _rows(*self.task.finish())
-            if not abort:
-                self.task.check()
+            found = list(self.partition.run(Epoch(self.epoch + 1), EpochTimes(watermark_us, now_us), batches))
         except BaseException:
-            self.task.abort()
+            self.partition.abort()
             raise
         self.end(abort=abort)
         return found
@@ -275,10 +283,9 @@ class Bench:
     def end(self, *, abort: bool) -> None:
         """Keep what the epoch wrote, or forget it."""
         if abort:
-            self.task.abort()
+            self.partition.abort()
             return
-        self.task.commit()
-        self.task.tidy()
+        self.partition.commit()
         self.epoch += 1
 
     def left(self) -> list[bytes]:

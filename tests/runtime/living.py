@@ -13,7 +13,6 @@ from strandline.api.states import Aggregating, List, Map, Reducing, State, Value
 from strandline.api.ttl import TTL
 from strandline.backends.heap import HeapBackend
 from strandline.backends.rocksdb import RocksDBBackend
-from strandline.core.ids import Epoch
 from strandline.runtime.program import state_infos
 from tests.runtime.bench import BUDGET, Bench, Event, Everything, batch_of
 
@@ -31,19 +30,15 @@ def epoch(
     abort: bool = False,
 ) -> list[tuple[Any, ...]]:
     """Run an epoch at a time; return its rows."""
-    task = bench.task
-    task.begin(Epoch(bench.epoch + 1), None if watermark_s is None else int(watermark_s * S), now_us=int(now_s * S))
-    batches = list(task.fire())
+    made = []
     if events:
         batch = batch_of(events, bench.program.input_schema, bench.program.key_columns)
-        if bench.program.timed:
+        if bench.program.layout.timed:
             stamps = pa.array([None if t is None else int(t * S) for t in times_s], pa.int64())
             batch = batch.add_column(1, "time", stamps)
-        batches += task.process(batch)
-    batches += task.finish()
-    if not abort:
-        task.check()
-    bench.end(abort=abort)
+        made.append(batch)
+    watermark_us = None if watermark_s is None else int(watermark_s * S)
+    batches = bench.apply(made, watermark_us, int(now_s * S), abort=abort)
     return [row for batch in batches for row in zip(*(c.to_pylist() for c in batch.columns), strict=True)]
 
 

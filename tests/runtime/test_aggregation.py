@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.windows import Global, Sliding, Tumbling, windows_of
-from strandline.core.ids import Epoch
 from strandline.runtime.operators.aggregates import sketches
-from strandline.runtime.task.outputs import FIRED, TIME
+from strandline.runtime.rowlayout import FIRED, TIME
 from tests.runtime.aggregating import COUNTS, SECOND, Aggregating, Row, close_to, expected
 from tests.runtime.bench import KINDS
 from tests.soak import examples
@@ -221,7 +220,6 @@ def test_a_counted_result_has_the_time_of_the_event_that_ended_it(tmp_path: Path
     bench = Aggregating("memory", tmp_path, Global(count=2), accumulators=COUNTS, timed=True, gives_time=True)
     batch = bench.rows_of([("a", 0, 1), ("b", 0, 5), ("a", 0, 2), ("a", 0, 3)])
     batch = batch.add_column(1, TIME, pa.array([7, 8, 5, 9]))
-    bench.task.begin(Epoch(1), 0)
-    found = [row for b in [*bench.task.process(batch), *bench.task.finish()] for row in b.to_pylist()]
+    found = [row for b in bench.apply([batch], 0) for row in b.to_pylist()]
     assert found == [{TIME: 5, FIRED: False, "k": "a", "count": 2, "sum": 3}]
     bench.close()

@@ -14,12 +14,11 @@ import pytest
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Sliding, Tumbling
 from strandline.core.errors import ConfigurationError, CorruptionError, StateLimitError, StateTypeError
-from strandline.core.ids import Epoch
 from strandline.runtime.operators.aggregates import grouping
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.operators.aggregates.grouping import Groups, group_by
+from strandline.runtime.rowlayout import FIRED, TIME
 from strandline.runtime.state.panes import PaneTable
-from strandline.runtime.task.outputs import FIRED, TIME
 from tests.runtime.aggregating import COUNTS, Aggregating, rows_of
 from tests.runtime.bench import KINDS, Bench
 
@@ -242,10 +241,9 @@ def test_what_comes_of_fired_rows_is_fired_too(tmp_path: Path) -> None:
     bench = Bench(
         "memory", tmp_path, Pass(), input_schema="k string", output_schema="k string", timed=True, phased=True, gives_time=True
     )  # fmt: skip
-    bench.task.begin(Epoch(1), 0)
     columns = [pa.array([1, 1], pa.int32()), pa.array([5, 6]), pa.array([True, False]), pa.array(["fired", "not"])]
     batch = pa.RecordBatch.from_arrays(columns, names=["key_group", TIME, FIRED, "k"])
-    found = [*bench.task.process(batch), *bench.task.finish()]
+    found = bench.apply([batch], 0)
     assert [tuple(row.values()) for b in found for row in b.to_pylist()] == [("fired", 5, True), ("not", 6, False)]
     bench.close()
 
@@ -253,17 +251,15 @@ def test_what_comes_of_fired_rows_is_fired_too(tmp_path: Path) -> None:
 def test_windows_take_in_fired_rows_before_the_watermark_moves_on(tmp_path: Path) -> None:
     bench = counts("memory", tmp_path, phased=True)
 
-    def epoch(number: int, watermark: int, rows: list[tuple[str, int, int, bool]]) -> list[tuple[Any, ...]]:
+    def epoch(watermark: int, rows: list[tuple[str, int, int, bool]]) -> list[tuple[Any, ...]]:
         plain = rows_of([row[:3] for row in rows], COUNTS, bench.process)
         batch = plain.add_column(2, FIRED, pa.array([row[3] for row in rows]))
-        bench.task.begin(Epoch(number), watermark * 1_000_000)
-        found = [*bench.task.fire(), *bench.task.process(batch), *bench.task.finish()]
-        bench.task.commit()
+        found = bench.apply([batch], watermark * 1_000_000)
         return [(row["k"], row["count"], row["sum"], row[FIRED]) for b in found for row in b.to_pylist()]
 
-    assert epoch(1, 0, [("a", 1, 1, False), ("a", 2, 2, True)]) == []
+    assert epoch(0, [("a", 1, 1, False), ("a", 2, 2, True)]) == []
     # One more in time, though the watermark of this epoch is the window's end, and one too late.
-    assert epoch(2, 10, [("a", 9, 100, False), ("a", 9, 4, True)]) == [("a", 3, 7, True)]
+    assert epoch(10, [("a", 9, 100, False), ("a", 9, 4, True)]) == [("a", 3, 7, True)]
     assert bench.task.late_rows == 1
     bench.close()
 
@@ -273,8 +269,7 @@ def test_running_aggregates_of_fired_rows_are_fired(tmp_path: Path) -> None:
     columns = list(rows_of([("a", 0, 1), ("a", 0, 2), ("a", 0, 4)], COUNTS).columns)
     columns[1:1] = [pa.array([5, 8, 7]), pa.array([True, False, False])]
     names = ["key_group", TIME, FIRED, "k", "rows", "n", "total"]
-    bench.task.begin(Epoch(1), 0)
-    found = [*bench.task.process(pa.RecordBatch.from_arrays(columns, names=names)), *bench.task.finish()]
+    found = bench.apply([pa.RecordBatch.from_arrays(columns, names=names)], 0)
     given = [tuple(row.values()) for b in found for row in b.to_pylist()]
     assert given == [("a", 1, 1, 5, True), ("a", 3, 7, 8, False)]
     bench.close()

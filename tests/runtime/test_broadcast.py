@@ -18,6 +18,7 @@ from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Partition
 from strandline.core.keygroups import range_of
 from strandline.runtime.operators.joins import LEFT, RIGHT
+from strandline.runtime.partition import EpochTimes, OperatorPartition
 from strandline.runtime.program import state_infos
 from strandline.runtime.state.scope import as_datetime
 from strandline.runtime.task.task import Task
@@ -133,10 +134,9 @@ def test_rules_lie_in_the_first_key_group_of_each_partition(tmp_path: Path) -> N
     bench = make("rocksdb", tmp_path, parallelism=3)
     task = Task(bench.program, Check(), Partition(2), bench.backend, 1 << 20)
     first = range_of(Partition(2), bench.program.max_parallelism, 3).first
-    task.begin(Epoch(1))
-    assert not list(task.process(batch([], [("x", 1, 1)], first)))
-    assert not list(task.finish())
-    task.commit()
+    last = OperatorPartition(task, Epoch(0))
+    assert not list(last.run(Epoch(1), EpochTimes(), [batch([], [("x", 1, 1)], first)]))
+    last.commit()
     frozen = task.store.freeze()
     bench.backend.write(frozen.changes())
     frozen.release()
@@ -205,11 +205,9 @@ def test_rules_come_after_what_timers_gave_and_before_other_events(tmp_path: Pat
     times, fired = pa.array([1, 2, None], pa.int64()), pa.array([False, True, False])
     arrays = [plain.column(0), times, fired, *plain.columns[1:]]
     rows = pa.RecordBatch.from_arrays(arrays, names=["group", "time", "fired", *plain.schema.names[1:]])
-    bench.task.begin(Epoch(1), None, 0)
-    found = [*bench.task.fire(), *bench.task.process(rows), *bench.task.finish()]
+    found = bench.apply([rows])
     answers = [(row["k"], row["rules"]) for given in found for row in given.to_pylist()]
     assert answers == [("b", "[]"), ("a", "[('x', 5)]")]
-    bench.task.abort()
     bench.close()
 
 

@@ -18,7 +18,6 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
-from strandline.core.ids import Epoch
 from strandline.runtime.operators.joins import (
     HOWS,
     LEFT,
@@ -61,16 +60,10 @@ def batch(rows: Sequence[Arrival]) -> pa.RecordBatch:
 
 def run(bench: Bench, rows: Sequence[Arrival], watermark: int | None, *, abort: bool = False) -> list[tuple[Any, ...]]:
     """Process an epoch; return its output rows with their times, in order."""
-    task = bench.task
-    task.begin(Epoch(bench.epoch + 1), watermark, 0)
-    found = [row for given in task.fire() for row in given.to_pylist()]
     # In two batches, between which caches may be emptied.
-    for some in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
-        if some:
-            found += [row for given in task.process(batch(some)) for row in given.to_pylist()]
-            task.evict()
-    found += [row for given in task.finish() for row in given.to_pylist()]
-    bench.end(abort=abort)
+    halves = (rows[: len(rows) // 2], rows[len(rows) // 2 :])
+    given = bench.apply((batch(some) for some in halves if some), watermark, abort=abort)
+    found = [row for some in given for row in some.to_pylist()]
     return [tuple(value for name, value in row.items() if not name.endswith("fired")) for row in found]
 
 
@@ -448,10 +441,7 @@ def test_each_input_moves_its_own_watermark(tmp_path: Path) -> None:
     fired, origins = pa.array([False, False, False, True]), pa.array(["0/", "1/x", "0/", "1/y"])
     arrays = [*plain.columns[:2], fired, origins, *plain.columns[2:]]
     names = ["group", "time", "fired", "origin", *plain.schema.names[2:]]
-    bench.task.begin(Epoch(1), None, 0)
-    given_rows = list(bench.task.process(pa.RecordBatch.from_arrays(arrays, names=names)))
-    given_rows += list(bench.task.finish())
+    given_rows = bench.apply([pa.RecordBatch.from_arrays(arrays, names=names)])
     assert [row["n"] for given in given_rows for row in given.to_pylist()] == [4, 1, 3]
     assert bench.task.newest_us == {"0/": 7, "1/x": 9, "1/y": 99}
-    bench.task.abort()
     bench.close()

@@ -18,11 +18,10 @@ import pytest
 import strandline as sl
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, CorruptionError
-from strandline.core.ids import Epoch
 from strandline.runtime.operators.aggregates import sketches
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.operators.aggregates.grouping import Groups
-from strandline.runtime.task.outputs import TIME
+from strandline.runtime.rowlayout import TIME
 from strandline.types.columns import to_arrow_type
 from strandline.types.datatypes import parse_type
 from strandline.types.murmur import key_group
@@ -100,14 +99,7 @@ class Sketching(Aggregating):
 
     def take(self, *parts: Sequence[dict[str, Any]], watermark: int | None = None) -> list[dict[str, Any]]:
         """Process an epoch of accumulators."""
-        self.task.begin(Epoch(self.epoch + 1), None if watermark is None else watermark * SECOND)
-        found = list(self.task.fire())
-        for part in parts:
-            found += self.task.process(self._batch(part))
-            self.task.evict()
-        found += self.task.finish()
-        self.task.check()
-        self.end(abort=False)
+        found = self.apply(map(self._batch, parts), None if watermark is None else watermark * SECOND)
         return [row for batch in found for row in to_rows(batch)]
 
     def made(self, rows: Sequence[Row], how: str) -> list[dict[str, Any]]:

@@ -14,8 +14,9 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Value
 from strandline.core.errors import OutputError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
+from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.runtime.state import timers
-from strandline.runtime.task.outputs import FIRED, SIDE, TIME, raw_ddl
+from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.task.task import calls
 from strandline.types.scalars import EPOCH, timestamp_to_us
 from tests.runtime.bench import KINDS, Bench, batch_of
@@ -115,20 +116,8 @@ class Stage:
     def raw(
         self, *batches: pa.RecordBatch, watermark: int | None = None, now: int = 0, abort: bool = False
     ) -> list[dict[str, Any]]:
-        task, found = self.bench.task, []
-        task.begin(Epoch(self.bench.epoch + 1), watermark, now)
-        try:
-            found += list(task.fire())
-            for batch in batches:
-                found += list(task.process(batch))
-                task.evict()
-            found += list(task.finish())
-            task.check()
-        except BaseException:
-            task.abort()
-            raise
-        self.bench.end(abort=abort)
-        assert all(batch.schema == task.output_schema for batch in found)
+        found = self.bench.apply(batches, watermark, now, abort=abort)
+        assert all(batch.schema == self.bench.task.output_schema for batch in found)
         return [row for batch in found for row in batch.to_pylist()]
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind, windows_of
-from strandline.core.ids import Epoch
 from strandline.runtime.operators.windows.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
 from strandline.runtime.operators.windows.functions import operator_of
 from strandline.runtime.operators.windows.operator import Rules
-from strandline.runtime.task.outputs import FIRED, SIDE, TIME
+from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from tests.runtime.bench import MIB, Bench, batch_of
 
 SECOND = 1_000_000
@@ -101,21 +100,10 @@ class WindowBench(Bench):
         self, events: Sequence[Timed] = (), watermark: float | None = None, now: int = 0, *, abort: bool = False
     ) -> list[Row]:
         """Process an epoch: what is due, then the events. Return each row given, by key: (key, start, end, result, time)."""
-        task = self.task
         reached = None if watermark is None else round(watermark * SECOND)
-        task.begin(Epoch(self.epoch + 1), reached, now * SECOND)
-        batches = [*task.fire()]
-        for batch in self._batches(events):
-            batches += task.process(batch)
-            task.evict()
-        batches += task.finish()
-        task.check()
+        batches = self.apply(self._batches(events), reached, now * SECOND, abort=abort)
         if abort:
-            task.abort()
             return []
-        task.commit()
-        task.tidy()
-        self.epoch += 1
         # Between keys there is no order to rely on.
         return sorted((row for batch in batches for row in self._rows(batch)), key=lambda row: row[0])
 
@@ -123,7 +111,7 @@ class WindowBench(Bench):
         if not events:
             return []
         plain = batch_of([(k, v) for k, v, _ in events], EVENTS, self.program.key_columns)
-        if not self.program.timed:
+        if not self.program.layout.timed:
             return [plain]
         times = pa.array([None if time is None else round(time * SECOND) for _, _, time in events], pa.int64())
         return [plain.add_column(1, TIME, times)]

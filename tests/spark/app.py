@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
+from strandline.runtime.rowlayout import PARTITION
 from strandline.spark.keepers import exchange
-from strandline.spark.keepers.exchange import PARTITION, Exchange, prepare_session
+from strandline.spark.keepers.exchange import Exchange, prepare_session
 from tests.conftest import LIGHT_JVM
 from tests.spark import rated, wide
 from tests.spark.harness import Case, settle

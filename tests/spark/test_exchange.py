@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from strandline.core.keygroups import partition_of
-from strandline.spark.keepers.exchange import KEY_GROUP, PARTITION, Exchange, prepare_session
+from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
+from strandline.spark.keepers.exchange import Exchange, prepare_session
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.api.windows import windows_of
-from strandline.spark.base.hidden import FIRED, TIME
+from strandline.runtime.rowlayout import FIRED, TIME
 from strandline.spark.streams.late import LateNode
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write

@@ -14,10 +14,11 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in, fetch
 from strandline.core import failpoints
-from strandline.core.ids import CheckpointId, Partition
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.snapshots import Snapshots
+from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_names
 from strandline.runtime.task.task import Task
 from strandline.storage.remote import open_store
@@ -37,7 +38,7 @@ class Opened:
     """A partition that is ready for epochs."""
 
     program: Program
-    task: Task
+    partition: OperatorPartition
     backend: Backend
     snapshots: Snapshots
 
@@ -74,7 +75,8 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         program, partition, task.store, backend, jobdir, directory, base,
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
-    return Opened(program, task, backend, snapshots)
+    version = Epoch(restore.epoch if restore else 0)
+    return Opened(program, OperatorPartition(task, version), backend, snapshots)
 
 
 def open_backend(program: Program, process: Process, database: Path) -> Backend:

@@ -8,7 +8,6 @@ and stops itself and hands epochs to the main thread.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import logging
 import os
@@ -21,9 +20,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -33,10 +32,12 @@ from strandline.core.errors import KeeperError, StrandlineError, VersionMismatch
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.kept import KeptOutput
+from strandline.keeper.lock import PartitionLock
 from strandline.keeper.opening import Opened, open_partition
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions
 from strandline.keeper.tally import Whole
-from strandline.keeper.watchdog import Watchdog, process_start
+from strandline.keeper.watchdog import Watchdog
+from strandline.runtime.partition import EpochTimes
 from strandline.runtime.program import Program
 
 log = logging.getLogger("strandline.keeper")
@@ -46,7 +47,6 @@ _COLLECTION_S = 60.0
 _METRICS_S = 2.0
 _CLOSE_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
-_LOCK = "keeper.lock"
 
 
 class Keeper:
@@ -59,9 +59,9 @@ class Keeper:
         self._generation = generation
         self._name = unique_name()
         self._directory = directory
+        self._lock = PartitionLock(directory, generation)
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._opened: Opened | None = None
-        self._version = Epoch(0)
         self._kept: KeptOutput | None = None
         self._ack: Ack | None = None
         self._brought: dict[str, Any] = {}
@@ -70,7 +70,6 @@ class Keeper:
         self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
         self._serving: Connection | None = None
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
-        self._lock_file: IO[str] | None = None
         self._collected = time.monotonic()
         self._collect_due = False
         self._figures: dict[str, int] = {}
@@ -78,7 +77,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the process ends."""
-        self._take_over()
+        self._lock.take()
         listener = socket.socket(socket.AF_UNIX)
         self._socket_path.unlink(missing_ok=True)
         # Bound under another name first: whoever finds the socket can connect to it.
@@ -184,58 +183,37 @@ class Keeper:
 
     def _process(self, connection: Connection, opened: Opened, begin: Begin, epoch: Epoch) -> None:
         started = time.perf_counter()
-        schema = pa.ipc.read_schema(pa.py_buffer(begin.schema))
-        task = opened.task
+        told, partition = begin.instructions, opened.partition
+        times = EpochTimes(told.watermark_us, told.now_us, told.fired_us)
         kept = KeptOutput(self._directory)
-        rows_in = rows_out = 0
-
-        def give(outputs: Iterator[pa.RecordBatch]) -> None:
-            nonlocal rows_out
-            for output in outputs:
-                if output.num_rows:
+        rows_out = 0
+        try:
+            # 1. Apply the epoch, and give what comes of it at once.
+            with closing(partition.run(epoch, times, self._received(connection, begin, kept))) as outputs:
+                for output in outputs:
                     rows_out += output.num_rows
                     frame = output.serialize()
                     kept.add(frame)
                     connection.send(p.OUTPUT, frame)
-
-        told = begin.instructions
-        task.begin(epoch, told.watermark_us, told.now_us, told.fired_us)
-        try:
-            give(task.fire())
-            while True:
-                kind, payload = connection.expect(p.ROWS, p.END)
-                if kind == p.END:
-                    kept.input = msgspec.msgpack.decode(payload, type=Whole)
-                    break
-                batch = pa.ipc.read_record_batch(payload, schema)
-                rows_in += batch.num_rows
-                give(task.process(batch))
-                task.evict()
-                failpoints.hit("keeper.epoch.middle")
-            if rows_in != kept.input.rows:
-                raise KeeperError(f"epoch {epoch}: {rows_in} rows came, and {kept.input.rows} were sent")
-            give(task.finish())
-            task.check()
         except BaseException:
             # The state stays at the version before: whoever tries again starts from there.
             with _or_end():
-                task.abort()
+                partition.abort()
             kept.close()
             raise
+        # 2. Keep it, and what it gave. Until the epoch has its own ack there is nothing to replay.
         with _or_end():
-            task.commit()
-            self._version = epoch
+            partition.commit()
             if self._kept is not None:
                 self._kept.close()
-            # Until the epoch has its own ack there is nothing to replay.
             self._kept, self._ack = kept, None
-            task.tidy()
-        pause_ms = 0.0
-        if begin.instructions.trigger is not None:
-            pause_ms = opened.snapshots.trigger(begin.instructions.trigger)
+        # 3. Freeze the state, if a checkpoint is to have it.
+        pause_ms = 0.0 if told.trigger is None else opened.snapshots.trigger(told.trigger)
         failpoints.hit("keeper.applied")
+        # 4. Say so.
+        task = partition.task
         self._brought = {
-            "rows_in": rows_in,
+            "rows_in": kept.input.rows,
             "rows_out": rows_out,
             "late_rows": task.late_rows,
             "source_rows": task.source_rows,
@@ -246,6 +224,22 @@ class Keeper:
         connection.send(p.ACK, self._ack)
         opened.snapshots.write_behind()
         self._collect_due = True
+
+    def _received(self, connection: Connection, begin: Begin, kept: KeptOutput) -> Iterator[pa.RecordBatch]:
+        """Give the epoch's rows as they come, and note which they were; raise KeeperError if some are missing."""
+        schema = pa.ipc.read_schema(pa.py_buffer(begin.schema))
+        came = 0
+        while True:
+            kind, payload = connection.expect(p.ROWS, p.END)
+            if kind == p.END:
+                break
+            batch = pa.ipc.read_record_batch(payload, schema)
+            came += batch.num_rows
+            yield batch
+            failpoints.hit("keeper.epoch.middle")
+        kept.input = msgspec.msgpack.decode(payload, type=Whole)
+        if came != kept.input.rows:
+            raise KeeperError(f"epoch {begin.instructions.epoch}: {came} rows came, and {kept.input.rows} were sent")
 
     def _replay(self, connection: Connection) -> None:
         assert self._kept is not None
@@ -301,6 +295,10 @@ class Keeper:
         )
 
     @property
+    def _version(self) -> Epoch:
+        return self._opened.partition.version if self._opened else Epoch(0)
+
+    @property
     def _uid(self) -> str:
         return self._opened.program.uid if self._opened else ""
 
@@ -312,7 +310,7 @@ class Keeper:
 
     def _make_ack(self, **figures: Any) -> Ack:
         opened = self._opened
-        next_event_us, next_processing_us = opened.task.next_timers_us if opened else (None, None)
+        next_event_us, next_processing_us = opened.partition.task.next_timers_us if opened else (None, None)
         return Ack(
             uid=self._uid,
             partition=self._partition,
@@ -331,7 +329,7 @@ class Keeper:
     def _metrics(self) -> dict[str, int]:
         """Asking RocksDB for its figures costs more than a small epoch: they may be a moment old."""
         if self._opened is not None and time.monotonic() - self._measured > _METRICS_S:
-            self._figures = self._opened.task.store.metrics()
+            self._figures = self._opened.partition.task.store.metrics()
             self._measured = time.monotonic()
         return self._figures
 
@@ -356,70 +354,15 @@ class Keeper:
             )
         started = time.perf_counter()
         self._opened = open_partition(program, self._partition, self._directory)
-        self._version = restored
         self._watchdog.lease_ms = program.lease_ms
         self._restore_ms = (time.perf_counter() - started) * 1000
         log.info("opened at epoch %d in %.0f ms", self._version, self._restore_ms)
-
-    def _take_over(self) -> None:
-        """End a keeper of the same partition that an earlier run left, and hold the partition.
-
-        A keeper of a later run is left alone: whoever started this one belongs to a run that is over. Files are
-        touched only once the lock is held.
-        """
-        lock = self._open_lock()
-        deadline = time.monotonic() + 10
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is_in_place(lock):
-                    break
-                # Who held it has removed the directory: nobody else would see this lock.
-                lock.close()
-                lock = self._open_lock()
-            except BlockingIOError:
-                lock.seek(0)
-                self._end_holder(lock.read().split())
-                if time.monotonic() > deadline:
-                    raise KeeperError(f"{self._directory} is held by another process") from None
-                time.sleep(0.02)
-        lock.seek(0)
-        lock.truncate()
-        lock.write(f"{os.getpid()} {process_start(os.getpid())} {self._generation}")
-        lock.flush()
-        self._lock_file = lock
-
-    def _open_lock(self) -> IO[str]:
-        while True:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                return (self._directory / _LOCK).open("a+")
-
-    def _is_in_place(self, lock: IO[str]) -> bool:
-        with suppress(FileNotFoundError):
-            return os.path.samestat((self._directory / _LOCK).stat(), os.fstat(lock.fileno()))
-        return False
-
-    def _end_holder(self, identity: list[str]) -> None:
-        if len(identity) != 3 or process_start(int(identity[0])) != identity[1]:
-            # It has not written yet who it is, or has ended: the lock is tried again.
-            return
-        if int(identity[2]) > self._generation:
-            raise KeeperError(
-                f"{self._directory} is held by a keeper of generation {identity[2]} of the job, and this one is of "
-                f"generation {self._generation}: a newer run has taken over",
-                hint="end the older driver, or let it end: it is fenced off",
-            )
-        try:
-            os.kill(int(identity[0]), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def _close_process(self) -> None:
         """Let the user's function end in an orderly way."""
         try:
             if self._opened is not None:
-                self._opened.task.close()
+                self._opened.partition.task.close()
         except StrandlineError as error:
             log.error("%s", error)
 
@@ -439,7 +382,7 @@ class Keeper:
     def _clear(self, *, everything: bool) -> None:
         """Working state dies with its keeper; the copy of the last checkpoint speeds up the next one."""
         self._socket_path.unlink(missing_ok=True)
-        if self._lock_file is None or not self._is_in_place(self._lock_file):
+        if not self._lock.is_held:
             # Removed already: what is there now is another keeper's.
             return
         # Twice, since background threads may have added a file meanwhile.

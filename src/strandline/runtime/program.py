@@ -20,6 +20,7 @@ from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
 from strandline.format.values import ValueCodec
+from strandline.runtime.rowlayout import RowLayout
 from strandline.types.datatypes import parse_schema, parse_type
 
 # Of keys that hold text: those of ten letters or more are told apart, by the key group and their first twelve.
@@ -101,14 +102,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     limit_bytes: int
     lease_ms: int
     restore: Restore | None = None
-    timed: bool = False
-    """Events come with their times, which stand behind the key group."""
-    phased: bool = False
-    """Events come with whether a timer gave them, behind the times: those come before the watermark moves on."""
+    layout: RowLayout = RowLayout()
+    """What rows come with."""
     measured: bool = False
     """Events come straight from a watermark, so that their times are what moves it."""
-    origins: bool = False
-    """Events come with whose watermark they move, behind all that."""
     broadcast_order: list[str] = []
     """Columns of the broadcast stream that say in which order the rules of an epoch apply."""
     gives_time: bool = False

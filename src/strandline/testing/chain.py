@@ -38,7 +38,7 @@ class Chain:
     def add(self, program: Program, before: Before | None, reads: int) -> None:
         """Add an operator that reads the output `reads` of the one before, and open it."""
         operator = Operator(program, self._directory / str(len(self._operators)), before, reads)
-        operator.open(None)
+        operator.open(None, Epoch(0))
         self._operators.append(operator)
 
     def check_open(self) -> None:
@@ -54,10 +54,10 @@ class Chain:
         """Whether a snapshot is of as many operators and partitions."""
         return [len(partitions) for partitions in files] == [o.program.parallelism for o in self._operators]
 
-    def restore(self, files: Sequence[Sequence[Sequence[LocalFile]]] | None) -> None:
+    def restore(self, files: Sequence[Sequence[Sequence[LocalFile]]] | None, epoch: Epoch) -> None:
         """Open every operator anew, with a snapshot's files or with nothing."""
         for at, operator in enumerate(self._operators):
-            operator.open(files[at] if files else None)
+            operator.open(files[at] if files else None, epoch)
 
     def close(self) -> None:
         """End in an orderly way: each function's `close` is called, and the directory removed."""

@@ -12,6 +12,7 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
+from strandline.runtime.rowlayout import RowLayout
 from strandline.testing.chain import Chain, Output
 from strandline.testing.pairs import check_one_stream, streams_of
 from strandline.testing.plans import Prepared
@@ -139,8 +140,9 @@ class Harness:
             raise ConfigurationError(f"Harness: two operators have the uid '{uid}'", hint="give each one of its own")
         before = programs[-1]
         reads = 0 if side is None else side_of(before, side)
-        timed = self._streams.input.timed
-        read = Input(before.output_schema if side is None else before.sides[side], timed=timed, phased=timed)
+        timed = self._streams.input.layout.timed
+        layout = RowLayout(timed=timed, phased=timed)
+        read = Input(before.output_schema if side is None else before.sides[side], layout)
         self._add(Wanted(process, key, output, uid, sides, max_parallelism), read, reads)
         return self
 
@@ -259,10 +261,11 @@ class Harness:
                 "Harness: the snapshot is one of another harness, with other operators or another parallelism",
                 hint="give restore() what snapshot() of this harness returned",
             )
-        self._chain.restore(snapshot.files if snapshot else None)
+        epoch = Epoch(snapshot.epoch if snapshot else 0)
+        self._chain.restore(snapshot.files if snapshot else None, epoch)
         self._last = snapshot
         self._times.restore(snapshot.watermarks if snapshot else {})
-        self._epoch = Epoch(snapshot.epoch if snapshot else 0)
+        self._epoch = epoch
         self._output = {at: list(rows) for at, rows in snapshot.output.items()} if snapshot else {}
 
     # -- inside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.keeper.opening import open_backend
 from strandline.runtime.operators.windows.operator import WindowOperator
+from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.state.timers import is_due
-from strandline.runtime.task.outputs import FIRED, TIME
 from strandline.runtime.task.task import Task
 from strandline.testing.plans import Before
 from strandline.testing.rows import RawRows, Rows
@@ -36,14 +36,17 @@ from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
 
 _CACHE_BYTES = 16 << 20
-_GROUP, _ORIGIN = "key_group", "origin"
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    task: Task
+    partition: OperatorPartition
     process: Process
     backend: Backend
+
+    @property
+    def task(self) -> Task:
+        return self.partition.task
 
 
 class Operator:
@@ -64,7 +67,7 @@ class Operator:
 
     # -- life
 
-    def open(self, snapshot: Sequence[Sequence[LocalFile]] | None) -> None:
+    def open(self, snapshot: Sequence[Sequence[LocalFile]] | None, epoch: Epoch) -> None:
         """Open every partition, at a snapshot's state or at none; those that are open are left, as in a crash."""
         self.abandon()
         for index in range(self.program.parallelism):
@@ -79,7 +82,7 @@ class Operator:
             except BaseException:
                 backend.close()
                 raise
-            self._partitions.append(_Opened(task, process, backend))
+            self._partitions.append(_Opened(OperatorPartition(task, epoch), process, backend))
 
     def snapshot(self) -> list[list[LocalFile]]:
         """Write a snapshot of every partition; its files stay as they are."""
@@ -113,24 +116,18 @@ class Operator:
             rows = self._before.change(rows)
         parts = self._divide(rows) if rows is not None else [None] * len(self._partitions)
         for each, part in zip(self._partitions, parts, strict=True):
-            each.task.begin(epoch, times.watermark_us, times.now_us, times.fired_us)
-            batches += _with_rows(each.task.fire())
-            if part is not None:
-                batches += _with_rows(each.task.process(part))
-            batches += _with_rows(each.task.finish())
-            each.task.check()
+            batches += each.partition.run(epoch, times.of_epoch, [] if part is None else [part])
         return RawRows(self.program, batches, self._partitions[0].task.output_schema)
 
     def commit(self) -> None:
         """Keep what the epoch wrote."""
         for each in self._partitions:
-            each.task.commit()
-            each.task.tidy()
+            each.partition.commit()
 
     def abort(self) -> None:
         """Forget what the epoch wrote."""
         for each in self._partitions:
-            each.task.abort()
+            each.partition.abort()
 
     @property
     def newest_us(self) -> dict[str, int]:
@@ -223,12 +220,9 @@ class Operator:
         """Return each partition's rows as its keeper gets them."""
         columns = [to_python(rows.columns[at], kind) for at, kind in zip(self._key_at, self._key_types, strict=True)]
         groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*columns, strict=True)]
-        arrays, names = [pa.array(groups, pa.int32())], [_GROUP]
-        for name, hidden in ((TIME, rows.times), (FIRED, rows.fired), (_ORIGIN, rows.origins)):
-            if hidden is not None:
-                arrays.append(hidden)
-                names.append(name)
-        whole = pa.RecordBatch.from_arrays([*arrays, *rows.columns], names=[*names, *self._schema.names])
+        hidden = (rows.times, rows.fired, rows.origins)
+        layout, names = self.program.layout, self._schema.names
+        whole = layout.lay_out(pa.array(groups, pa.int32()), hidden, rows.columns, names)
         for_all = [False] * len(groups) if rows.for_all is None else rows.for_all.to_pylist()
         wanted: list[list[int]] = [[] for _ in self._partitions]
         for row, group in enumerate(groups):
@@ -248,7 +242,3 @@ def _encoded(state: Broadcast, entries: Mapping[Any, Any]) -> dict[bytes, bytes]
     """Return entries as they are stored: there, what is the same is equal, be it NaN."""
     subs, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
     return {subs.encode_sub(sub): values.encode(value) for sub, value in entries.items()}
-
-
-def _with_rows(batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    return [batch for batch in batches if batch.num_rows]

@@ -16,6 +16,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.core.errors import ConfigurationError
 from strandline.runtime.operators.joins import LEFT, RIGHT, check_inputs
 from strandline.runtime.program import check_process
+from strandline.runtime.rowlayout import RowLayout
 from strandline.testing.plans import Prepared
 from strandline.testing.program import Input, checked_keys
 from strandline.testing.rows import Right, Rows
@@ -42,9 +43,8 @@ class TwoStreams:
         keys = [lefts.schema.fields[at] for at in self._keys[0]]
         self.input = Input(
             StructType((Field(LEFT, lefts.schema), Field(RIGHT, rights.schema), *keys)).ddl,
-            timed=lefts.is_timed,
+            RowLayout(timed=lefts.is_timed, has_origins=lefts.follows and rights.follows),
             measured=lefts.follows,
-            origins=lefts.follows and rights.follows,
             broadcast_order=_order(order_by, rights, self._is_broadcast),
         )
         self.specs = lefts.specs + rights.specs
@@ -65,8 +65,8 @@ class TwoStreams:
             return pa.concat_arrays(parts).take(order)
 
         columns = [whole(parts) for parts in zip(*(rows.columns for rows in given), strict=True)]
-        times = whole([rows.times for rows in given]) if self.input.timed else None
-        origins = whole([rows.origins for rows in given]) if self.input.origins else None
+        times = whole([rows.times for rows in given]) if self.input.layout.timed else None
+        origins = whole([rows.origins for rows in given]) if self.input.layout.has_origins else None
         return Rows(columns, times, origins=origins, for_all=columns[1].is_valid() if self._is_broadcast else None)
 
     def _packed(self, half: int, rows: Rows) -> Rows:

@@ -10,6 +10,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.core.settings import BackendName
 from strandline.runtime.program import Program, check_process, check_sides, pickle_process, state_infos
+from strandline.runtime.rowlayout import RowLayout
 from strandline.testing.plans import Before, Planned, Prepared
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -31,13 +32,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What an operator is given: a schema, and which hidden columns its rows have. See Program."""
+    """What an operator is given: a schema, and what its rows come with. See Program."""
 
     schema: str
-    timed: bool
-    phased: bool = False
+    layout: RowLayout
     measured: bool = False
-    origins: bool = False
     broadcast_order: Sequence[str] = ()
 
 
@@ -45,7 +44,7 @@ def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism
     """Return the program of an operator that reads this, and what becomes of its rows before."""
     uid, schema = wanted.uid, parse_schema(reads.schema)
     keys = checked_keys(wanted.key, schema, f"operator '{uid}': its key")
-    planned = _planned(wanted, schema, keys, timed=reads.timed)
+    planned = _planned(wanted, schema, keys, timed=reads.layout.timed)
     process, sides, before = planned.operator, planned.sides, planned.before
     check_process(process, uid)
     check_sides(uid, sides)
@@ -70,11 +69,9 @@ def make_program(wanted: Wanted, reads: Input, backend: BackendName, parallelism
         partition_memory_bytes=_PARTITION_MEMORY_BYTES,
         limit_bytes=_LIMIT_BYTES,
         lease_ms=0,
-        timed=reads.timed,
-        gives_time=reads.timed,
-        phased=reads.phased,
+        layout=reads.layout,
+        gives_time=reads.layout.timed,
         measured=reads.measured,
-        origins=reads.origins,
         broadcast_order=list(reads.broadcast_order),
     )
     return program, before

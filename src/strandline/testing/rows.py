@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError
 from strandline.runtime.program import Program
-from strandline.runtime.task.outputs import FIRED, SIDE, TIME
+from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import StructType, parse_schema

@@ -8,6 +8,7 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.testing.program import Input
 from strandline.testing.rows import Events, Right, Rows
@@ -43,7 +44,7 @@ class OneStream:
 
     def __init__(self, told: Told, order_by: Sequence[str]) -> None:
         stream = Stream(told, order_by=order_by)
-        self.input = Input(stream.schema.ddl, timed=stream.is_timed, measured=stream.follows)
+        self.input = Input(stream.schema.ddl, RowLayout(timed=stream.is_timed), measured=stream.follows)
         self.specs = stream.specs
         self._events = stream.events
 

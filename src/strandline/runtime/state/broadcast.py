@@ -17,6 +17,7 @@ from strandline.core.errors import OutputError, UserCodeError
 from strandline.core.ids import KeyGroup
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
+from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.handles import MapHandle
 from strandline.runtime.state.maps import Cell, MapTable
 from strandline.runtime.state.scope import Scope
@@ -123,14 +124,16 @@ class Broadcasts:
         )
         return table, BroadcastHandle(self._scope, table, sub, values, name)
 
-    def take(self, batch: pa.RecordBatch, at: int, *, timed: bool) -> pa.RecordBatch:
-        """Keep the rules in a batch, which are in the column `at`, and return the other rows."""
+    def take(self, batch: pa.RecordBatch, layout: RowLayout) -> pa.RecordBatch:
+        """Keep the rules in a batch, which are its right halves, and return the other rows."""
+        at = layout.columns_at + 1
         column = batch.column(at)
         if column.null_count == len(column):
             return batch
         is_rule = column.is_valid()
         rules = batch.filter(is_rule)
-        times: list[int | None] = rules.column(1).to_pylist() if timed else [None] * rules.num_rows
+        stamps = layout.times(rules)
+        times: list[int | None] = [None] * rules.num_rows if stamps is None else stamps.to_pylist()
         for rule, time in zip(to_python(rules.column(at), self._rule), times, strict=True):
             plain = tuple(rule)
             order = [sortable(plain[at]) for at, sortable in self._order]

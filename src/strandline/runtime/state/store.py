@@ -72,11 +72,11 @@ class Store:
             rule = schema.fields[1].type
             assert isinstance(rule, StructType)
             self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order, groups.first)
-        self.timers = self._bind_timers(groups, timed=program.timed)
+        self.timers = self._bind_timers(groups, timed=program.layout.timed)
         """Those of event time and of processing time, if the function handles timers."""
         self.expiry: Expiry | None = None
         if has_ttl(process):
-            check_ttl(process, program.uid, timed=program.timed)
+            check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys.encode)
         own: list[OwnTable] = []
         if isinstance(process, ColumnarProcess):

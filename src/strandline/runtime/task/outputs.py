@@ -8,15 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
+from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.types.columns import arrow_schema, conform, from_python
-from strandline.types.datatypes import Field, StructType, parse_schema, parse_type, quoted
-
-TIME = "__strandline_time"
-"""Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
-FIRED = "__strandline_fired"
-"""Of an operator's output: whether a timer gave the row, so that it comes before the watermark moves on."""
-SIDE = "__strandline_side"
-"""Of an operator with side outputs: which one the row is for, 0 for the main one."""
+from strandline.types.datatypes import Field, StructType, parse_schema, parse_type
 
 
 def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
@@ -28,11 +22,6 @@ def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
     if timed:
         fields += [Field(TIME, parse_type("bigint")), Field(FIRED, parse_type("boolean"))]
     return StructType(tuple(fields)).ddl
-
-
-def columns_ddl(schema: str) -> str:
-    """Return the DDL of a schema as a list of columns, to which more can be added: not as a struct."""
-    return ", ".join(f"{quoted(field.name)} {field.type.ddl}" for field in parse_schema(schema).fields)
 
 
 class RawOutput:

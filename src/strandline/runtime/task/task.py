@@ -40,7 +40,7 @@ class Task:
         self._schema = parse_schema(program.input_schema)
         names = list(self._schema.names)
         self._key_at = [names.index(column) for column in program.key_columns]
-        self._columns_at = 1 + program.timed + program.phased + program.origins
+        self._layout = program.layout
         self._make_event = record_type(names)._make
         self._outputs = RawOutput(program.uid, program.output_schema, program.sides, timed=program.gives_time)
         self._process = process
@@ -51,7 +51,7 @@ class Task:
             self.scope._emit = self._outputs.add_side_batch
         self.store = Store(program, process, self.scope, backend, cache_bytes)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
-        self._at_end = program.phased or self.store.broadcasts is not None
+        self._at_end = program.layout.phased or self.store.broadcasts is not None
         self._watermark_us: int | None = None
         self._reached_us: int | None = None
         self.newest_us: dict[str, int] = {}
@@ -85,7 +85,7 @@ class Task:
 
     def fire(self) -> Iterator[pa.RecordBatch]:
         """Before the epoch's events: call on_timer, unless some events must come first."""
-        if not self._program.phased:
+        if not self._layout.phased:
             yield from self._fire()
 
     def process(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -98,10 +98,11 @@ class Task:
         if self._program.measured:
             self._find_newest(batch)
         if self.store.broadcasts is not None:
-            batch = self.store.broadcasts.take(batch, self._columns_at + 1, timed=self._program.timed)
-        self._refuse_null_keys(batch.columns[self._columns_at :])
-        if self._at_end and self._program.phased:
-            fired = pc.fill_null(batch.column(2), False)
+            batch = self.store.broadcasts.take(batch, self._layout)
+        self._refuse_null_keys(self._layout.columns(batch))
+        fired = self._layout.fired(batch)
+        if fired is not None:
+            fired = pc.fill_null(fired, False)
             yield from self._run_fired(batch.filter(fired))
             batch = batch.filter(pc.invert(fired))
         if not batch.num_rows:
@@ -118,7 +119,7 @@ class Task:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Process what `process` has only gathered so far; the epoch has no more events."""
-        if self._program.phased:
+        if self._layout.phased:
             if self._columnar is not None:
                 yield from self._give_fired(self._columnar.on_fired(self.scope))
             fired, self._fired = self._fired, []
@@ -234,14 +235,15 @@ class Task:
     def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         assert self._calls is not None
         self._count_late(batch)
-        groups, columns = batch.column(0), batch.columns[self._columns_at :]
+        groups, columns = self._layout.groups(batch), self._layout.columns(batch)
         values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
         keys = self.store.keys.codec.normalise(keys)
         self.store.keys.learn(keys, groups.to_pylist())
         self.store.load(set(keys))
-        times = batch.column(1).to_pylist() if self._program.timed else None
+        stamps = self._layout.times(batch)
+        times = None if stamps is None else stamps.to_pylist()
         # Where the right half is for everybody, what is left are left ones.
         alone = self.store.broadcasts is not None
         events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
@@ -266,11 +268,11 @@ class Task:
             self._take_rows(self._columnar, batch)
             return
         self._count_late(batch)
-        groups, columns = batch.column(0), batch.columns[self._columns_at :]
-        if self.store.expiry is not None and self._program.timed:
-            self.scope.time_us = pc.max(batch.column(1)).as_py()
+        groups, columns = self._layout.groups(batch), self._layout.columns(batch)
+        if self.store.expiry is not None and self._layout.timed:
+            self.scope.time_us = pc.max(self._layout.times(batch)).as_py()
         self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self.store.keys.codec)
-        events = pa.RecordBatch.from_arrays(list(columns), names=batch.schema.names[self._columns_at :])
+        events = pa.RecordBatch.from_arrays(columns, names=batch.schema.names[self._layout.columns_at :])
         try:
             result = self._process.on_batch(events, self.scope)
         except (Exception, SystemExit) as error:
@@ -281,10 +283,10 @@ class Task:
         yield from self._outputs.take_sides()
 
     def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
-        times = batch.column(1) if self._program.timed else None
-        columns = list(batch.columns[self._columns_at :])
+        layout, codec = self._layout, self.store.keys.codec
+        rows = Rows(layout.groups(batch), layout.times(batch), layout.columns(batch), self._key_at, codec)
         with self._naming_operator():
-            columnar.on_rows(Rows(batch.column(0), times, columns, self._key_at, self.store.keys.codec), self.scope)
+            columnar.on_rows(rows, self.scope)
 
     def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
         while True:
@@ -311,18 +313,14 @@ class Task:
 
     def _count_late(self, batch: pa.RecordBatch) -> None:
         """Count the events that the function is about to be told are late."""
-        if self._program.timed and self.scope.watermark_us is not None:
-            self.late_rows += pc.sum(pc.less(batch.column(1), self.scope.watermark_us)).as_py() or 0
+        if self._layout.timed and self.scope.watermark_us is not None:
+            self.late_rows += pc.sum(pc.less(self._layout.times(batch), self.scope.watermark_us)).as_py() or 0
 
     def _find_newest(self, batch: pa.RecordBatch) -> None:
         """Find the newest times among events that come straight from a watermark."""
-        times = batch.column(1)
-        if self._program.origins:
-            newest = (
-                pa.table([batch.column(2 + self._program.phased), times], ["origin", "time"])
-                .group_by("origin")
-                .aggregate([("time", "max")])
-            )
+        times, origins = self._layout.times(batch), self._layout.origins(batch)
+        if origins is not None:
+            newest = pa.table([origins, times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
             found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
         else:
             found = [("", pc.max(times).as_py())]

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from strandline.runtime.task.outputs import FIRED, TIME
-
-ORIGIN = "__strandline_origin"
-"""Of rows straight from a watermark with `per`: whose time they move."""
-HIDDEN = (TIME, FIRED, ORIGIN)
-
-__all__ = ["FIRED", "HIDDEN", "ORIGIN", "TIME", "end_of", "hidden_of", "visible", "without_hidden"]
+from strandline.runtime.rowlayout import HIDDEN, TIME
 
 
 def visible(names: Sequence[str]) -> list[str]:

@@ -29,8 +29,8 @@ from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
 from strandline.keeper.paths import Places
 from strandline.runtime.program import Program, Restore, pickle_process
+from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.hidden import FIRED, ORIGIN
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.base.sessionchecks import retained_batches
 from strandline.spark.job.compat import check_compatible, check_start
@@ -302,9 +302,7 @@ class Attempt:
             key_columns=list(node.keys),
             input_schema=node.input_schema,
             output_schema=node.output_schema,
-            timed=node.is_timed,
-            phased=FIRED in node.hidden,
-            origins=ORIGIN in node.hidden,
+            layout=RowLayout.of(node.hidden),
             measured=node.uid in b.plan.measuring,
             gives_time=node.is_timed,
             broadcast_order=list(node.parent.broadcast_order or ()) if isinstance(node.parent, PairNode) else [],

@@ -21,12 +21,11 @@ from pyspark.sql import functions as F
 
 from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
+from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.ddl import quoted
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 
-PARTITION = "__strandline_partition"
-KEY_GROUP = "__strandline_key_group"
 _ROUTE = "__strandline_route"
 _ANCHOR_ROUTE = "__strandline_anchor_route"
 

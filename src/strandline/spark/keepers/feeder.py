@@ -13,6 +13,7 @@ from strandline.core.errors import KeeperError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Connection
 from strandline.keeper.tally import Tally
+from strandline.runtime.rowlayout import split_end
 
 
 class Feeder(threading.Thread):
@@ -60,16 +61,15 @@ class Feeder(threading.Thread):
             raise self._error
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        """Give the rows without their first column; raise an error if the last row does not come, and as the last."""
+        """Give the rows as keepers get them; raise an error if the last row does not come, and as the last."""
         has_ended = False
         for batch in self._batches:
-            ends = batch.column(1).null_count
-            rows = batch.slice(0, batch.num_rows - ends)
-            if rows.num_rows and (has_ended or (ends and rows.column(1).null_count)):
+            rows, ends = split_end(batch)
+            if rows.num_rows and (has_ended or (ends and rows.column(0).null_count)):
                 raise KeeperError(f"epoch {self._epoch}: rows came after the one that is the last")
-            has_ended = has_ended or ends > 0
+            has_ended = has_ended or ends
             if rows.num_rows:
-                yield rows.select(range(1, batch.num_columns))
+                yield rows
         if not has_ended:
             raise KeeperError(
                 f"epoch {self._epoch}: the rows of a partition broke off: Spark failed while it gave them",

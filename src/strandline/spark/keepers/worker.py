@@ -31,6 +31,7 @@ from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Begin, Connection, Failure, Instructions
 from strandline.keeper.watchdog import process_start
+from strandline.runtime.rowlayout import partition_of
 from strandline.spark.keepers.feeder import Feeder
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
@@ -166,7 +167,7 @@ class EpochWorker:
         first = next(batches, None)
         if first is None:
             return
-        partition = Partition(first.column(0)[0].as_py())
+        partition = Partition(partition_of(first))
         connection = None
         try:
             connection = self._keeper.connect(partition) or self._keeper.start(partition)

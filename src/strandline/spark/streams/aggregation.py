@@ -19,9 +19,10 @@ from strandline.runtime.operators.aggregates import functions as aggfunctions
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
 from strandline.runtime.operators.aggregates.windows import WindowedAggregation
 from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.rowlayout import ORIGIN, TIME
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.spark.base.ddl import ddl_of, quoted
-from strandline.spark.base.hidden import ORIGIN, TIME, end_of, hidden_of
+from strandline.spark.base.hidden import end_of, hidden_of
 from strandline.spark.streams.late import LateNode
 from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, StepNode, make_operator
 from strandline.spark.streams.partials import Partial, declare

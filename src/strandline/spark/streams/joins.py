@@ -16,8 +16,9 @@ from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
+from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.spark.base.ddl import ddl_of, input_schema, quoted
-from strandline.spark.base.hidden import FIRED, ORIGIN, TIME, visible, without_hidden
+from strandline.spark.base.hidden import visible, without_hidden
 from strandline.spark.streams.late import LateNode
 from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, WatermarkNode
 from strandline.spark.streams.operators import process_on

@@ -7,7 +7,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from strandline.spark.base.hidden import FIRED, ORIGIN, TIME, end_of
+from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
+from strandline.spark.base.hidden import end_of
 from strandline.spark.streams.nodes import Node
 
 

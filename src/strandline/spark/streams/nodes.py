@@ -11,10 +11,11 @@ from typing import Literal
 from pyspark.sql import DataFrame
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.runtime.rowlayout import TIME
 from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import input_schema
-from strandline.spark.base.hidden import TIME, hidden_of
+from strandline.spark.base.hidden import hidden_of
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.reduction import Reduction
 

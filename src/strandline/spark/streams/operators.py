@@ -10,7 +10,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
 from strandline.runtime.operators.joins import check_inputs
 from strandline.runtime.program import check_process, check_sides, check_ttl, state_infos
-from strandline.runtime.task.outputs import SIDE
+from strandline.runtime.rowlayout import SIDE
 from strandline.spark.base.ddl import quoted
 from strandline.spark.base.hidden import hidden_of
 from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, StepNode, make_operator

@@ -9,8 +9,9 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 
 from strandline.core.errors import ConfigurationError
+from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import first_line, input_schema, quoted
-from strandline.spark.base.hidden import TIME, hidden_of, visible, without_hidden
+from strandline.spark.base.hidden import hidden_of, visible, without_hidden
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.streams.nodes import Node, Step, StepNode, WatermarkNode, has_limit
 from strandline.spark.streams.rows import RowFunction

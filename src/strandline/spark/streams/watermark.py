@@ -10,9 +10,10 @@ from pyspark.sql.types import TimestampType
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+from strandline.runtime.rowlayout import ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import quoted
-from strandline.spark.base.hidden import ORIGIN, TIME, visible
+from strandline.spark.base.hidden import visible
 
 
 def make_spec(probe: DataFrame, column: str, delay: str, per: str | None, idle: str | None) -> WatermarkSpec:

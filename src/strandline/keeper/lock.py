@@ -1,0 +1,87 @@
+"""The lock on a partition's directory: one keeper at a time works there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from strandline.core.errors import KeeperError
+from strandline.core.ids import Generation
+from strandline.keeper.watchdog import process_start
+
+_NAME = "keeper.lock"
+_PATIENCE_S = 10
+_PAUSE_S = 0.02
+
+
+class PartitionLock:
+    """Held until the process ends."""
+
+    def __init__(self, directory: Path, generation: Generation) -> None:
+        self._directory = directory
+        self._generation = generation
+        self._file: IO[str] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether what is in the directory is ours: it may have been removed, and made anew by another."""
+        return self._file is not None and self._is_in_place(self._file)
+
+    def take(self) -> None:
+        """End a keeper of the same partition that an earlier run left, and hold the partition.
+
+        A keeper of a later run is left alone: whoever started this one belongs to a run that is over. Files are
+        touched only once the lock is held.
+        """
+        lock = self._open()
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_in_place(lock):
+                    break
+                # Who held it has removed the directory: nobody else would see this lock.
+                lock.close()
+                lock = self._open()
+            except BlockingIOError:
+                lock.seek(0)
+                self._end_holder(lock.read().split())
+                if time.monotonic() > deadline:
+                    raise KeeperError(f"{self._directory} is held by another process") from None
+                time.sleep(_PAUSE_S)
+        lock.seek(0)
+        lock.truncate()
+        lock.write(f"{os.getpid()} {process_start(os.getpid())} {self._generation}")
+        lock.flush()
+        self._file = lock
+
+    def _open(self) -> IO[str]:
+        while True:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                return (self._directory / _NAME).open("a+")
+
+    def _is_in_place(self, lock: IO[str]) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat((self._directory / _NAME).stat(), os.fstat(lock.fileno()))
+        return False
+
+    def _end_holder(self, identity: list[str]) -> None:
+        if len(identity) != 3 or process_start(int(identity[0])) != identity[1]:
+            # It has not written yet who it is, or has ended: the lock is tried again.
+            return
+        if int(identity[2]) > self._generation:
+            raise KeeperError(
+                f"{self._directory} is held by a keeper of generation {identity[2]} of the job, and this one is of "
+                f"generation {self._generation}: a newer run has taken over",
+                hint="end the older driver, or let it end: it is fenced off",
+            )
+        try:
+            os.kill(int(identity[0]), signal.SIGKILL)
+        except ProcessLookupError:
+            pass

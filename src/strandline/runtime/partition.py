@@ -1,0 +1,65 @@
+"""One operator partition, epoch by epoch: the only code that drives a task. Keepers use it, the harness, and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from strandline.core.ids import Epoch
+from strandline.runtime.task.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTimes:
+    """What time it is in an epoch: timers up to the watermark and the clock are due in it."""
+
+    watermark_us: int | None = None
+    now_us: int = 0
+    fired_us: int | None = None
+    """The watermark of the epoch before, which a task that was restored cannot know."""
+
+
+class OperatorPartition:
+    """A task, and the version of its state: the last epoch that it has kept.
+
+    An epoch is `run` to the end of its output and then kept by `commit`, or forgotten by `abort` wherever it stopped.
+    If one of these two raises, the state is of no epoch.
+    """
+
+    def __init__(self, task: Task, version: Epoch) -> None:
+        self.task = task
+        self.version = version
+        self._running = version
+
+    def run(
+        self, epoch: Epoch, times: EpochTimes, rows: Iterable[pa.RecordBatch]
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Give what an epoch's rows and timers give, in batches that are not empty. Close it before `abort`."""
+        task, self._running = self.task, epoch
+        # 1. What is due comes before the epoch's rows, unless rows that timers gave further up come before that.
+        task.begin(epoch, times.watermark_us, times.now_us, times.fired_us)
+        yield from _not_empty(task.fire())
+        # 2. The rows.
+        for batch in rows:
+            yield from _not_empty(task.process(batch))
+            task.evict()
+        # 3. What was only gathered so far.
+        yield from _not_empty(task.finish())
+        # 4. Whatever could refuse the epoch has to do so now.
+        task.check()
+
+    def commit(self) -> None:
+        """Keep the epoch that has run."""
+        self.task.commit()
+        self.version = self._running
+        self.task.tidy()
+
+    def abort(self) -> None:
+        """Forget the epoch that runs, or has run: the state is that of `version`."""
+        self.task.abort()
+
+
+def _not_empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return (batch for batch in batches if batch.num_rows)

@@ -1,0 +1,87 @@
+"""What the rows between Spark and a keeper carry besides their own columns, and where.
+
+To a keeper: the partition, which its worker takes off; the key group, which only the END lacks; what the layout has of
+times, flags and origins; the operator's columns. Back from it: the output's columns, side outputs, times and flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+import pyarrow as pa
+
+PARTITION = "__strandline_partition"
+KEY_GROUP = "__strandline_key_group"
+TIME = "__strandline_time"
+"""Of rows between a watermark and the sinks: the event's time in microseconds since 1970, or null."""
+FIRED = "__strandline_fired"
+"""Of an operator's output: whether a timer gave the row, so that it comes before the watermark moves on."""
+ORIGIN = "__strandline_origin"
+"""Of rows straight from a watermark with `per`, or from one of two inputs: whose time they move."""
+SIDE = "__strandline_side"
+"""Of an operator with side outputs: which one the row is for, 0 for the main one."""
+
+HIDDEN = (TIME, FIRED, ORIGIN)
+"""What rows carry unseen on their way to an operator, in this order."""
+
+
+class RowLayout(msgspec.Struct, frozen=True):
+    """Which hidden columns an operator's rows have; they stand between the key group and the operator's columns."""
+
+    timed: bool = False
+    """Rows have their times."""
+    phased: bool = False
+    """Rows say whether a timer gave them: those come before the watermark moves on."""
+    has_origins: bool = False
+    """Rows say whose watermark they move."""
+
+    @classmethod
+    def of(cls, hidden: Collection[str]) -> RowLayout:
+        """Return the layout of rows with these hidden columns."""
+        return cls(TIME in hidden, FIRED in hidden, ORIGIN in hidden)
+
+    @property
+    def columns_at(self) -> int:
+        """Where the operator's columns begin."""
+        return 1 + self.timed + self.phased + self.has_origins
+
+    def groups(self, rows: pa.RecordBatch) -> pa.Array:
+        """Return the rows' key groups."""
+        return rows.column(0)
+
+    def times(self, rows: pa.RecordBatch) -> pa.Array | None:
+        """Return the rows' times, if they have any."""
+        return rows.column(1) if self.timed else None
+
+    def fired(self, rows: pa.RecordBatch) -> pa.Array | None:
+        """Return whether timers gave the rows, if they say so."""
+        return rows.column(1 + self.timed) if self.phased else None
+
+    def origins(self, rows: pa.RecordBatch) -> pa.Array | None:
+        """Return whose watermark the rows move, if they say so."""
+        return rows.column(1 + self.timed + self.phased) if self.has_origins else None
+
+    def columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """Return the operator's columns."""
+        return list(rows.columns[self.columns_at :])
+
+    def lay_out(
+        self, groups: pa.Array, hidden: Sequence[pa.Array | None], columns: Sequence[pa.Array], names: Sequence[str]
+    ) -> pa.RecordBatch:
+        """Return rows as a keeper gets them; `hidden` is in the order of HIDDEN, and None is what they lack."""
+        there = [(name, column) for name, column in zip(HIDDEN, hidden, strict=True) if column is not None]
+        assert RowLayout.of([name for name, _ in there]) == self
+        arrays = [groups, *(column for _, column in there), *columns]
+        return pa.RecordBatch.from_arrays(arrays, names=[KEY_GROUP, *(name for name, _ in there), *names])
+
+
+def split_end(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, bool]:
+    """Return a worker's rows without the partition, and whether the END was among them, behind which there are none."""
+    ends = batch.column(1).null_count
+    return batch.slice(0, batch.num_rows - ends).select(range(1, batch.num_columns)), ends > 0
+
+
+def partition_of(batch: pa.RecordBatch) -> int:
+    """Return the partition that a worker's rows are of."""
+    return int(batch.column(0)[0].as_py())
