@@ -17,6 +17,7 @@ from strandline.api.ttl import TTL
 from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import Settings
+from strandline.core.version import VERSION
 
 if TYPE_CHECKING:
     from strandline.spark import sinks
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from strandline.spark.streams.filesource import files_source
     from strandline.spark.streams.stream import KeyedStream, Stream, WindowedStream, stream
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 # Sorted as dir() does it.
 __all__ = [  # noqa: RUF022

@@ -181,7 +181,7 @@ def accumulated(fleet: Fleet, *acks: Ack) -> dict[Slot, Ack]:
 
 
 def test_a_retried_task_brings_the_same_keepers_ack_again(fleet: Fleet) -> None:
-    first, again = (Ack(uid="op", partition=0, epoch=2, pid=7, host="h", attempt=attempt) for attempt in ("1.0", "1.1"))
+    first, again = (Ack(uid="op", partition=0, epoch=2, pid=7, host="h", pause_ms=ms) for ms in (1.0, 2.0))
     other = Ack(uid="op", partition=1, epoch=2, pid=8, host="h")
     before = Ack(uid="op", partition=0, epoch=1, pid=6, host="h")
     assert accumulated(fleet, before, first, other, again) == {("op", 0): again, ("op", 1): other}

@@ -17,6 +17,7 @@ from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, SourceInfo, source_files
 
 __all__ = ["CheckpointConfig", "Coordinator", "OperatorPlan", "Trigger"]
@@ -51,7 +52,6 @@ class Coordinator:
         job: str,
         operators: Sequence[OperatorPlan],
         commit_sinks: Callable[[Manifest], None],
-        engine_version: str = "0.1.0",
     ) -> None:
         self._config = config
         self._clock = clock
@@ -61,7 +61,6 @@ class Coordinator:
         self._job = job
         self._operators = {plan.uid: plan for plan in operators}
         self._commit_sinks = commit_sinks
-        self._engine_version = engine_version
         self._publisher = Publisher(jobdir, claim, config.retain, restored)
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
@@ -354,7 +353,7 @@ class Coordinator:
         now_ms = self._clock.now_ms()
         return Manifest(
             job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
-            mode=self._config.mode, created_ms=now_ms, engine_version=self._engine_version, life=self._claim.life,
+            mode=self._config.mode, created_ms=now_ms, engine_version=VERSION, life=self._claim.life,
             operators=pending.operators(self._operators.values()), source=pending.source, sinks=pending.sinks or [],
             watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms,
             duration_ms=now_ms - pending.triggered_ms, uploaded_bytes=self._publisher.new_bytes(files),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -50,7 +49,6 @@ class FetchStats:
 
     local_bytes: int
     remote_bytes: int
-    ms: float
 
 
 def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
@@ -126,11 +124,10 @@ def fetch(jobdir: JobDirectory, files: Sequence[FileRef], into: Path, local_copy
     A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
     since a backend may write to them. Raises CorruptionError naming the file that is missing or damaged in storage.
     """
-    started = time.monotonic()
     into.mkdir(parents=True, exist_ok=True)
     from_local = sum(in_parallel(lambda file: _fetch_one(jobdir, file, into, local_copy), files))
     remote = sum(f.size for f in files if f.inline is None) - from_local
-    return FetchStats(from_local, remote, (time.monotonic() - started) * 1000)
+    return FetchStats(from_local, remote)
 
 
 def _fetch_one(jobdir: JobDirectory, file: FileRef, into: Path, local_copy: Path | None) -> int:

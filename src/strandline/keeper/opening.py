@@ -39,7 +39,6 @@ class Opened:
 
     program: Program
     partition: OperatorPartition
-    backend: Backend
     snapshots: Snapshots
 
 
@@ -76,7 +75,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
     version = Epoch(restore.epoch if restore else 0)
-    return Opened(program, OperatorPartition(task, version), backend, snapshots)
+    return Opened(program, OperatorPartition(task, version), snapshots)
 
 
 def open_backend(program: Program, process: Process, database: Path) -> Backend:

@@ -91,7 +91,6 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     keeper: str = ""
     """A name that no other process has or had."""
-    attempt: str = ""
     rows_in: int = 0
     source_rows: int = 0
     """Rows of the stream that stand behind `rows_in`, where Spark has aggregated them before; else 0."""

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -29,7 +29,7 @@ from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Begin, Connection, Failure, Instructions
+from strandline.keeper.protocol import Begin, Connection, Failure, Instructions
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
 from strandline.spark.keepers.feeder import Feeder
@@ -203,8 +203,7 @@ class EpochWorker:
             feeder.raise_error()
             raise
         feeder.join()
-        ack = msgspec.msgpack.decode(payload, type=Ack)
-        self._acks.add([msgspec.msgpack.encode(msgspec.structs.replace(ack, attempt=_attempt()))])
+        self._acks.add([payload.to_pybytes()])
 
 
 class ControlWorker:
@@ -277,13 +276,6 @@ def unmark(text: str) -> StrandlineError | None:
     """Find an error in a text made by `mark`, whatever Spark put around it."""
     found = re.search(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):", text)
     return p.from_failure(msgspec.msgpack.decode(base64.b64decode(found[1]), type=Failure)) if found else None
-
-
-def _attempt() -> str:
-    from pyspark import TaskContext
-
-    context: Any = TaskContext.get()
-    return f"{context.stageId()}.{context.attemptNumber()}" if context else ""
 
 
 def _executor_pid() -> int:
