@@ -170,7 +170,7 @@ def test_sessions_against_the_model(
         first, second = ([(k, t + watermark, v) for k, t, v in some] for some in (first, second))
         trial = copy.deepcopy(model)
         wanted = trial.epoch([*first, *second], watermark, now)
-        for table in bench.task.store._values.values():
+        for table in bench.task.store._values:
             table._cache_bytes = 0 if way == "evict" else 1 << 20
         found = bench.epoch_of(first, second, watermark=watermark, now=now, abort=way == "abort")
         assert close_to(found, wanted)

@@ -43,7 +43,7 @@ def test_running_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str,
     seen: dict[str, list[int | None]] = defaultdict(list)
     kept: tuple[Any, ...] | None = None
     for first, second, way in epochs:
-        for table in bench.task.store._values.values():
+        for table in bench.task.store._values:
             table._cache_bytes = 0 if way == "evict" else 1 << 20
         found = bench.epoch_of(first, second, abort=way == "abort")
         now = {k: list(v) for k, v in seen.items()}
@@ -192,7 +192,7 @@ def test_counted_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str,
     seen: dict[str, list[int | None]] = {}
     kept: tuple[Any, ...] | None = None
     for first, second, way in epochs:
-        for table in bench.task.store._values.values():
+        for table in bench.task.store._values:
             table._cache_bytes = 0 if way == "evict" else 1 << 20
         found = bench.epoch_of(first, second, abort=way == "abort")
         now, wanted = copy.deepcopy(seen), []

@@ -19,7 +19,6 @@ from strandline.api.states import Map, Value
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
 from strandline.runtime.state import livekeys
-from strandline.runtime.state.values import Table
 from strandline.runtime.task.task import task as task_module
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
@@ -330,7 +329,7 @@ def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op
     rocks.task.begin(Epoch(1))
     list(rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)])))
     rocks.task.evict()
-    caches: list[dict[Any, Any]] = [table.live if isinstance(table, Table) else table.cells for table in tables]
+    caches: list[dict[Any, Any]] = [table.live for table in tables]
     assert max(map(len, caches)) == 3000
     for cache in caches:
         cache["read"] = {}
@@ -353,6 +352,6 @@ def test_keys_that_are_cleared_are_let_go_of(tmp_path: Path, kind: str, monkeypa
         bench.run([(k, op, 1, 1) for op in ("clear_value", "clear_list", "pop") for k in keys])
         bench.run([(k, "read", 1, 1) for k in keys])
     assert len(bench.task.store.keys._groups) <= 10 + 2 * 500 * len(bench.task.store._tables)
-    held = sum(len(table.live if hasattr(table, "live") else table.cells) for table in bench.task.store._tables)
+    held = sum(len(table.live) for table in bench.task.store._tables)
     assert held <= 500 * len(bench.task.store._tables)
     bench.close()

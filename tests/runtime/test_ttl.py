@@ -14,6 +14,7 @@ from strandline.api.ttl import TTL
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.runtime.program import check_ttl, state_infos
+from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.ttl import cleaning as expiry
 from tests.runtime.bench import Bench, Everything, batch_of
 from tests.runtime.conftest import Make
@@ -86,7 +87,7 @@ def test_reading_prolongs_but_is_not_always_a_write(make: Make) -> None:
         task.begin(Epoch(bench.epoch + 1), None, int(now_s * S))
         list(task.fire())
         list(task.process(batch_of([("k", "", 0, 0)])))
-        count = sum(len(list(table.changed())) for table in (*task.store._values.values(), *task.store._maps.values()))
+        count = sum(len(list(table.changed())) for table in task.store._tables if isinstance(table, ObjectTable))
         task.commit()
         bench.epoch += 1
         return count

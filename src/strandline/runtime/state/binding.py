@@ -24,7 +24,7 @@ from strandline.runtime.state.ttl.handles import (
     ExpiringVectorHandle,
 )
 from strandline.runtime.state.ttl.lifetimes import Lifetime
-from strandline.runtime.state.values import Table
+from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import ArrayType, DataType, LongType, parse_type
 
 
@@ -50,7 +50,7 @@ class Binder:
         self._cache_bytes = cache_bytes
         self._vectorised = vectorised
 
-    def bind(self, name: str, state: State) -> tuple[Table | MapTable, Any]:
+    def bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
         """Return a state's table and its handle."""
         if isinstance(state, Broadcast):
             assert self._broadcasts is not None
@@ -82,20 +82,28 @@ class Binder:
         handle = ExpiringListHandle(self._scope, table, ValueCodec(element), name, life, self._keys.decode)
         return table, self._cleaned(name, handle)
 
-    def _bind_value(self, name: str, state: State, life: Lifetime | None) -> tuple[Table, Any]:
+    def _bind_value(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
         codec = ValueCodec(parse_type(state.value_type))
         stored = codec if life is None else ExpiringCodec(codec)
         encode_keys = self._keys.encode_many
-        table = Table(name, self._backend, encode_keys, stored.encode_many, stored.decode_many, self._cache_bytes)
+        table = ValueTable(
+            name,
+            self._backend,
+            encode_keys,
+            stored.encode_many,
+            self._decode_key,
+            stored.decode_many,
+            self._cache_bytes,
+        )
         if life is None:
             return table, value_handle(self._scope, table, codec, name, state)
         default = getattr(state, "default", None)
         handle = ExpiringValueHandle(self._scope, table, codec, name, default, life, self._keys.decode)
         return table, wrapped(self._cleaned(name, handle), state)
 
-    def _bind_vector(self, name: str, state: State, life: Lifetime | None) -> tuple[Table, Any]:
+    def _bind_vector(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
         codec, default = ValueCodec(parse_type(state.value_type)), getattr(state, "default", None)
-        table = Table(name, self._backend, list, list, list, self._cache_bytes)
+        table = ValueTable(name, self._backend, list, list, bytes, list, self._cache_bytes)
         if life is None:
             return table, VectorValueHandle(self._scope, table, codec, name, state.value_type, default)
         handle = ExpiringVectorHandle(self._scope, table, codec, name, state.value_type, default, life)
@@ -103,8 +111,13 @@ class Binder:
 
     def _map_table(self, name: str, sub: KeyCodec, values: ValueCodec, life: Lifetime | None) -> MapTable:
         stored = values if life is None else ExpiringCodec(values)
-        encode_key = self._keys.encode
-        return MapTable(name, self._backend, encode_key, sub.encode_sub, sub.decode_sub, stored, self._cache_bytes)
+        return MapTable(
+            name, self._backend, self._keys.encode, self._keys.decode, sub.encode_sub, sub.decode_sub, stored,
+            self._cache_bytes,
+        )  # fmt: skip
+
+    def _decode_key(self, entry: bytes) -> Any:
+        return self._keys.decode(entry)[0]
 
     def _cleaned(self, name: str, handle: Cleanable) -> Cleanable:
         assert self._expiry is not None

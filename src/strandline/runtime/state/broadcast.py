@@ -120,7 +120,14 @@ class Broadcasts:
         """Return the table and the handle of a state."""
         sub, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
         table = BroadcastTable(
-            name, backend, lambda key: self._prefix, sub.encode_sub, sub.decode_sub, values, cache_bytes
+            name,
+            backend,
+            lambda key: self._prefix,
+            lambda entry: (None, GROUP_BYTES),
+            sub.encode_sub,
+            sub.decode_sub,
+            values,
+            cache_bytes,
         )
         return table, BroadcastHandle(self._scope, table, sub, values, name)
 

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from strandline.api.process import KeyedBatchProcess
-from strandline.backends.base import Backend, Entry
+from strandline.backends.base import Backend
 from strandline.core.keygroups import KeyGroupRange
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import StateTable
 
 Given = tuple[pa.RecordBatch, pa.Array | None]
 """Output rows, and their times in microseconds since 1970."""
-
-
-class OwnTable(Protocol):
-    """State that an operator keeps in a form of its own: what Store asks of every table."""
-
-    name: str
-    hits: int
-    misses: int
-
-    @property
-    def dirty_bytes(self) -> int: ...
-    @property
-    def cached_bytes(self) -> int: ...
-    def commit(self) -> None: ...
-    def abort(self) -> None: ...
-    def changed(self) -> Iterator[Entry]: ...
-    def freeze(self) -> Callable[[], Iterator[Entry]]: ...
-    def release(self) -> None: ...
-    def adopt(self, entries: Iterator[tuple[bytes, bytes]]) -> None: ...
-    def evict(self) -> None: ...
-    def unwritten(self) -> list[dict[Any, Any]]: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +55,7 @@ class ColumnarProcess(KeyedBatchProcess):
 
     table_infos: Sequence[StateInfo] = ()
     """States kept in tables of its own, as they are written into manifests."""
-    tables: list[OwnTable]
+    tables: list[StateTable]
     late_rows = 0
     """Rows of this epoch that came too late and were dropped."""
     source_rows = 0

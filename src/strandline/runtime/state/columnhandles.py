@@ -12,7 +12,7 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.scope import Scope
-from strandline.runtime.state.values import Table
+from strandline.runtime.state.values import ValueTable
 from strandline.types.columns import build, conform, to_arrow_type
 from strandline.types.datatypes import parse_type
 
@@ -74,7 +74,9 @@ class BatchKeys:
 class VectorValueHandle:
     """A value state of a vectorised function: `get_many` and `put_many` on the keys of a batch."""
 
-    def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, value_type: str, default: Any) -> None:
+    def __init__(
+        self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, value_type: str, default: Any
+    ) -> None:
         self._scope = scope
         self._table = table
         self._codec = codec

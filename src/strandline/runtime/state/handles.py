@@ -15,7 +15,7 @@ from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
-from strandline.runtime.state.values import Table
+from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import IntegralType, StringType
 
 _NEVER: Any = type("_Never", (), {})
@@ -27,7 +27,7 @@ class ValueHandle:
 
     __slots__ = ("_coerce", "_default", "_exact", "_live", "_name", "_scope", "_undo")
 
-    def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any = None) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any = None) -> None:
         self._scope = scope
         self._live = table.live
         self._undo = table.undo
@@ -65,7 +65,7 @@ class CopyingValueHandle(ValueHandle):
 
     __slots__ = ("_copy",)
 
-    def __init__(self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any = None) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any = None) -> None:
         super().__init__(scope, table, codec, name, default)
         self._copy = codec.copy
 
@@ -280,7 +280,7 @@ def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTy
     return StateTypeError(message, hint=error.hint, **error.fields)
 
 
-def value_handle(scope: Scope, table: Table, codec: ValueCodec, name: str, declared: Any) -> Any:
+def value_handle(scope: Scope, table: ValueTable, codec: ValueCodec, name: str, declared: Any) -> Any:
     """Return the handle for a state that keeps one value a key."""
     default = declared.default if isinstance(declared, Value) else None
     kind = CopyingValueHandle if codec.mutable else ValueHandle

@@ -1,4 +1,4 @@
-"""A table of many entries a key: what map and list states are kept in. See table.py for the four dicts.
+"""A table of many entries a key: what map and list states are kept in. See table.py for the layers.
 
 Each key has a cell, a dict of the entries known so far; None is an entry known to be absent. A cell is `complete`
 when every stored entry is in it. Changes are kept by key, then by entry, so that a scan can be laid over them.
@@ -12,6 +12,7 @@ from typing import Any
 from strandline.backends.base import Backend, Entry
 from strandline.format.expiringvalues import ExpiringCodec
 from strandline.format.values import ValueCodec
+from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.values import deep_size
 
 _MISSING: Any = object()
@@ -20,7 +21,7 @@ _ENTRY_BYTES = 150
 Cell = dict[Any, Any]
 
 
-class MapTable:
+class MapTable(ObjectTable):
     """Entries (key, sub key) → value of one declared state."""
 
     def __init__(
@@ -28,52 +29,49 @@ class MapTable:
         name: str,
         backend: Backend,
         encode_key: Callable[[Any], bytes],
+        decode_key: Callable[[bytes], tuple[Any, int]],
         encode_sub: Callable[[Any], bytes],
         decode_sub: Callable[[bytes, int], Any],
         values: ValueCodec | ExpiringCodec,
         cache_bytes: int,
     ) -> None:
-        self.name = name
-        self.cells: dict[Any, Cell] = {}
+        super().__init__(name, backend, cache_bytes)
+        self.live: dict[Any, Cell] = {}
         self.undo: dict[tuple[Any, Any], Any] = {}
         self.dirty: dict[Any, Cell] = {}
-        self.inflight: list[dict[Any, Cell]] = []
         self._complete: set[Any] = set()
         self._absent: set[tuple[Any, Any]] = set()
-        self._backend = backend
         self._encode_key = encode_key
+        self._decode_key = decode_key
         self._encode_sub = encode_sub
         self._decode_sub = decode_sub
         self._values = values
-        self._cache_bytes = cache_bytes
         self._cell_bytes = 0.0
         self._held = 0
         self._writes = 0
-        self.hits = 0
-        self.misses = 0
 
     def get(self, key: Any, sub: Any) -> Any:
         """Return one entry, or None."""
-        cell = self.cells.get(key)
+        cell = self.live.get(key)
         if cell is None:
-            cell = self.cells[key] = {}
+            cell = self.live[key] = {}
         value = cell.get(sub, _MISSING)
         if value is not _MISSING:
             self.hits += 1
             return value
         value = self._find(key, sub)
         cell[sub] = value
-        if value is None and self._backend.keeps_all:
+        if value is None and self._holds_all:
             self._absent.add((key, sub))
         return value
 
     def load(self, entries: Iterable[tuple[Any, Any]]) -> None:
         """Make entries live, reading from the backend in one go what nothing in memory has."""
-        if self._backend.keeps_all:
+        if self._holds_all:
             return
         missing = []
         for key, sub in entries:
-            known = (self.cells, self.dirty, *self.inflight)
+            known = (self.live, self.dirty, *self.inflight)
             if key not in self._complete and not any(sub in layer.get(key, ()) for layer in known):
                 missing.append((key, sub))
         self.misses += len(missing)
@@ -81,21 +79,21 @@ class MapTable:
             self.name, [self._encode_key(key) + self._encode_sub(sub) for key, sub in missing]
         )
         for (key, sub), data in zip(missing, stored, strict=True):
-            self.cells.setdefault(key, {})[sub] = None if data is None else self._values.decode(data)
+            self.live.setdefault(key, {})[sub] = None if data is None else self._values.decode(data)
 
     def put(self, key: Any, sub: Any, value: Any) -> None:
         """Set one entry; None deletes it."""
         entry = (key, sub)
         if entry not in self.undo:
             self.undo[entry] = self.get(key, sub)
-        self.cells[key][sub] = value
+        self.live[key][sub] = value
 
     def put_new(self, key: Any, sub: Any, value: Any) -> None:
         """Set an entry that is known not to be stored: reads nothing."""
         self.undo.setdefault((key, sub), None)
-        cell = self.cells.get(key)
+        cell = self.live.get(key)
         if cell is None:
-            cell = self.cells[key] = {}
+            cell = self.live[key] = {}
         cell[sub] = value
 
     def append(self, key: Any, sub: Any, element: Any) -> None:
@@ -112,16 +110,16 @@ class MapTable:
 
     def peek(self, key: Any, sub: Any) -> Any:
         """Return an entry if it is live, else None; reads nothing."""
-        cell = self.cells.get(key)
+        cell = self.live.get(key)
         return cell.get(sub) if cell else None
 
     def entries(self, key: Any) -> Cell:
         """Return the key's complete cell, to be looked at: stored and changed entries, absent ones as None."""
-        if self._backend.keeps_all:
-            return self.cells.get(key, {})
-        cell = self.cells.get(key)
+        if self._holds_all:
+            return self.live.get(key, {})
+        cell = self.live.get(key)
         if cell is None:
-            cell = self.cells[key] = {}
+            cell = self.live[key] = {}
         if key in self._complete:
             return cell
         whole = self._scan(key)
@@ -133,8 +131,8 @@ class MapTable:
 
     def commit(self) -> None:
         """Keep this epoch's writes."""
-        dirty, cells = self.dirty, self.cells
-        if self._backend.keeps_all:
+        dirty, cells = self.dirty, self.live
+        if self._holds_all:
             self._absent.update((key, sub) for key, sub in self.undo if cells[key][sub] is None)
             self.undo.clear()
             return
@@ -147,8 +145,8 @@ class MapTable:
     def abort(self) -> None:
         """Forget this epoch's writes."""
         for (key, sub), value in self.undo.items():
-            self.cells[key][sub] = value
-            if value is None and self._backend.keeps_all:
+            self.live[key][sub] = value
+            if value is None and self._holds_all:
                 self._absent.add((key, sub))
         self.undo.clear()
         self._held = 0
@@ -156,47 +154,35 @@ class MapTable:
     def changed(self) -> Iterator[Entry]:
         """Encode what this epoch wrote so far."""
         for key, sub in self.undo:
-            value = self.cells[key][sub]
+            value = self.live[key][sub]
             yield self._encode_key(key) + self._encode_sub(sub), None if value is None else self._values.encode(value)
 
     def freeze(self) -> Callable[[], Iterator[Entry]]:
         """Take what the backend must be given for a snapshot; later writes do not show in it."""
         self._writes = 0
-        if self._backend.keeps_all:
-            everything = {key: dict(cell) for key, cell in self.cells.items()}
-            self.inflight.append(everything)
-            return lambda: self._encode(everything, with_absent=False)
-        frozen, self.dirty = self.dirty, {}
-        self.inflight.append(frozen)
-        return lambda: self._encode(frozen)
+        return super().freeze()
 
-    def release(self) -> None:
-        """The oldest frozen changes are in the backend now."""
-        self.inflight.pop(0)
-
-    def adopt(self, key: Any, entry: bytes, end: int, value: bytes) -> None:
-        """Take over an entry of a backend that keeps nothing itself; its sub key begins at `end`."""
-        self.cells.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
+    def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the entries of a backend that keeps nothing itself."""
+        for entry, value in entries:
+            key, end = self._decode_key(entry)
+            self.live.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
 
     def evict(self) -> None:
         """Let go of all cells when they are beyond the budget; what is not yet written stays in dirty."""
-        if self._backend.keeps_all:
+        if self._holds_all:
             self._drop_absent()
             return
-        if not self.cells:
+        if not self.live:
             return
         self._measure()
         # What the epoch wrote, and the last call kept, has to stay: it is no reason to look at all of it again.
-        if (len(self.cells) - self._held) * self._cell_bytes > self._cache_bytes:
-            kept = {key: self.cells[key] for key, _ in self.undo}
-            self.cells.clear()
-            self.cells.update(kept)
+        if (len(self.live) - self._held) * self._cell_bytes > self._cache_bytes:
+            kept = {key: self.live[key] for key, _ in self.undo}
+            self.live.clear()
+            self.live.update(kept)
             self._complete.intersection_update(kept)
             self._held = len(kept)
-
-    def unwritten(self) -> list[dict[Any, Any]]:
-        """Return the layers of what the backend does not have yet, by key."""
-        return [self.cells if self._backend.keeps_all else self.dirty, *self.inflight]
 
     @property
     def dirty_bytes(self) -> int:
@@ -206,10 +192,13 @@ class MapTable:
     @property
     def cached_bytes(self) -> int:
         """About how much memory the cached cells take."""
-        return int(len(self.cells) * self._cell_bytes)
+        return int(len(self.live) * self._cell_bytes)
+
+    def _copied(self) -> dict[Any, Cell]:
+        return {key: dict(cell) for key, cell in self.live.items()}
 
     def _find(self, key: Any, sub: Any) -> Any:
-        if key in self._complete or self._backend.keeps_all:
+        if key in self._complete or self._holds_all:
             return None
         for layer in (self.dirty, *self.inflight[::-1]):
             value = layer.get(key, {}).get(sub, _MISSING)
@@ -235,19 +224,19 @@ class MapTable:
     def _drop_absent(self) -> None:
         """Forget that entries are not there, where everything else stays: memory follows the state."""
         for key, sub in self._absent.difference(self.undo):
-            cell = self.cells.get(key, {})
+            cell = self.live.get(key, {})
             if cell.get(sub, sub) is None:
                 del cell[sub]
             if not cell:
-                self.cells.pop(key, None)
+                self.live.pop(key, None)
         self._absent.intersection_update(self.undo)
 
     def _measure(self) -> None:
-        some = [cell for cell, _ in zip(reversed(self.cells.values()), range(16), strict=False)]
+        some = [cell for cell, _ in zip(reversed(self.live.values()), range(16), strict=False)]
         size = sum(map(deep_size, some)) / len(some) + 2 * _ENTRY_BYTES
         self._cell_bytes = size if not self._cell_bytes else 0.8 * self._cell_bytes + 0.2 * size
 
-    def _encode(self, changes: dict[Any, Cell], *, with_absent: bool = True) -> Iterator[Entry]:
+    def _encode(self, changes: dict[Any, Cell], *, with_absent: bool) -> Iterator[Entry]:
         for key, cell in changes.items():
             prefix = self._encode_key(key)
             for sub, value in cell.items():

@@ -16,16 +16,16 @@ from strandline.core.keygroups import KeyGroupRange, range_of
 from strandline.format.keys import KeyCodec
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
 from strandline.runtime.state.binding import Binder
-from strandline.runtime.state.broadcast import GROUP_BYTES, Broadcasts, BroadcastTable
-from strandline.runtime.state.columnar import ColumnarProcess, OwnTable, Place
+from strandline.runtime.state.broadcast import Broadcasts
+from strandline.runtime.state.columnar import ColumnarProcess, Place
 from strandline.runtime.state.handles import named
 from strandline.runtime.state.limit import StateLimit
 from strandline.runtime.state.livekeys import LiveKeys
-from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.state.ttl.cleaning import Expiry
-from strandline.runtime.state.values import Table
+from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import StructType, parse_schema
 
 _LAST_US = (1 << 63) - 1
@@ -78,20 +78,14 @@ class Store:
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys.encode)
-        own: list[OwnTable] = []
+        own: Sequence[StateTable] = ()
         if isinstance(process, ColumnarProcess):
             process.bind(Place(backend, groups, cache_bytes))
             own = process.tables
-        self._values: dict[str, Table] = {}
-        self._maps: dict[str, MapTable] = {}
-        self._bind_states(cache_bytes)
-        # Those whose entries begin with bytes of their own making: no live key is needed to encode them.
-        self._others: list[TimerTable | OwnTable] = [
-            *(self.timers or ()),
-            *(self.expiry.tables if self.expiry else ()),
-            *own,
-        ]
-        self._tables = [*self._values.values(), *self._maps.values(), *self._others]
+        self._values: list[ValueTable] = []
+        bound = self._bind_states(cache_bytes)
+        ttl = self.expiry.tables if self.expiry else ()
+        self._tables: list[StateTable] = [*bound, *(self.timers or ()), *ttl, *own]
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
         if backend.keeps_all:
             self._adopt()
@@ -100,7 +94,7 @@ class Store:
 
     def load(self, keys: Iterable[Any]) -> None:
         """Make the values of keys live: handles rely on it."""
-        for table in self._values.values():
+        for table in self._values:
             table.load(keys)
 
     def prepare(self, encoded: Sequence[bytes]) -> list[Any]:
@@ -209,36 +203,27 @@ class Store:
         self._scope.timers.bind(self.keys.encode, event if timed else None, processing, why)
         return event, processing
 
-    def _bind_states(self, cache_bytes: int) -> None:
-        """Put a handle into the place of each declaration."""
+    def _bind_states(self, cache_bytes: int) -> list[StateTable]:
+        """Put a handle into the place of each declaration; return their tables."""
         states = declared_states(self._process)
         binder = Binder(
             self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
             cache_bytes // max(1, len(states)), vectorised=self._vectorised,
         )  # fmt: skip
+        bound: list[StateTable] = []
         for name, state in states.items():
             table, vars(self._process)[name] = binder.bind(name, state)
-            if isinstance(table, MapTable):
-                self._maps[name] = table
-            else:
-                self._values[name] = table
+            if isinstance(table, ValueTable):
+                self._values.append(table)
+            bound.append(table)
         vars(self._process)["_bound_states"] = states
+        return bound
 
     def _adopt(self) -> None:
         """Take over what a backend that keeps nothing itself has read from its snapshot."""
-        decode = self.keys.decode
-        for other in self._others:
-            other.adopt(self._read(other.name))
-            self._backend.release(other.name)
-        for name, values in self._values.items():
-            stored = self._read(name)
-            values.adopt(stored if self._vectorised else ((decode(entry)[0], value) for entry, value in stored))
-            self._backend.release(name)
-        for name, cells in self._maps.items():
-            for entry, value in self._read(name):
-                key, end = (None, GROUP_BYTES) if isinstance(cells, BroadcastTable) else decode(entry)
-                cells.adopt(key, entry, end, value)
-            self._backend.release(name)
+        for table in self._tables:
+            table.adopt(self._read(table.name))
+            self._backend.release(table.name)
 
     def _read(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         stored = self._backend.scan(name)

@@ -1,10 +1,7 @@
-"""A declared state's live objects, over a backend: cached across epochs, undone on abort, written behind.
+"""Values: one live object a key, over a backend. See table.py for the layers.
 
-Every table keeps the same four things. `live` is what the user's function reads and writes. `undo` holds, for each
-key written in this epoch, the value before: abort puts it back. `dirty` holds what committed epochs wrote and the
-backend does not have yet; freezing it is a swap, so a checkpoint's synchronous part costs next to nothing. `inflight`
-holds frozen changes while a background thread writes them. A key that is not live is looked for in dirty, in
-inflight from new to old, among the objects evicted last, and then in the backend.
+A key that is not live is looked for in dirty, in what is in flight from new to old, among the objects evicted last, and
+then in the backend.
 """
 
 from __future__ import annotations
@@ -14,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
+from strandline.runtime.state.table import ObjectTable
 
 _DICT_SLOT_BYTES = 100
 _SAMPLE = 16
 
 
-class Table:
+class ValueTable(ObjectTable):
     """One value a key. Keys and values are what the codecs make of them; the vectorised form has bytes for both."""
 
     def __init__(
@@ -28,24 +26,18 @@ class Table:
         backend: Backend,
         encode_keys: Callable[[Sequence[Any]], list[bytes]],
         encode_values: Callable[[Sequence[Any]], list[bytes]],
+        decode_key: Callable[[bytes], Any],
         decode_values: Callable[[Sequence[bytes | None]], list[Any]],
         cache_bytes: int,
     ) -> None:
-        self.name = name
-        self.live: dict[Any, Any] = {}
-        self.undo: dict[Any, Any] = {}
-        self.dirty: dict[Any, Any] = {}
-        self.inflight: list[dict[Any, Any]] = []
+        super().__init__(name, backend, cache_bytes)
         self._evicted: dict[Any, Any] = {}
         self._absent: set[Any] = set()
-        self._backend = backend
         self._encode_keys = encode_keys
         self._encode_values = encode_values
         self._decode_values = decode_values
-        self._cache_bytes = cache_bytes
+        self._decode_key = decode_key
         self._entry_bytes = 0.0
-        self.hits = 0
-        self.misses = 0
 
     def load(self, keys: Iterable[Any]) -> None:
         """Make every key live, reading from the backend in one go what nothing in memory has."""
@@ -54,7 +46,7 @@ class Table:
         self.hits += len(wanted) - len(missing)
         if not missing:
             return
-        if self._backend.keeps_all:
+        if self._holds_all:
             self.live.update(dict.fromkeys(missing))
             self._absent |= missing
             return
@@ -73,7 +65,7 @@ class Table:
 
     def commit(self) -> None:
         """Keep this epoch's writes."""
-        if self._backend.keeps_all:
+        if self._holds_all:
             self._absent.update(key for key in self.undo if self.live[key] is None)
             self.undo.clear()
             return
@@ -87,39 +79,19 @@ class Table:
 
     def changed(self) -> Iterator[Entry]:
         """Encode what this epoch wrote so far."""
-        return self._encode({key: self.live[key] for key in self.undo})
+        return self._encode({key: self.live[key] for key in self.undo}, with_absent=True)
 
-    def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take what the backend must be given for a snapshot; later writes do not show in it.
-
-        The result is called in a background thread, and `release` in the end.
-        """
-        if self._backend.keeps_all:
-            everything = dict(self.live)
-            self.inflight.append(everything)
-            return lambda: self._encode(everything, with_absent=False)
-        frozen, self.dirty = self.dirty, {}
-        self.inflight.append(frozen)
-        return lambda: self._encode(frozen)
-
-    def release(self) -> None:
-        """The oldest frozen changes are in the backend now."""
-        self.inflight.pop(0)
-
-    def adopt(self, entries: Iterable[tuple[Any, bytes]]) -> None:
-        """Take over the entries of a backend that keeps nothing itself; keys are already decoded."""
+    def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the entries of a backend that keeps nothing itself."""
         keys, values = [], []
-        for key, value in entries:
-            keys.append(key)
+        for entry, value in entries:
+            keys.append(self._decode_key(entry))
             values.append(value)
         self.live.update(zip(keys, self._decode_values(values), strict=True))
 
     def evict(self) -> None:
-        """Let go of objects beyond the budget: a key not used for two generations goes.
-
-        The dicts themselves stay the same objects: handles hold on to them.
-        """
-        if self._backend.keeps_all:
+        """Let go of objects beyond the budget: a key not used for two generations goes."""
+        if self._holds_all:
             self._drop_absent()
             return
         if not self.live:
@@ -131,10 +103,6 @@ class Table:
             self.live.clear()
             self.live.update((key, self._evicted[key]) for key in self.undo)
 
-    def unwritten(self) -> list[dict[Any, Any]]:
-        """Return the layers of what the backend does not have yet, by key."""
-        return [self.live if self._backend.keeps_all else self.dirty, *self.inflight]
-
     @property
     def dirty_bytes(self) -> int:
         """About how much memory the unwritten changes hold on to."""
@@ -144,6 +112,9 @@ class Table:
     def cached_bytes(self) -> int:
         """About how much memory the cached objects take."""
         return int((len(self.live) + len(self._evicted)) * self._entry_bytes)
+
+    def _copied(self) -> dict[Any, Any]:
+        return dict(self.live)
 
     def _drop_absent(self) -> None:
         """Forget that keys have no value, where everything else stays: memory follows the state."""
@@ -158,7 +129,7 @@ class Table:
         size = sum(deep_size(k) + deep_size(self.live[k]) for k in sampled) / len(sampled) + _DICT_SLOT_BYTES
         self._entry_bytes = size if not self._entry_bytes else 0.8 * self._entry_bytes + 0.2 * size
 
-    def _encode(self, changes: dict[Any, Any], *, with_absent: bool = True) -> Iterator[Entry]:
+    def _encode(self, changes: dict[Any, Any], *, with_absent: bool) -> Iterator[Entry]:
         gone = [key for key, value in changes.items() if value is None]
         if gone:
             changes = {key: value for key, value in changes.items() if value is not None}

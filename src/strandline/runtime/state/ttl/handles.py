@@ -18,7 +18,7 @@ from strandline.runtime.state.handles import COMPACT_CHUNKS, ListHandle, MapHand
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
-from strandline.runtime.state.values import Table
+from strandline.runtime.state.values import ValueTable
 
 DecodeKey = Callable[[bytes], tuple[Any, int]]
 """From the bytes of an entry to its key and where in the bytes the key ends."""
@@ -32,7 +32,14 @@ class ExpiringValueHandle:
     __slots__ = ("_coerce", "_copy", "_decode_key", "_default", "_life", "_scope", "_table")
 
     def __init__(
-        self, scope: Scope, table: Table, codec: ValueCodec, name: str, default: Any, life: Lifetime, decode: DecodeKey
+        self,
+        scope: Scope,
+        table: ValueTable,
+        codec: ValueCodec,
+        name: str,
+        default: Any,
+        life: Lifetime,
+        decode: DecodeKey,
     ) -> None:
         self._scope = scope
         self._table = table
@@ -281,7 +288,14 @@ class ExpiringVectorHandle(VectorValueHandle):
     """A value state of a vectorised function whose values expire. Its table holds bytes, the expiry in them."""
 
     def __init__(
-        self, scope: Scope, table: Table, codec: ValueCodec, name: str, value_type: str, default: Any, life: Lifetime
+        self,
+        scope: Scope,
+        table: ValueTable,
+        codec: ValueCodec,
+        name: str,
+        value_type: str,
+        default: Any,
+        life: Lifetime,
     ) -> None:
         super().__init__(scope, table, codec, name, value_type, default)
         self._life = life
