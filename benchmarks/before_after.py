@@ -40,8 +40,8 @@ class Case:
 CASES = {
     "keyed_counter-per-event": Case("keyed_counter", ("--subject", "per-event"), ("rows_per_second",)),
     "keyed_counter-vectorised": Case("keyed_counter", ("--subject", "vectorised"), ("rows_per_second",)),
-    "windows-1000000-keys": Case("windows", ("--subject", "1000000-keys.strandline"), ("rows_per_second",)),
-    "windows-10000-keys": Case("windows", ("--subject", "10000-keys.strandline"), ("rows_per_second",)),
+    "windows-1000000-keys": Case("windows", ("--long", "--subject", "1000000-keys.strandline"), ("rows_per_second",)),
+    "windows-10000-keys": Case("windows", ("--long", "--subject", "10000-keys.strandline"), ("rows_per_second",)),
     "epoch_floor": Case("epoch_floor", ("--subject", "strandline"), ("epoch_ms",)),
     "checkpoint_cost": Case(
         "checkpoint_cost", ("--medium",), ("throughput", "sync_pause_median_ms", "end_to_end_median_ms"), False

@@ -8,7 +8,7 @@ gives is compared with the right one.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, replace, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,8 @@ CASES = {
     "1000000-keys": Case(1_000_000, Load(rows_per_epoch=500_000, epochs=12, warm_up=4), 4, 2.5),
     "10000-keys": Case(10_000, Load(rows_per_epoch=2_000_000, epochs=20, warm_up=8), 4, 0.9),
 }
+LONG_EPOCHS = 40
+"""Rounds of few epochs differ by which of them a checkpoint falls into."""
 QUICK = {
     "1000000-keys": Case(1_000_000, Load(rows_per_epoch=50_000, epochs=6, warm_up=2), 2, 2.5),
     "10000-keys": Case(10_000, Load(rows_per_epoch=50_000, epochs=6, warm_up=2), 2, 0.9),
@@ -245,19 +247,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.windows", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="small epochs and one round: shows that it works")
+    parser.add_argument("--long", action="store_true", help=f"{LONG_EPOCHS} epochs: differs less between rounds")
     parser.add_argument("--subjects", nargs="+", choices=subjects, default=subjects, metavar="SUBJECT")
     parser.add_argument("--subject", choices=subjects, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     cases = QUICK if given.quick else CASES
+    if given.long:
+        cases = {size: replace(case, load=replace(case.load, epochs=LONG_EPOCHS)) for size, case in cases.items()}
     if given.subject:
         size, engine = given.subject.split(".")
         report_result(given.result, RUN[engine](given.scratch, cases[size]))
         return
     rounds = 1 if given.quick else given.rounds
     progress(f"{BENCHMARK}: {', '.join(given.subjects)}; {rounds} rounds")
-    options = ["--quick"] if given.quick else []
+    options = [f"--{name}" for name in ("quick", "long") if getattr(given, name)]
     report(cases, measure_in_turn("benchmarks.windows", given.subjects, rounds, options))
 
 
