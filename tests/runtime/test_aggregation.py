@@ -145,7 +145,7 @@ def test_windowed_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str
         watermark, now = max(0, watermark + max(0, moved)), now + clock
         trial = copy.deepcopy(model)
         wanted = trial.epoch([*first, *second], watermark, now)
-        bench.task.store._others[0]._cache_bytes = 0 if way == "evict" else 1 << 20  # type: ignore[attr-defined]
+        bench.task.store._tables[0]._cache_bytes = 0 if way == "evict" else 1 << 20  # type: ignore[attr-defined]
         found = bench.epoch_of(first, second, watermark=watermark, now=now, abort=way == "abort")
         assert close_to(in_any_order(found), in_any_order(wanted))
         assert bench.task.late_rows == trial.late - model.late

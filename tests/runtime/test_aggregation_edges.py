@@ -24,7 +24,7 @@ from tests.runtime.bench import KINDS, Bench
 
 
 def table_of(bench: Aggregating) -> PaneTable:
-    table = bench.task.store._others[0]
+    table = bench.task.store._tables[0]
     assert isinstance(table, PaneTable)
     return table
 

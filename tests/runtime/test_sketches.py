@@ -171,7 +171,7 @@ def test_windows_are_close_whoever_aggregated(tmp_path: Path, kind: str, window:
             wanted[k, w.start_us // SECOND, w.end_us // SECOND].append(v)
     found: dict[Any, dict[str, Any]] = {}
     for at, part in enumerate(cut(rows, 600)):
-        table = bench.task.store._others[0]
+        table = bench.task.store._tables[0]
         table._cache_bytes = 0 if at % 3 else 1 << 20  # type: ignore[attr-defined]
         how = "aggregated" if at % 2 else "single"
         given = bench.take(bench.made(part, how), watermark=part[0][1])

@@ -19,7 +19,7 @@ from strandline.api.states import Map, Value
 from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch
 from strandline.runtime.state import livekeys
-from strandline.runtime.task.task import task as task_module
+from strandline.runtime.task import task as task_module
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
 from tests.soak import examples
