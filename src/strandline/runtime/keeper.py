@@ -32,6 +32,7 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, unique_name
 from strandline.runtime import protocol as p
+from strandline.runtime.forks import Unshared
 from strandline.runtime.kept import KeptOutput
 from strandline.runtime.opening import Opened, open_partition
 from strandline.runtime.program import Program
@@ -71,6 +72,7 @@ class Keeper:
         self._serving: Connection | None = None
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
         self._lock_file: IO[str] | None = None
+        self._unshared = Unshared()
         self._collected = time.monotonic()
         self._collect_due = False
         self._figures: dict[str, int] = {}
@@ -80,6 +82,7 @@ class Keeper:
         """Serve until the process ends."""
         self._take_over()
         listener = socket.socket(socket.AF_UNIX)
+        self._unshared.add(listener)
         self._socket_path.unlink(missing_ok=True)
         # Bound under another name first: whoever finds the socket can connect to it.
         hidden = self._socket_path.with_suffix(".tmp")
@@ -104,12 +107,20 @@ class Keeper:
         while True:
             try:
                 sock, _ = listener.accept()
+                self._unshared.add(sock)
+                connection = Connection(sock)
             except OSError as error:
                 # Out of files, perhaps, which passes; without this thread nobody could talk to the keeper again.
                 log.error("a connection could not be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
-            threading.Thread(target=self._receive, args=(Connection(sock),), daemon=True).start()
+            try:
+                threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+            except RuntimeError as error:
+                # Out of threads: likewise. Whoever has connected hears that nobody is there for him.
+                log.error("a connection could not be read: %s", error)
+                connection.close()
+                time.sleep(_ACCEPT_PAUSE_S)
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -393,7 +404,9 @@ class Keeper:
         while True:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileNotFoundError):
-                return (self._directory / _LOCK).open("a+")
+                lock = (self._directory / _LOCK).open("a+")
+                self._unshared.add(lock)
+                return lock
 
     def _is_in_place(self, lock: IO[str]) -> bool:
         with suppress(FileNotFoundError):
