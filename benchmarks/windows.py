@@ -8,7 +8,7 @@ gives is compared with the right one.
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 

@@ -69,7 +69,7 @@ def test_only_the_first_claim_of_a_process_tries(jobdir: JobDirectory, store: Fa
     assert paths(jobdir) == {"generations/1"}
     store.calls.clear()
     claim(jobdir, clock, first)
-    assert {path for _, path in store.calls} == {"job/generations/2"}
+    assert {path for _, path in store.calls} == {"job/generations/1", "job/generations/2"}
 
 
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
@@ -131,6 +131,25 @@ def test_a_claim_that_is_not_ours_any_more_fences(jobdir: JobDirectory, clock: M
     jobdir.delete(["generations/1"])
     with pytest.raises(FencedError, match="is gone"):
         mine.check()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_driver_that_restarts_does_not_begin_anew_in_an_emptied_directory(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, when: str
+) -> None:
+    """As one does that is not mounted any more: all that sinks have shown would come again, in another life."""
+    run = Run(store, tmp_path, clock)
+    run.checkpoint()
+
+    def empty(operation: str, path: str) -> None:
+        if when == "before" or (operation, path) == ("create", "job/generations/2"):
+            store.before = lambda operation, path: None
+            run.jobdir.delete(paths(run.jobdir))
+
+    store.before = empty
+    with pytest.raises(FencedError, match="is gone"):
+        claim(run.jobdir, clock, run.claim)
+    assert paths(run.jobdir) <= {"generations/2"}
 
 
 @pytest.mark.parametrize("damaged", [b"", claim_of("x")[:30], claim_of("x")[:-1] + b"!", frame(CLAIM_MAGIC, 1, b"{}")])

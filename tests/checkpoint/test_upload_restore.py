@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
+from strandline.storage.base import ObjectInfo
 from tests.checkpoint.helpers import Run, stored
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
@@ -227,3 +229,25 @@ def test_choose_looks_at_the_directory_once(store: FaultyStore, tmp_path: Path, 
     store.calls.clear()
     choose(JobDirectory(store, "job"))
     assert [op for op, _ in store.calls] == ["list", "get", "get"], "the listing, one manifest, one base record"
+
+
+def test_a_listing_that_is_older_than_a_file_makes_no_checkpoint_incomplete(
+    store: FaultyStore, tmp_path: Path, clock: ManualClock, jobdir: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keepers of other machines have just written it."""
+    from strandline.checkpoint.coordinator import CheckpointConfig
+
+    Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2)).checkpoint()
+    before = {info.path for info in store.list("")}
+    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2), seed=1)
+    fresh = store.list
+
+    def stale(prefix: str) -> Iterator[ObjectInfo]:
+        return (info for info in fresh(prefix) if "shared/" not in info.path or info.path in before)
+
+    monkeypatch.setattr(store, "list", stale)
+    assert run.checkpoint() == 2
+    assert run.checkpoint() == 3
+    choice = choose(jobdir)
+    assert choice.manifest is not None
+    assert (choice.manifest.checkpoint, choice.skipped) == (3, [])

@@ -90,6 +90,11 @@ class Counter(KeyedProcess):
     def leave(self, a: int) -> None:
         sys.exit(a)
 
+    def fork(self, a: int) -> None:
+        if not os.fork():
+            time.sleep(a / 1000)
+            os._exit(0)
+
     def close(self) -> None:
         if marker := os.environ.get("TEST_CLOSED"):
             Path(marker).touch()

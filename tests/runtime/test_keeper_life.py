@@ -8,10 +8,13 @@ import fcntl
 import os
 import resource
 import shutil
+import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import pyarrow as pa
@@ -215,6 +218,52 @@ def test_a_keeper_that_is_out_of_files_accepts_again_later(tmp_path: Path) -> No
     connection.send(p.PING)
     connection.expect(p.ACK)
     connection.close()
+
+
+def test_what_the_function_forks_does_not_stand_in_for_a_keeper_that_died(nursery: Nursery) -> None:
+    """It holds whatever its keeper held open: the lock, and connections that would not break."""
+    keeper = nursery.start()
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(1))
+        talk.rows([("a", "fork", 60_000, 0), ("a", "wait", 60_000, 0)])
+        fork = int(eventually(lambda: children(keeper.pid), "it forks"))
+        try:
+            keeper.kill()
+            with pytest.raises(KeeperError, match=r"closed in the middle|reset by peer"):
+                talk.finish()
+            assert nursery.start(generation=2).counts("a") == [("a", "1")]
+            with socket.socket(socket.AF_UNIX) as again, pytest.raises(ConnectionRefusedError):
+                again.connect(str(keeper.socket))
+        finally:
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_a_keeper_goes_on_when_its_function_has_forked(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    keeper.run([("a", "fork", 0, 0)])
+    assert keeper.counts("a") == [("a", "2")]
+    with pytest.raises(BlockingIOError), (keeper.directory / "keeper.lock").open("a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_keeper_that_is_out_of_threads_accepts_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = KeeperProcess(tmp_path / "s", tmp_path / "op-0", os.getpid(), process_start(os.getpid()), Generation(1))
+    tries: list[Any] = [RuntimeError("can't start new thread"), None]
+
+    def start(thread: threading.Thread) -> None:
+        if error := tries.pop(0):
+            raise error
+
+    first, second = socket.socketpair(), socket.socketpair()
+    accepted: list[Any] = [(first[1], ""), (second[1], "")]
+    listener: Any = SimpleNamespace(accept=lambda: accepted.pop(0))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(IndexError):
+        keeper._accept(listener)
+    assert not tries
+    assert first[0].recv(1) == b""
+    for sock in (first[0], *second):
+        sock.close()
 
 
 def test_a_lock_of_a_process_that_is_no_more_is_taken_from_nobody(nursery: Nursery) -> None:

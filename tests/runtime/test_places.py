@@ -135,6 +135,7 @@ def test_what_a_newer_driver_works_with_is_not_removed(tmp_path: Path) -> None:
 def test_who_comes_while_the_directories_are_removed_holds_new_ones(tmp_path: Path) -> None:
     made = places(tmp_path)
     with ThreadPoolExecutor(1) as pool, made.hold() as ending:
+        copy = os.dup(ending.fileno())  # As a process has it that the program forked.
         fcntl.flock(ending, fcntl.LOCK_EX)
         coming = pool.submit(made.hold)
         with pytest.raises(TimeoutError):
@@ -143,6 +144,7 @@ def test_who_comes_while_the_directories_are_removed_holds_new_ones(tmp_path: Pa
         ending.close()
         with coming.result(30) as held:
             assert os.path.samestat(os.fstat(held.fileno()), (made.root / "driver.lock").stat())
+        os.close(copy)
 
 
 def test_local_copies(tmp_path: Path) -> None:

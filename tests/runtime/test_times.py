@@ -16,8 +16,8 @@ from strandline.core.errors import OutputError, StateLimitError, StateTypeError,
 from strandline.core.ids import Epoch
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.runtime.state import timers
-from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.task import calls
+from strandline.runtime.task.outputs import raw_ddl
 from strandline.types.scalars import EPOCH, timestamp_to_us
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.runtime.conftest import Make

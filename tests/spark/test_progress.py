@@ -13,6 +13,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
+from strandline.spark.job.attempt import Attempt
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
@@ -113,3 +114,25 @@ def test_a_driver_that_was_replaced_leaves_the_progress_of_its_successor_alone(t
         (tmp_path / f"spark-{generation}").mkdir()
     rewind(JobDirectory(LocalStore(tmp_path / "ck"), "job"), tmp_path / "spark-2", None, None)
     assert sorted(path.name for path in tmp_path.glob("spark-*")) == ["spark-3"]
+
+
+@pytest.mark.parametrize(
+    ("is_active", "error", "message", "has_looked"),
+    [
+        (True, None, "Initializing sources", False),
+        (True, None, "Waiting for data to arrive", True),
+        (True, None, "Terminated with exception: no broker", False),
+        (False, None, "Stopped", True),
+        (False, OSError("no broker"), "Terminated with exception: no broker", False),
+    ],
+)
+def test_a_query_that_failed_has_not_looked_at_its_sources(
+    is_active: bool, error: Exception | None, message: str, has_looked: bool
+) -> None:
+    """Else a checkpoint is taken without where they began, and what the next attempt finds is not kept."""
+    blueprint: Any = None
+    attempt: Any = Attempt(blueprint, frozenset(), CheckpointId(1), None)
+    status = SimpleNamespace(isTriggerActive=lambda: False, message=lambda: message)
+    jsq = SimpleNamespace(status=lambda: status)
+    attempt._query = SimpleNamespace(isActive=is_active, exception=lambda: error, _jsq=jsq)
+    assert attempt._has_looked() == has_looked

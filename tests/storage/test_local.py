@@ -173,3 +173,37 @@ def test_a_directory_that_another_process_removes_at_once(tmp_path: Path) -> Non
     RetryingStore(store, sleep=lambda s: None).create("a/b/x", b"x")
     assert disk.lost == 2
     assert store.get("a/b/x") == b"x"
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_what_another_machine_has_made_is_seen_at_once_on_a_network_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    """NFS remembers what it found absent until the directory is opened; a driver that is replaced must hear of it."""
+    here = LocalStore(tmp_path, fsync=fsync)
+    here.put("job/generations/1", b"ours")
+    absent: set[Path] = set()
+    stat, opened = Path.stat, os.open
+
+    def remembered(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path in absent:
+            raise FileNotFoundError(errno.ENOENT, "remembered", str(path))
+        try:
+            return stat(path, follow_symlinks=follow_symlinks)
+        except FileNotFoundError:
+            absent.add(path)
+            raise
+
+    def asked(path: Path, flags: int, mode: int = 0o777) -> int:
+        absent.difference_update([each for each in absent if each.parent == path])
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(Path, "stat", remembered)
+    monkeypatch.setattr("strandline.storage.local.os.open", asked)
+    for _ in range(2):
+        with pytest.raises(NotFoundError):
+            here.head("job/generations/2")
+    # By another machine: this one's cache is not told.
+    opened_there = opened(tmp_path / "job" / "generations" / "2", os.O_CREAT | os.O_WRONLY)
+    os.close(opened_there)
+    assert here.head("job/generations/2").size_bytes == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -114,6 +114,20 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
     void = {i: why for i, manifest in manifests.items() if (why := chain.why_void(manifest))}
     unknown = {i: why for i, manifest in manifests.items() if (why := chain.why_unknown(manifest))}
     return Catalog(objects, manifests, damaged, void, unknown, chain)
+
+
+def lacking(jobdir: JobDirectory, problems: Iterable[tuple[FileRef, str]]) -> Iterator[tuple[FileRef, str]]:
+    """Of what `Catalog.missing` gives, yield what is so when it is looked at by itself.
+
+    A listing may be older than a file that another machine has just written.
+    """
+    for file, problem in problems:
+        try:
+            if jobdir.head(file.path).size_bytes == file.size:
+                continue
+        except NotFoundError:
+            pass
+        yield file, problem
 
 
 def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:

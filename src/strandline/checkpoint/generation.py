@@ -78,13 +78,18 @@ class Claim:
             pass
         else:
             raise _fenced(self._jobdir, self.generation)
+        self.check_there()
+
+    def check_there(self) -> None:
+        """Raise FencedError if this claim is gone or not ours, whether or not there is a newer one."""
         # Somebody may have emptied the directory and begun anew, or made our number theirs.
         try:
             owner = _owner_of(self._jobdir, self.generation)
         except NotFoundError as error:
             raise FencedError(
                 f"job '{self._jobdir.job}': the claim of generation {self.generation} is gone",
-                hint="the checkpoint directory was deleted while the job ran: start the job again",
+                hint="the checkpoint directory was deleted, or unmounted, while the job ran: in an empty one, it would "
+                "begin anew",
                 generation=self.generation,
             ) from error
         if owner not in (None, self.owner):
@@ -143,6 +148,9 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
     """
     if previous is None:
         _try_conditional_create(jobdir)
+    else:
+        # Where it is gone, so is all that the job has had: it would begin empty, and all its rows come again.
+        previous.check_there()
     owner = previous.owner if previous else unique_name()
     newest = previous.generation if previous else _newest_claimed(jobdir)
     while True:
@@ -155,6 +163,8 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
                 raise _fenced(jobdir, previous.generation) from None
             newest = generation
         else:
+            if previous is not None:
+                previous.check_there()
             return Claim(jobdir, generation, owner)
 
 

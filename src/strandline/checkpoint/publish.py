@@ -13,7 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from strandline.checkpoint import invariants
-from strandline.checkpoint.catalog import mark_published, read_catalog
+from strandline.checkpoint.catalog import lacking, mark_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.registry import SharedFiles
@@ -252,7 +252,8 @@ class Publisher:
         catalog = read_catalog(self._jobdir)
         if self._confirmed is not None:
             newest = CheckpointId(self._confirmed.checkpoint)
-            problems = [f"{file.path}: {problem}" for file, problem in catalog.missing(self._confirmed)]
+            lacks = lacking(self._jobdir, catalog.missing(self._confirmed))
+            problems: Iterable[str] = (f"{file.path}: {problem}" for file, problem in lacks)
             if newest not in catalog.manifests:
                 problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
             for problem in problems:

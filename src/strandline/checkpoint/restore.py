@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from strandline.checkpoint.catalog import Catalog, first_published, read_catalog
+from strandline.checkpoint.catalog import Catalog, first_published, lacking, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
 from strandline.checkpoint.transfer import in_parallel, sha256_of
@@ -54,8 +54,9 @@ class FetchStats:
 def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
     """Return the newest checkpoint that is complete, valid and there with every file.
 
-    Lists the directory once and reads no file but manifests: content is verified by `fetch`. With `claim`, the
-    choice is prepared for `claim.set_base`, which must follow. `exclude` are checkpoints that `fetch` found damaged.
+    Lists the directory once, looks again for files that are not in the list, and reads none but manifests: content is
+    verified by `fetch`. With `claim`, the choice is prepared for `claim.set_base`, which must follow. `exclude` are
+    checkpoints that `fetch` found damaged.
     """
     if claim is not None:
         claim.check()
@@ -67,7 +68,7 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
     damaged_bases = list(catalog.chain.damaged.values())
     seen = {i for path in catalog.objects if (i := checkpoint_id(path)) is not None}
     for checkpoint in sorted(seen, reverse=True):
-        reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(catalog, checkpoint)
+        reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(jobdir, catalog, checkpoint)
         if reason is None:
             return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id, damaged_bases)
         lost = checkpoint in catalog.damaged or checkpoint in catalog.unknown or checkpoint in catalog.live
@@ -100,7 +101,7 @@ def damage_in(checkpoint: CheckpointId | None) -> Iterator[None]:
         raise CorruptionError(f"checkpoint {checkpoint}: {error.message}", hint=error.hint, **fields) from error
 
 
-def _why_not(catalog: Catalog, checkpoint: CheckpointId) -> str | None:
+def _why_not(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -> str | None:
     """Return why a checkpoint cannot be restored, None if it can."""
     if checkpoint in catalog.damaged:
         return catalog.damaged[checkpoint]
@@ -111,8 +112,7 @@ def _why_not(catalog: Catalog, checkpoint: CheckpointId) -> str | None:
     if checkpoint not in catalog.manifests:
         return "never completed: it has no manifest"
     missing = catalog.missing(catalog.manifests[checkpoint])
-    if missing:
-        file, problem = missing[0]
+    for file, problem in lacking(jobdir, missing):
         more = f", and {len(missing) - 1} more files" if len(missing) > 1 else ""
         return f"{file.path} ({file.name}): {problem}{more}"
     return None

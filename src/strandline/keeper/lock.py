@@ -12,6 +12,7 @@ from typing import IO
 
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Generation
+from strandline.keeper.forks import Unshared
 from strandline.keeper.watchdog import process_start
 
 _NAME = "keeper.lock"
@@ -22,9 +23,10 @@ _PAUSE_S = 0.02
 class PartitionLock:
     """Held until the process ends."""
 
-    def __init__(self, directory: Path, generation: Generation) -> None:
+    def __init__(self, directory: Path, generation: Generation, unshared: Unshared) -> None:
         self._directory = directory
         self._generation = generation
+        self._unshared = unshared
         self._file: IO[str] | None = None
 
     @property
@@ -64,7 +66,9 @@ class PartitionLock:
         while True:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with suppress(FileNotFoundError):
-                return (self._directory / _NAME).open("a+")
+                lock = (self._directory / _NAME).open("a+")
+                self._unshared.add(lock)
+                return lock
 
     def _is_in_place(self, lock: IO[str]) -> bool:
         with suppress(FileNotFoundError):

@@ -93,6 +93,8 @@ class Places:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.root, ignore_errors=True)
+            # Closing it is not enough where a process that the program has forked has it, too.
+            fcntl.flock(held, fcntl.LOCK_UN)
 
 
 def _refuse_others(directory: Path, *, shared: bool) -> None:

@@ -31,6 +31,7 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, unique_name
 from strandline.keeper import protocol as p
+from strandline.keeper.forks import Unshared
 from strandline.keeper.kept import KeptOutput
 from strandline.keeper.lock import PartitionLock
 from strandline.keeper.opening import Opened, open_partition
@@ -59,7 +60,8 @@ class Keeper:
         self._generation = generation
         self._name = unique_name()
         self._directory = directory
-        self._lock = PartitionLock(directory, generation)
+        self._unshared = Unshared()
+        self._lock = PartitionLock(directory, generation, self._unshared)
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._opened: Opened | None = None
         self._kept: KeptOutput | None = None
@@ -79,6 +81,7 @@ class Keeper:
         """Serve until the process ends."""
         self._lock.take()
         listener = socket.socket(socket.AF_UNIX)
+        self._unshared.add(listener)
         self._socket_path.unlink(missing_ok=True)
         # Bound under another name first: whoever finds the socket can connect to it.
         hidden = self._socket_path.with_suffix(".tmp")
@@ -103,12 +106,20 @@ class Keeper:
         while True:
             try:
                 sock, _ = listener.accept()
+                self._unshared.add(sock)
+                connection = Connection(sock)
             except OSError as error:
                 # Out of files, perhaps, which passes; without this thread nobody could talk to the keeper again.
                 log.error("a connection could not be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
-            threading.Thread(target=self._receive, args=(Connection(sock),), daemon=True).start()
+            try:
+                threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
+            except RuntimeError as error:
+                # Out of threads: likewise. Whoever has connected hears that nobody is there for him.
+                log.error("a connection could not be read: %s", error)
+                connection.close()
+                time.sleep(_ACCEPT_PAUSE_S)
 
     def _receive(self, connection: Connection) -> None:
         try:

@@ -97,6 +97,15 @@ def sync_tree(path: Path) -> None:
         sync_directory(Path(directory))
 
 
+def _look_anew(directory: Path) -> None:
+    """Have a network file system ask its server.
+
+    Of what it found absent, NFS believes that it still is, for up to a minute, unless the directory is opened.
+    """
+    with suppress(OSError):
+        os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
+
+
 def _fsync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags)
     try:
@@ -188,6 +197,7 @@ class LocalStore:
     def head(self, path: str) -> ObjectInfo:
         target = self._at(path)
         with self._errors(path), self._lasting(target):
+            _look_anew(target.parent)
             if target.is_dir():
                 raise IsADirectoryError
             return self._info(target, target.stat())

@@ -387,9 +387,10 @@ class Attempt:
         """Whether Spark has looked at the sources, so that it is written down where they begin."""
         assert self._query is not None
         if not self._query.isActive:
-            return True
+            # One that failed may have done so before it had looked at all of them.
+            return self._query.exception() is None
         status = self._query._jsq.status()
-        return not status.isTriggerActive() and not str(status.message()).startswith("Initializing")
+        return not status.isTriggerActive() and not str(status.message()).startswith(("Initializing", "Terminated"))
 
     def _is_batch_coming(self, idle_s: float) -> bool:
         """Whether Spark looks for rows or prepares an epoch with some: an epoch of the timers' own would delay it.

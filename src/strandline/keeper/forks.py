@@ -1,0 +1,33 @@
+"""What a keeper does not share with processes that the user's function forks.
+
+A fork has every open file of its keeper, and may outlive it. A lock is held, and a connection or a socket that listens
+is open, until the last process has closed it: nobody would notice that the keeper died, nor could another take over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from typing import Protocol
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class Unshared:
+    """Files and sockets that are closed in forks of this process; there, closing takes nothing from this one."""
+
+    def __init__(self) -> None:
+        self._held: weakref.WeakSet[_Closable] = weakref.WeakSet()
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def add(self, held: _Closable) -> None:
+        """Keep this one from forks, as long as it is in use."""
+        self._held.add(held)
+
+    def _let_go(self) -> None:
+        for held in list(self._held):
+            with contextlib.suppress(OSError):
+                held.close()
