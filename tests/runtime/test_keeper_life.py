@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +274,17 @@ def test_a_lock_of_a_process_that_is_no_more_is_taken_from_nobody(nursery: Nurse
     keeper.kill()
     (keeper.directory / "keeper.lock").write_text(f"{os.getpid()} 1 1")
     assert nursery.start().counts("a") == [("a", "1")]
+
+
+def test_a_time_out_that_the_function_sets_for_its_own_sockets_ends_no_epoch(nursery: Nursery) -> None:
+    keeper = nursery.start()
+    keeper.run([("a", "hurry", 50, 0)])
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(2))
+        time.sleep(0.3)
+        talk.rows([("a", "count", 0, 0)])
+        talk.end()
+        assert talk.finish()[1].rows_out == 1
 
 
 def test_a_lock_whose_directory_was_removed_meanwhile_is_none(nursery: Nursery) -> None:

@@ -13,7 +13,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
-from strandline.spark.job.attempt import Attempt
+from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
@@ -130,9 +130,7 @@ def test_a_query_that_failed_has_not_looked_at_its_sources(
     is_active: bool, error: Exception | None, message: str, has_looked: bool
 ) -> None:
     """Else a checkpoint is taken without where they began, and what the next attempt finds is not kept."""
-    blueprint: Any = None
-    attempt: Any = Attempt(blueprint, frozenset(), CheckpointId(1), None)
     status = SimpleNamespace(isTriggerActive=lambda: False, message=lambda: message)
     jsq = SimpleNamespace(status=lambda: status)
-    attempt._query = SimpleNamespace(isActive=is_active, exception=lambda: error, _jsq=jsq)
-    assert attempt._has_looked() == has_looked
+    query: Any = SimpleNamespace(isActive=is_active, exception=lambda: error, _jsq=jsq)
+    assert SourceWatch(query, 0).has_looked() == has_looked

@@ -17,6 +17,7 @@ from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.run import Run
+from strandline.spark.job.sourcewatch import SourceWatch
 
 
 def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
@@ -31,7 +32,8 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
         heeds_silence=False,
     )
     status = SimpleNamespace(isTriggerActive=lambda: active)
-    made._query = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
+    query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
+    made._watch = SourceWatch(query, 0)
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40))
     made._finished_us = None
@@ -83,32 +85,24 @@ def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_ever
 def test_silence_is_known_up_to_sparks_last_look_that_found_nothing() -> None:
     looks: list[int] = []
 
-    def notice(
-        trigger: dict[str, Any], *, active: bool = False, available: bool = False, said: str = "Waiting"
-    ) -> None:
-        made = attempt(active=active, idle_s=1)
-        made.driver.heeds_silence, made.driver.steady_us, made.driver.look = True, 9_000_000, looks.append
+    def notice(between_ms: int, *, active: bool = False, available: bool = False, said: str = "Waiting") -> None:
         status = SimpleNamespace(
             isTriggerActive=lambda: active, isDataAvailable=lambda: available, message=lambda: said
         )
-        made._query, made._b.trigger, made._rested_us = (
-            SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status)),
-            trigger,
-            None,
-        )
+        query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
+        watch, now_us = SourceWatch(query, between_ms), 9_000_000
         for _ in range(2):
-            made._asked = 0
-            made._notice_silence()
-            made._notice_silence()
+            watch._asked = 0
+            looks.extend(at for at in (watch.silent_since(now_us), watch.silent_since(now_us)) if at is not None)
             # The machine stands still for an hour, and Spark has not looked since.
-            made.driver.steady_us += 3_600_000_000
+            now_us += 3_600_000_000
 
-    notice({})
-    notice({"processingTime": "2000 milliseconds"})
+    notice(0)
+    notice(2000)
     assert looks == [9_000_000, 7_000_000]
-    notice({}, active=True)
-    notice({}, available=True)
-    notice({}, said="Initializing sources")
+    notice(0, active=True)
+    notice(0, available=True)
+    notice(0, said="Initializing sources")
     assert len(looks) == 2
 
 

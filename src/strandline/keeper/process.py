@@ -107,6 +107,8 @@ class Keeper:
             try:
                 sock, _ = listener.accept()
                 self._unshared.add(sock)
+                # The user's function may have set a time-out for every new one.
+                sock.settimeout(None)
                 connection = Connection(sock)
             except OSError as error:
                 # Out of files, perhaps, which passes; without this thread nobody could talk to the keeper again.

@@ -15,11 +15,11 @@ from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
-from strandline.format.manifest import SinkInfo
 from strandline.keeper.protocol import Ack, Instructions, Trigger
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
 from strandline.spark.base.reported import errors_reported
+from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.keepers.failures import find_error
 from strandline.spark.keepers.fleet import Fleet, Slot
@@ -58,6 +58,7 @@ class EpochDriver:
         fleet: Fleet,
         coordinator: Coordinator,
         sources: SourceProgress,
+        staging: Staging,
         generation: Generation,
         epoch: Epoch,
         batch: int,
@@ -71,6 +72,7 @@ class EpochDriver:
         self._fleet = fleet
         self._coordinator = coordinator
         self._sources = sources
+        self._staging = staging
         self._generation = generation
         self._batch = batch
         self._watermarks = watermarks
@@ -80,8 +82,6 @@ class EpochDriver:
         self._started_us = self.steady_us
         self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
-        self._staged: dict[str, list[str]] = {}
-        self._staging = threading.Lock()
         self.progress = Progress(epoch=epoch)
         self.error: BaseException | None = None
         self.failed = threading.Event()
@@ -228,13 +228,6 @@ class EpochDriver:
         """Return how far each source is."""
         return self._watermarks.look(self._looked_last_us)
 
-    def committed(self, sinks: Sequence[SinkInfo]) -> None:
-        """These staged epochs are visible now."""
-        with self._staging:
-            for sink in sinks:
-                done = set(sink.pending)
-                self._staged[sink.name] = [text for text in self._staged.get(sink.name, []) if text not in done]
-
     @errors_reported()
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
@@ -269,7 +262,7 @@ class EpochDriver:
 
     def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
         """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
-        staged = self._stage(built, epoch)
+        staged = self._staging.write(built, epoch, self._sealed.is_set)
         acks = self._fleet.take_acks(epoch)
         unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
         if unread:
@@ -280,28 +273,14 @@ class EpochDriver:
             if self._plan.keep(unread):
                 # Part of it may have been read, from an attempt that the keeper then forgot, since its output was not
                 # read to the end: what is shown must be from the one that it has applied.
-                staged = self._stage(built, epoch)
+                staged = self._staging.write(built, epoch, self._sealed.is_set)
                 acks = {**acks, **self._fleet.take_acks(epoch)}
         if len(acks) < len(self._fleet.slots):
             # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
             # the keepers know whether they have applied the epoch.
             acks = {**self._fleet.poll(self._instructions(epoch, None)), **acks}
-        with self._staging:
-            for name, text in staged:
-                self._staged.setdefault(name, []).append(text)
+        self._staging.keep(staged)
         return acks
-
-    def _stage(self, built: Built, epoch: Epoch) -> list[tuple[str, str]]:
-        """Have the sinks write; return what they say, by name, of what they do not show yet."""
-        found = []
-        for name, sink, rows in built.outputs:
-            failpoints.hit("epoch.sink.before")
-            if self._sealed.is_set():
-                raise KeeperError("the run ended in the middle of an epoch")
-            staged = sink.write(rows, epoch)
-            if staged is not None:
-                found.append((name, staged))
-        return found
 
     def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         if isinstance(node, LateNode):
@@ -323,9 +302,7 @@ class EpochDriver:
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
-        with self._staging:
-            infos = [SinkInfo(name=name, pending=list(self._staged.get(name, []))) for name, _, _ in self._plan.sinks]
-        self._coordinator.add_sinks(checkpoint, infos, self._watermarks.stored())
+        self._coordinator.add_sinks(checkpoint, self._staging.pending(), self._watermarks.stored())
 
     def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.

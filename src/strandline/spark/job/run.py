@@ -30,6 +30,7 @@ from strandline.keeper.paths import sweep
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import State, Status, status_of_epochs
 from strandline.spark.keepers.failures import find_error
 
@@ -49,6 +50,7 @@ class Run:
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
         self._b = blueprint
         self._restart = restart
+        self._starting: Starting | None = None
         self._attempt: Attempt | None = None
         self._state: State = "starting"
         self._stopping = threading.Event()
@@ -81,9 +83,7 @@ class Run:
                 self._begin()
             except BaseException as error:
                 found = find_error(error)
-                self._end_attempt()
                 if self._pass_over(found):
-                    self._attempt = None
                     continue
                 if found is error:
                     raise
@@ -97,26 +97,24 @@ class Run:
     def status(self) -> Status:
         """Return what the job is doing now."""
         attempt = self._attempt
-        coordinator = getattr(attempt, "coordinator", None)
-        history = coordinator.history if coordinator else []
-        driver = getattr(attempt, "driver", None)
+        history = attempt.coordinator.history if attempt else []
         return Status(
             job=self._b.name,
             state=self._state,
-            generation=attempt.generation if attempt else 0,
+            generation=self._claim.generation if self._claim else 0,
             restored_from=attempt.restored.checkpoint if attempt and attempt.restored else None,
             restarts=self._restarts,
-            checkpoints=asdict(coordinator.counts) if coordinator else {},
+            checkpoints=asdict(attempt.coordinator.counts) if attempt else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
             sources=self._b.plan.sources.names,
-            **(status_of_epochs(driver) if driver else {}),
+            **(status_of_epochs(attempt.driver) if attempt else {}),
         )
 
     def checkpoints(self) -> list[CheckpointStats]:
         """Return figures of this attempt's checkpoints, oldest first."""
-        coordinator = getattr(self._attempt, "coordinator", None)
-        return list(coordinator.history) if coordinator else []
+        attempt = self._attempt
+        return list(attempt.coordinator.history) if attempt else []
 
     def checkpoint(self, timeout: float | None = None) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures.
@@ -155,7 +153,7 @@ class Run:
             if deadline is not None and time.monotonic() > deadline:
                 raise UnavailableError(f"job '{self._b.name}': the source was not exhausted within {timeout} seconds")
             attempt = self._attempt
-            if self._is_at_work() and attempt is not None and attempt.query is not None:
+            if self._is_at_work() and attempt is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 exhausted = _exhausted(attempt.query, left)
                 if exhausted and (exhausted_by is None or exhausted_by[0] is not attempt):
@@ -199,8 +197,8 @@ class Run:
             if time.monotonic() >= deadline:
                 return
             patience = _AGAIN_S
-            if (attempt := self._attempt) is not None:
-                attempt.break_off()
+            if (at_work := self._starting or self._attempt) is not None:
+                at_work.break_off()
         self._thread.join(timeout)
 
     def __enter__(self) -> Run:
@@ -249,19 +247,20 @@ class Run:
         return False
 
     def _begin(self) -> None:
-        self._attempt = Attempt(self._b, self._excluded, self._least_id, self._claim)
+        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim)
         try:
-            self._attempt.start()
+            self._attempt = starting.start()
         finally:
-            self._claim = self._attempt.claim
+            self._claim = starting.claim
+            self._starting = None
         self._state = "running"
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
         self._last_failure = str(error)
-        coordinator = getattr(self._attempt, "coordinator", None)
-        completed = coordinator.counts.completed if coordinator else 0
-        self._least_id = coordinator.next_id if coordinator else self._least_id
+        attempt = self._attempt
+        completed = attempt.coordinator.counts.completed if attempt else 0
+        self._least_id = attempt.coordinator.next_id if attempt else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
         if (
             not self._may_restart(error, was_running=self._state == "running")

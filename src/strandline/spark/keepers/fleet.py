@@ -58,6 +58,8 @@ class Fleet:
         exchange: Exchange,
     ) -> None:
         sc: Any = spark.sparkContext
+        self._sc = sc
+        self._job_group = f"strandline-{places.root.name}-{generation}"
         self._places = places
         self._exchange = exchange
         self._generation = generation
@@ -132,6 +134,16 @@ class Fleet:
                     answered.add((uid, partition))
         if answered != self.slots:
             self._control(instructions, p.PING)
+
+    def name_jobs(self) -> None:
+        """From now on, what this thread asks of keepers through Spark can be broken off."""
+        self._sc.setJobGroup(self._job_group, f"strandline: {self._places.root.name}", interruptOnCancel=True)
+
+    def break_off(self) -> None:
+        """End every keeper of this machine, and what was asked through Spark: whoever waits hears that it is over."""
+        with contextlib.suppress(Exception):
+            self._sc.cancelJobGroup(self._job_group)
+        self.kill()
 
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""

@@ -1,0 +1,69 @@
+"""What Spark's query does between epochs: whether it looks for rows, has some, rests, or has ended."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from strandline.spark.keepers.failures import find_error
+
+_PATIENCE_S = 1.0
+_NOTICE_S = 0.05
+
+
+class SourceWatch:
+    """Looks at a query. One thread at a time."""
+
+    def __init__(self, query: StreamingQuery, between_ms: int) -> None:
+        """`between_ms` is how long Spark rests between two looks for rows."""
+        self.query = query
+        self._between_us = between_ms * 1000
+        self._asked = 0.0
+        self._rested_us: int | None = None
+        """When Spark was last seen to rest, without having been seen at work since."""
+
+    def silent_since(self, now_us: int) -> int | None:
+        """When Spark rests, having looked for rows and found none, return when it last did: who is silent was so then.
+
+        That was after it was seen to rest the time before: where this machine has stood still in between, Spark looks
+        again only when it goes on.
+        """
+        asked = time.monotonic()
+        if asked - self._asked < _NOTICE_S:
+            return None
+        self._asked = asked
+        status = self._status()
+        if status.isTriggerActive() or status.isDataAvailable() or str(status.message()).startswith("Initializing"):
+            self._rested_us = None
+            return None
+        rested_us, self._rested_us = self._rested_us, now_us
+        return None if rested_us is None else rested_us - self._between_us
+
+    def has_looked(self) -> bool:
+        """Whether Spark has looked at the sources, so that it is written down where they begin."""
+        if not self.query.isActive:
+            # One that failed may have done so before it had looked at all of them.
+            return self.query.exception() is None
+        status = self._status()
+        return not status.isTriggerActive() and not str(status.message()).startswith(("Initializing", "Terminated"))
+
+    def is_batch_coming(self, idle_s: float) -> bool:
+        """Whether Spark looks for rows or prepares an epoch with some: an epoch of the timers' own would delay it.
+
+        Between two looks that found nothing it rests. To look may take long, so it is not waited for for ever.
+        """
+        return idle_s < _PATIENCE_S and bool(self._status().isTriggerActive())
+
+    def has_ended(self) -> bool:
+        """Whether the query has read all there is; raise what made it fail."""
+        if self.query.isActive:
+            return False
+        error = self.query.exception()
+        if error is not None:
+            raise find_error(error)
+        return True
+
+    def _status(self) -> Any:
+        return self.query._jsq.status()

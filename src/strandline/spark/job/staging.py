@@ -1,0 +1,58 @@
+"""What sinks have written and do not show yet: it becomes visible with the checkpoint that covers it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from strandline.core import failpoints
+from strandline.core.errors import KeeperError
+from strandline.core.ids import Epoch
+from strandline.format.manifest import Manifest, SinkInfo
+from strandline.spark.lower.plan import Built
+from strandline.spark.sinks.base import Sink
+
+Staged = list[tuple[str, str]]
+"""What sinks said of one epoch's rows, by the sink's name."""
+
+
+class Staging:
+    """The sinks of one run, by name, and what each has staged. Epochs add to it, checkpoints take from it."""
+
+    def __init__(self, sinks: Sequence[tuple[str, Sink]]) -> None:
+        self._sinks = list(sinks)
+        self._staged: dict[str, list[str]] = {name: [] for name, _ in sinks}
+        self._lock = threading.Lock()
+
+    def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
+        """Have the sinks write an epoch's rows; return what they say of those that they do not show yet."""
+        found = []
+        for name, sink, rows in built.outputs:
+            failpoints.hit("epoch.sink.before")
+            if is_over():
+                raise KeeperError("the run ended in the middle of an epoch")
+            staged = sink.write(rows, epoch)
+            if staged is not None:
+                found.append((name, staged))
+        return found
+
+    def keep(self, staged: Staged) -> None:
+        """All keepers have applied the epoch: what was written of it is to be shown."""
+        with self._lock:
+            for name, text in staged:
+                self._staged[name].append(text)
+
+    def pending(self) -> list[SinkInfo]:
+        """Return what a checkpoint of now makes visible."""
+        with self._lock:
+            return [SinkInfo(name=name, pending=list(texts)) for name, texts in self._staged.items()]
+
+    def commit(self, manifest: Manifest) -> None:
+        """Show what a published checkpoint lists."""
+        listed = {sink.name: sink.pending for sink in manifest.sinks}
+        for name, sink in self._sinks:
+            sink.commit(listed.get(name, []))
+        with self._lock:
+            for name, texts in listed.items():
+                done = set(texts)
+                self._staged[name] = [text for text in self._staged.get(name, []) if text not in done]

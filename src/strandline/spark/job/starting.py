@@ -1,0 +1,246 @@
+"""From a job to a run of it: from the claim to the query's start, in seven steps. A restart takes them again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from strandline.checkpoint.coordinator import Coordinator, OperatorPlan
+from strandline.checkpoint.generation import Claim, claim
+from strandline.checkpoint.restore import choose
+from strandline.checkpoint.start import Start, load_start
+from strandline.core import failpoints
+from strandline.core.errors import CorruptionError
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import Manifest
+from strandline.runtime.program import Program, Restore, pickle_process
+from strandline.runtime.rowlayout import RowLayout
+from strandline.runtime.watermarks import Watermarks
+from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.sessionchecks import retained_batches
+from strandline.spark.job.attempt import Attempt, Blueprint, close_sinks
+from strandline.spark.job.compat import check_compatible, check_start
+from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.sourcewatch import SourceWatch
+from strandline.spark.job.staging import Staging
+from strandline.spark.keepers.exchange import Exchange
+from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.lower.plan import Operator
+from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sources.progress import SourceProgress, rewind
+from strandline.spark.sources.rereadable import source_numbers
+from strandline.spark.streams.filesource import make_cleaner
+from strandline.spark.streams.joins import PairNode
+
+log = logging.getLogger(__name__)
+
+
+class Starting:
+    """A run on its way. It becomes a complete attempt, or an error, and then nothing is left of it but the claim."""
+
+    def __init__(
+        self, blueprint: Blueprint, exclude: frozenset[CheckpointId], least_id: CheckpointId, previous: Claim | None
+    ) -> None:
+        self._b = blueprint
+        self._exclude = exclude
+        self._least_id = least_id
+        self.claim = previous
+        """The newest claim that this job's driver has made."""
+        self._cleanup = contextlib.ExitStack()
+        self._fleet: Fleet | None = None
+        self._coordinator: Coordinator | None = None
+
+    @errors_reported()
+    def start(self) -> Attempt:
+        """Restore the newest complete checkpoint and start the query after it."""
+        try:
+            return self._start()
+        except BaseException:
+            self._take_back()
+            raise
+
+    def break_off(self) -> None:
+        """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
+        if self._fleet is not None:
+            self._fleet.break_off()
+
+    def _take_back(self) -> None:
+        if self._coordinator is not None:
+            with contextlib.suppress(Exception):
+                self._coordinator.close("the run did not start")
+        if self._fleet is not None:
+            self._fleet.stop(forget=False)
+        close_sinks(self._b)
+        with contextlib.suppress(Exception):
+            self._cleanup.close()
+
+    def _start(self) -> Attempt:
+        b = self._b
+        # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
+        found = choose(b.jobdir, exclude=self._exclude).manifest
+        self._settle(found)
+        self._load_start(found)
+        # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
+        owned = self.claim = claim(b.jobdir, b.clock, self.claim)
+        # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
+        choice = choose(b.jobdir, claim=owned, exclude=self._exclude)
+        for damaged in choice.damaged_bases:
+            log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
+        lost = [skipped for skipped in choice.skipped if skipped.lost]
+        for skipped in lost:
+            log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
+        if lost and choice.manifest is None:
+            raise CorruptionError(
+                f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
+                hint="bring the missing files back, or start empty with another job name or checkpoint directory",
+            )
+        manifest = choice.manifest
+        operators = self._settle(manifest)
+        start = self._load_start(manifest)
+        next_id = max(choice.next_id, self._least_id)
+        owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
+        failpoints.hit("restore.claimed")
+        # 4. The keepers' programs name each partition's files; the keepers restore them.
+        epoch = Epoch(manifest.epoch if manifest else 0)
+        exchange = Exchange(b.spark, self._parallelism(manifest))
+        self._cleanup.callback(exchange.close)
+        programs = [self._program(owned, operator, manifest) for operator in operators]
+        fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
+        self._cleanup.callback(fleet.close)
+        # Before: those that have restored little wait for those that restore much.
+        fleet.keep_alive()
+        opened = fleet.open(epoch)
+        failpoints.hit("restore.keepers_opened")
+        # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
+        spark_dir = b.places.root / f"spark-{owned.generation}"
+        self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
+        rewind(b.jobdir, spark_dir, manifest, start)
+        # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
+        #    came later.
+        self._recover_sinks(owned, manifest)
+        failpoints.hit("restore.sinks_recovered")
+        # 7. The query starts with the epoch after.
+        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
+        coordinator = self._coordinator = Coordinator(
+            b.jobdir, owned, b.config, b.clock, next_id, manifest, b.name,
+            [self._operator_plan(operator) for operator in operators], staging.commit,
+        )  # fmt: skip
+        progress = manifest.source if manifest else None
+        batch = progress.batch if progress else -1
+        names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
+        source = b.plan.sources.together(names)
+        cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
+        self._cleanup.callback(cleaner.close)
+        if manifest is not None and batch >= 0:
+            cleaner.restored(CheckpointId(manifest.checkpoint), batch, spark_dir)
+        sources = SourceProgress(
+            spark_dir, names, b.jobdir, owned, b.clock, coordinator,
+            start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
+            numbers=source_numbers(source), captured=cleaner.captured,
+        )  # fmt: skip
+        driver = EpochDriver(
+            b.plan, source, operators, exchange, fleet, coordinator, sources, staging, owned.generation, epoch, batch,
+            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, int(b.clock.monotonic_ms() * 1000)),
+            b.clock,
+        )  # fmt: skip
+        # Which timers wait in restored state is known from the start: some may be due, and no rows come.
+        driver.progress.acks.update(opened)
+        writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
+        if b.trigger:
+            writer = writer.trigger(**b.trigger)
+        between_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
+        watch = SourceWatch(writer.start(), between_ms)
+        return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup.pop_all())
+
+    def _parallelism(self, manifest: Manifest | None) -> int:
+        stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
+        return self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
+
+    def _settle(self, manifest: Manifest | None) -> list[Operator]:
+        stored = {op.uid: op.max_parallelism for op in manifest.operators} if manifest else {}
+        operators = self._b.plan.settle(self._parallelism(manifest), stored)
+        if manifest is not None:
+            sinks = [name for name, _, _ in self._b.plan.sinks]
+            check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
+        return operators
+
+    def _load_start(self, manifest: Manifest | None) -> Start | None:
+        """Return where the job's life began, when there is no checkpoint that says how far it came."""
+        start = load_start(self._b.jobdir) if manifest is None else None
+        if start is not None:
+            check_start(self._b.name, start, self._b.plan.sources.names)
+        return start
+
+    def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
+        pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
+        epoch = Epoch(manifest.epoch if manifest else 0)
+        for name, sink, _ in self._b.plan.sinks:
+            owned.check()
+            sink.open(
+                SinkContext(
+                    self._b.spark, self._b.name, owned.life, owned.generation, name, fsync=self._b.settings.fsync
+                )
+            )
+            sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
+
+    def _program(self, owned: Claim, operator: Operator, manifest: Manifest | None) -> Program:
+        b, node = self._b, operator.node
+        stored = next((op for op in manifest.operators if op.uid == operator.uid), None) if manifest else None
+        restore = None
+        if manifest is not None:
+            files = {part.index: part.files for part in stored.partitions} if stored else {}
+            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
+        return Program(
+            job=b.name,
+            generation=owned.generation,
+            uid=operator.uid,
+            name=node.name,
+            process=pickle_process(node.process, operator.uid),
+            key_columns=list(node.keys),
+            input_schema=node.input_schema,
+            output_schema=node.output_schema,
+            layout=RowLayout.of(node.hidden),
+            measured=node.uid in b.plan.measuring,
+            gives_time=node.is_timed,
+            broadcast_order=list(node.parent.broadcast_order or ()) if isinstance(node.parent, PairNode) else [],
+            sides=node.sides,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            backend=b.settings.backend,
+            mode=b.config.mode,
+            store_url=b.store_url,
+            store_options=b.store_options,
+            fsync=b.settings.fsync,
+            partition_memory_bytes=self._partition_memory(operator.parallelism),
+            limit_bytes=b.settings.memory_backend_limit_bytes,
+            lease_ms=b.settings.keeper_lease_ms,
+            restore=restore,
+            python_path=[str(Path(entry).absolute()) for entry in sys.path],
+        )
+
+    def _partition_memory(self, parallelism: int) -> int:
+        """Divide one machine's budget among the keepers that will be on it."""
+        keepers = parallelism * max(1, len(self._b.plan.operators))
+        sc: Any = self._b.spark.sparkContext
+        addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        if len(hosts) > 1 and not sc.master.startswith("local["):
+            # The driver is among them, and runs no keepers.
+            with contextlib.suppress(ValueError):
+                hosts.remove(sc.getConf().get("spark.driver.host", ""))
+        return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / len(set(hosts))))
+
+    def _operator_plan(self, operator: Operator) -> OperatorPlan:
+        return OperatorPlan(
+            uid=operator.uid,
+            backend=self._b.settings.backend,
+            parallelism=operator.parallelism,
+            max_parallelism=operator.max_parallelism,
+            key_schema=operator.key_schema,
+            states=operator.states,
+        )
