@@ -157,6 +157,25 @@ def test_fetch_names_the_damaged_file(jobdir: JobDirectory, refs: list[FileRef],
     assert not (tmp_path / "in" / "1.sst").exists()
 
 
+def test_bytes_that_were_damaged_on_the_way_are_fetched_again(
+    jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a checkpoint that is whole would be passed over, and what came after the one before it done again."""
+    fetched: list[str] = []
+
+    def get_file(self: JobDirectory, path: str, target: Path) -> None:
+        real(self, path, target)
+        fetched.append(path)
+        if path == ref.path and fetched.count(path) == 1:
+            target.write_bytes(b"!" + FILES["1.sst"][1:])
+
+    ref, real = by_name(refs)["1.sst"], JobDirectory.get_file
+    monkeypatch.setattr(JobDirectory, "get_file", get_file)
+    fetch(jobdir, refs, tmp_path / "in")
+    assert content(tmp_path / "in") == FILES
+    assert fetched.count(ref.path) == 2
+
+
 def test_fetch_checks_inline_bytes_and_names(jobdir: JobDirectory, tmp_path: Path) -> None:
     with pytest.raises(CorruptionError, match="'x'"):
         fetch(jobdir, [FileRef(name="x", size=1, sha256="0" * 64, inline=b"y")], tmp_path / "in")
