@@ -122,22 +122,6 @@ class Global:
 WindowKind = Tumbling | Sliding | Session | Global
 
 
-def described(kind: WindowKind, *, processing: bool = False) -> str:
-    """Say how windows are cut, as far as state depends on it: "" if that says all by itself.
-
-    >>> described(Tumbling("10s", offset="25s")), described(Session("10s"), processing=True)
-    ('10000 ms every 10000 ms from 5000 ms', 'sessions by the clock')
-    """
-    if isinstance(kind, Global):
-        return "" if kind.count is None else f"{kind.count} events"
-    by = " by the clock" if processing else ""
-    if isinstance(kind, Session):
-        # Those in state have their ends.
-        return f"sessions{by}"
-    size, every, start = (us // 1000 for us in (kind.size_us, kind.every_us, kind.offset_us % kind.every_us))
-    return f"{size} ms every {every} ms from {start} ms{by}"
-
-
 def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
     """Return the windows that a time is in, the earliest first.
 

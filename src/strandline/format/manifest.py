@@ -37,6 +37,55 @@ class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
     """"processing" or "event": the time that its expiry is in."""
 
 
+class FixedWindows(msgspec.Struct, frozen=True, kw_only=True, tag="fixed", tag_field="kind"):
+    """Windows of one length that begin at fixed times: tumbling and sliding ones."""
+
+    size_ms: int
+    every_ms: int
+    start_ms: int
+    """Behind a multiple of `every_ms` since 1970: where one begins."""
+    time: Literal["event", "processing"]
+
+    def __str__(self) -> str:
+        return f"{self.size_ms} ms every {self.every_ms} ms from {self.start_ms} ms{_by(self.time)}"
+
+
+class SessionWindows(msgspec.Struct, frozen=True, kw_only=True, tag="session", tag_field="kind"):
+    """Sessions: those in state have their ends, so that the gap may change."""
+
+    time: Literal["event", "processing"]
+
+    def __str__(self) -> str:
+        return f"sessions{_by(self.time)}"
+
+
+class CountWindows(msgspec.Struct, frozen=True, kw_only=True, tag="count", tag_field="kind"):
+    """Windows of so many events of a key."""
+
+    events: int
+
+    def __str__(self) -> str:
+        return f"{self.events} events"
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True, tag="interval", tag_field="kind"):
+    """What a join within an interval matches: how much later than the left row the right one may be."""
+
+    lower_ms: int
+    upper_ms: int
+    how: str
+
+    def __str__(self) -> str:
+        return f"{self.lower_ms} ms to {self.upper_ms} ms apart, {self.how}"
+
+
+Windows = FixedWindows | SessionWindows | CountWindows | Interval
+
+
+def _by(time: str) -> str:
+    return " by the clock" if time == "processing" else ""
+
+
 class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A declared state: enough to read its bytes without the program."""
 
@@ -49,8 +98,10 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema_id: int = 0
     ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
     """Left out for a state that does not expire."""
-    windows: str | msgspec.UnsetType = msgspec.UNSET
+    windows: Windows | msgspec.UnsetType = msgspec.UNSET
     """How the windows are cut that the state is of; left out where it can be read without knowing that."""
+    merge: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+    """Of accumulators of built-in aggregates: how two become one, by their columns."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):

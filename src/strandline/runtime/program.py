@@ -20,6 +20,7 @@ from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
 from strandline.format.values import ValueCodec
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.rowlayout import RowLayout
 from strandline.types.datatypes import parse_schema, parse_type
 
@@ -65,11 +66,6 @@ def groupings(program: Program, process: Process) -> dict[str, Grouping]:
     size_bytes = KeyCodec([fields[column] for column in program.key_columns]).size_bytes
     grouping = Grouping(size_bytes or _TOLD_APART_BYTES, exact=size_bytes is not None)
     return {name: grouping for name, state in declared_states(process).items() if isinstance(state, List | Map)}
-
-
-def own_tables(process: Process) -> list[StateInfo]:
-    """Return the states that an operator of ours keeps in tables of its own."""
-    return list(getattr(process, "table_infos", ()))
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,10 +148,12 @@ def state_infos(process: Process) -> list[StateInfo]:
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     if has_ttl(process):
         found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
-    found += own_tables(process)
-    windows = getattr(process, "own_windows", "")
-    if windows:
-        found[0] = msgspec.structs.replace(found[0], windows=windows)
+    if isinstance(process, OwnOperator):
+        found += process.own_tables
+        if process.own_windows is not None:
+            found[0] = msgspec.structs.replace(found[0], windows=process.own_windows)
+        if process.own_merges:
+            found[0] = msgspec.structs.replace(found[0], merge=dict(process.own_merges))
     return found
 
 

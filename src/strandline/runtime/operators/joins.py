@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.states import Map
-from strandline.api.windows import Sliding, Tumbling, described, windows_of
+from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, UserCodeError
+from strandline.format.manifest import Interval
+from strandline.runtime.own import OwnOperator, windows_info
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import as_datetime
 from strandline.types.datatypes import StructType
@@ -124,7 +126,7 @@ class Layout:
         return tuple([plain[at] for at in self._kept])
 
 
-class TimedJoin(KeyedCoProcess):
+class TimedJoin(OwnOperator, KeyedCoProcess):
     """What both joins by time share. They set `ctx.time_us` to a result's time before they give it."""
 
     def __init__(self, layout: Layout, how: How) -> None:
@@ -168,7 +170,7 @@ class IntervalJoin(TimedJoin):
         self._bounds = lower_us, upper_us
         self._width = max(1, upper_us - lower_us)
         # Rows are found by what they can match.
-        self.own_windows = f"{lower_us // 1000} ms to {upper_us // 1000} ms apart, {how}"
+        self.own_windows = Interval(lower_ms=lower_us // 1000, upper_ms=upper_us // 1000, how=how)
         self.own_states = {
             "left": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.left.ddl}>>"),
             "right": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.right.ddl}>>"),
@@ -281,7 +283,7 @@ class WindowJoin(TimedJoin):
         super().__init__(layout, how)
         self._kind = kind
         self._size_us = kind.size_us
-        self.own_windows = described(kind)
+        self.own_windows = windows_info(kind)
         self.own_states = {
             "left": Map("bigint", f"array<{layout.left.ddl}>"),
             "right": Map("bigint", f"array<{layout.right.ddl}>"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from strandline.api.process import KeyedBatchProcess
 from strandline.backends.base import Backend
 from strandline.core.keygroups import KeyGroupRange
 from strandline.format.keys import KeyCodec
-from strandline.format.manifest import StateInfo
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
@@ -46,15 +46,13 @@ class Rows:
         return BatchKeys([self.columns[i] for i in self.key_at], self.groups, self.codec)
 
 
-class ColumnarProcess(KeyedBatchProcess):
+class ColumnarProcess(OwnOperator, KeyedBatchProcess):
     """An operator on Arrow columns.
 
     In each epoch: on_watermark if it has moved, on_clock, on_rows for each batch, on_end; then commit or forget. Where
     rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
     """
 
-    table_infos: Sequence[StateInfo] = ()
-    """States kept in tables of its own, as they are written into manifests."""
     tables: list[StateTable]
     late_rows = 0
     """Rows of this epoch that came too late and were dropped."""

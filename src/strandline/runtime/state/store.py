@@ -14,6 +14,7 @@ from strandline.core.errors import StateTypeError
 from strandline.core.ids import Partition
 from strandline.core.keygroups import KeyGroupRange, range_of
 from strandline.format.keys import KeyCodec
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
 from strandline.runtime.state.binding import Binder
 from strandline.runtime.state.broadcast import Broadcasts
@@ -182,7 +183,7 @@ class Store:
             "cached_bytes": sum(table.cached_bytes for table in self._tables),
             "cache_hits": sum(table.hits for table in self._tables),
             "cache_misses": sum(table.misses for table in self._tables),
-            **getattr(self._process, "own_metrics", {}),
+            **(self._process.own_metrics if isinstance(self._process, OwnOperator) else {}),
             **self._backend.metrics(),
         }
 

@@ -63,6 +63,11 @@ class Accumulators:
         self.arrow_fields = [pa.field(f.name, kind) for f, kind in zip(fields, self.types, strict=True)]
         self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
 
+    @property
+    def merges(self) -> dict[str, str]:
+        """How two accumulators become one, by column."""
+        return {field.name: field.merge for field in self.fields}
+
     def conform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return columns as they came in, in exactly the accumulator's types."""
         return [conform(column, kind) for column, kind in zip(columns, self._kinds, strict=True)]

@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.api.states import State, Value
-from strandline.api.windows import Global, described
+from strandline.api.states import Value
+from strandline.api.windows import Global
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, edge, extreme, group_by
+from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.scope import Scope
@@ -66,7 +67,8 @@ class RunningAggregation(KeyedAggregation):
 
     def __init__(self, keys: Sequence[str], accumulators: Accumulators) -> None:
         super().__init__(keys, accumulators)
-        self.own_states: dict[str, State] = {TOTALS: Value(f"struct<{accumulators.ddl}>")}
+        self.own_merges = accumulators.merges
+        self.own_states = {TOTALS: Value(f"struct<{accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Merge a batch into the state; each key's result waits for the end of the epoch."""
@@ -113,8 +115,9 @@ class CountedAggregation(KeyedAggregation):
     def __init__(self, keys: Sequence[str], accumulators: Accumulators, count: int) -> None:
         super().__init__(keys, accumulators)
         self._count = count
-        self.own_windows = described(Global(count=count))
-        self.own_states: dict[str, State] = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
+        self.own_windows = windows_info(Global(count=count))
+        self.own_merges = accumulators.merges
+        self.own_states = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Cut each key's rows, behind what it has already, into windows; keep the last one if it is not full."""

@@ -24,13 +24,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.api.states import State, Value
-from strandline.api.windows import Session, described
+from strandline.api.states import Value
+from strandline.api.windows import Session
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, overlapping
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
+from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.panes import settle
@@ -93,14 +94,15 @@ class SessionAggregation(ColumnarProcess):
         self._keys = parse_schema(key_schema)
         self._accumulators = accumulators
         self._length, self._rules = kind.gap_us + 1, rules
-        self.own_windows = described(kind, processing=rules.processing)
+        self.own_windows = windows_info(kind, processing=rules.processing)
         session = parse_schema(f"{_SPAN}, {accumulators.ddl}")
         self._fields = list(arrow_schema(session))
-        self.own_states: dict[str, State] = {
+        self.own_states = {
             NEWEST: Value(StructType((*parse_schema("more boolean").fields, *session.fields)).ddl),
             OLDER: Value(f"array<{session.ddl}>"),
         }
-        self.table_infos = [StateInfo(name=name, kind="timers", value_type="") for name in (ENDS, EARLY)]
+        self.own_merges = accumulators.merges
+        self.own_tables = [StateInfo(name=name, kind="timers", value_type="") for name in (ENDS, EARLY)]
         self._spans: list[pa.RecordBatch] = []
         """What the epoch has brought: key group, keys, events, start, end, accumulator."""
 

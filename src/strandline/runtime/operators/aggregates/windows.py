@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from strandline.api.windows import Sliding, Tumbling, described
+from strandline.api.windows import Sliding, Tumbling
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.changes import News
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
 from strandline.runtime.state.panes import GROUP, PaneTable
 from strandline.runtime.state.scope import Scope
@@ -42,10 +43,11 @@ class WindowedAggregation(ColumnarProcess):
         self._accumulators = accumulators
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
         self._lateness, self._processing = rules.lateness_us, rules.processing
-        self.own_windows = described(kind, processing=rules.processing)
+        self.own_windows = windows_info(kind, processing=rules.processing)
         self.pane_us = math.gcd(self._size, self._every)
         self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))
-        self.table_infos = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]
+        self.own_merges = accumulators.merges
+        self.own_tables = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]
         self._late: dict[int, list[pa.RecordBatch]] = {}
         self._early_us = rules.early_us
         self._news: News | None = None

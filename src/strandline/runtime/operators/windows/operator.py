@@ -8,15 +8,16 @@ gives one result a window, however many late events it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
-from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind, described
+from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
 from strandline.core.errors import StateTypeError
 from strandline.runtime.operators.windows.contents import Contents, Row
+from strandline.runtime.own import OwnOperator, windows_info
 
 _VALUE = ".value"
 """Where what a function gave is in a window's entry."""
@@ -42,20 +43,25 @@ def next_multiple(now_us: int, every_us: int) -> int:
     return now_us - now_us % every_us + every_us
 
 
-class WindowOperator(KeyedProcess):
+class WindowOperator(OwnOperator, KeyedProcess):
     """What all windows share."""
 
     windows: Any
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
-        self.own_windows = described(kind, processing=rules.processing)
+        self.own_windows = windows_info(kind, processing=rules.processing)
         self._contents = contents
         self._rules = rules
         self._early_us = rules.early_us
         self._processing = rules.processing
-        self.own_states: dict[str, State] = {"windows": self._declared(contents.value_type), **contents.states}
-        self.own_metrics = {"late_dropped": 0}
+        self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
+        self._late_dropped = 0
         """Events that were too late and went nowhere, since this process began."""
+
+    @property
+    def own_metrics(self) -> Mapping[str, int]:
+        """Figures for people to look at."""
+        return {"late_dropped": self._late_dropped}
 
     def _declared(self, value_type: str) -> State:
         """Return the state that holds each window's entry."""
@@ -97,7 +103,7 @@ class WindowOperator(KeyedProcess):
     def _refuse(self, event: Any, ctx: Any) -> None:
         """An event that is too late for every window, or has no time."""
         if self._rules.late is None:
-            self.own_metrics["late_dropped"] += 1
+            self._late_dropped += 1
         else:
             ctx.emit(self._rules.late, event)
 

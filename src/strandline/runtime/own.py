@@ -1,0 +1,45 @@
+"""What an operator of ours tells the rest of the engine about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Literal
+
+from strandline.api.states import State
+from strandline.api.windows import Global, Session, WindowKind
+from strandline.format.manifest import CountWindows, FixedWindows, SessionWindows, StateInfo, Windows
+
+
+class OwnOperator:
+    """A process function that is ours. Its instances say what users' say by their class."""
+
+    own_states: Mapping[str, State] = MappingProxyType({})
+    """Declared states, whose types depend on the stream."""
+    own_tables: Sequence[StateInfo] = ()
+    """States in tables of its own, as they are written into manifests."""
+    own_windows: Windows | None = None
+    """How it cuts time, as far as its state depends on it: of its first state."""
+    own_merges: Mapping[str, str] = MappingProxyType({})
+    """Where its states hold accumulators: how two become one, by their columns."""
+
+    @property
+    def own_metrics(self) -> Mapping[str, int]:
+        """Figures for people to look at."""
+        return {}
+
+
+def windows_info(kind: WindowKind, *, processing: bool = False) -> Windows | None:
+    """Say how windows are cut, as far as state depends on it; None if that says all by itself.
+
+    >>> from strandline.api.windows import Tumbling
+    >>> str(windows_info(Tumbling("10s", offset="25s"))), str(windows_info(Session("10s"), processing=True))
+    ('10000 ms every 10000 ms from 5000 ms', 'sessions by the clock')
+    """
+    if isinstance(kind, Global):
+        return None if kind.count is None else CountWindows(events=kind.count)
+    time: Literal["event", "processing"] = "processing" if processing else "event"
+    if isinstance(kind, Session):
+        return SessionWindows(time=time)
+    size, every, start = (us // 1000 for us in (kind.size_us, kind.every_us, kind.offset_us % kind.every_us))
+    return FixedWindows(size_ms=size, every_ms=every, start_ms=start, time=time)
