@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -145,6 +148,46 @@ def test_who_comes_while_the_directories_are_removed_holds_new_ones(tmp_path: Pa
         with coming.result(30) as held:
             assert os.path.samestat(os.fstat(held.fileno()), (made.root / "driver.lock").stat())
         os.close(copy)
+
+
+def test_who_comes_while_old_directories_are_swept_holds_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, removing, forked = places(tmp_path), shutil.rmtree, threading.Event()
+    made.hold().close()
+    for path in (made.root, *made.root.iterdir()):
+        os.utime(path, (1, 1))
+    copies: list[int] = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def rmtree(path: Path, **given: Any) -> None:
+            # A driver of this job comes, and another thread forks: the lock of whoever sweeps is open in two processes.
+            coming.append(pool.submit(made.hold))
+            with pytest.raises(TimeoutError):
+                coming[0].result(0.2)
+            copies.extend(os.dup(fd) for fd in open_files() if _is(fd, made.root / "driver.lock"))
+            removing(path, **given)
+            forked.set()
+
+        coming: list[Any] = []
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+        sweep(tmp_path)
+        assert forked.is_set()
+        with coming[0].result(30) as held:
+            assert os.path.samestat(os.fstat(held.fileno()), (made.root / "driver.lock").stat())
+    for copy in copies:
+        os.close(copy)
+
+
+def open_files() -> list[int]:
+    return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+
+
+def _is(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except OSError:
+        return False
 
 
 def test_local_copies(tmp_path: Path) -> None:

@@ -264,6 +264,33 @@ def test_stop_leaves_nothing(spark: Any, case: Case) -> None:
         run.checkpoint(1)
 
 
+@pytest.mark.parametrize("where", ["the query has started", "the run is there"])
+def test_a_start_that_is_interrupted_leaves_nothing(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    small.write_rows(case.root / "in", 0, [("a", "x", 1)])
+    job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
+    with monkeypatch.context() as patch:
+        if where == "the query has started":
+            patch.setattr("strandline.spark.job.starting.SourceWatch", interrupt)
+        else:
+            patch.setattr(threading.Thread, "start", unless("strandline-small", interrupt, threading.Thread.start))
+        with pytest.raises(KeyboardInterrupt):
+            job.start(spark)
+    assert not spark.streams.active
+    assert not keepers(case.local_dir)
+    with job.start(spark) as run:
+        run.process_all_available(60)
+
+
+def unless(prefix: str, instead: Any, real: Any) -> Any:
+    """Return a method that does something else for threads with such names."""
+    return lambda thread: (instead if thread.name.startswith(prefix) else real)(thread)
+
+
 def test_a_run_is_a_context_that_stops_it(spark: Any, case: Case) -> None:
     case.add(1)
     sink = sl.sinks.memory()

@@ -155,6 +155,7 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
             with contextlib.suppress(OSError), (root / _DRIVER_LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(root, ignore_errors=True)
+                fcntl.flock(lock, fcntl.LOCK_UN)  # As in `remove`.
 
 
 def _is_ours(path: Path) -> bool:

@@ -71,11 +71,15 @@ class Run:
         hide_errors_of(EpochDriver.__call__.__code__)
         try:
             self._begin_first()
+            _live.add(self)
+            self._thread.start()
         except BaseException:
-            self._held.close()
+            if not self._thread.is_alive():
+                # Interrupted when the run was there, and nobody to look after it.
+                self._end_attempt()
+                self._held.close()
+                _live.discard(self)
             raise
-        _live.add(self)
-        self._thread.start()
 
     def _begin_first(self) -> None:
         while self._attempt is None:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql.streaming.query import StreamingQuery
+
 from strandline.checkpoint.coordinator import Coordinator, OperatorPlan
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.restore import choose
@@ -54,6 +56,8 @@ class Starting:
         self._cleanup = contextlib.ExitStack()
         self._fleet: Fleet | None = None
         self._coordinator: Coordinator | None = None
+        self._driver: EpochDriver | None = None
+        self._query: StreamingQuery | None = None
 
     @errors_reported()
     def start(self) -> Attempt:
@@ -61,7 +65,7 @@ class Starting:
         try:
             return self._start()
         except BaseException:
-            self._take_back()
+            self.take_back()
             raise
 
     def break_off(self) -> None:
@@ -69,7 +73,14 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _take_back(self) -> None:
+    def take_back(self) -> None:
+        """Leave nothing of it: what its query does meanwhile begins no epoch."""
+        if self._driver is not None:
+            # Spark may have begun, though whoever asked it to was interrupted before it said so.
+            self._driver.seal()
+        if self._query is not None:
+            with contextlib.suppress(Exception):
+                self._query.stop()
         if self._coordinator is not None:
             with contextlib.suppress(Exception):
                 self._coordinator.close("the run did not start")
@@ -143,7 +154,7 @@ class Starting:
             start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
             numbers=source_numbers(source), captured=cleaner.captured,
         )  # fmt: skip
-        driver = EpochDriver(
+        driver = self._driver = EpochDriver(
             b.plan, source, operators, exchange, fleet, coordinator, sources, staging, owned.generation, epoch, batch,
             Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, int(b.clock.monotonic_ms() * 1000)),
             b.clock,
@@ -154,8 +165,9 @@ class Starting:
         if b.trigger:
             writer = writer.trigger(**b.trigger)
         between_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
-        watch = SourceWatch(writer.start(), between_ms)
-        return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup.pop_all())
+        query = self._query = writer.start()
+        watch = SourceWatch(query, between_ms)
+        return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup)
 
     def _parallelism(self, manifest: Manifest | None) -> int:
         stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
