@@ -327,3 +327,25 @@ def test_what_a_replaced_driver_published_beside_its_successor_is_not_missed(
     third.checkpoint()
     third.jobdir.delete([info.path for info in third.jobdir.list() if not info.path.startswith("generations/")])
     assert [one.lost for one in choose(third.jobdir).skipped] == [True]
+
+
+@pytest.mark.parametrize("which", ["chk-1/_metadata", "chk-2/_metadata", "generations/1.base"])
+def test_a_record_that_was_damaged_on_the_way_is_read_again(
+    jobdir: JobDirectory, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, which: str
+) -> None:
+    """Were it passed over, the job would go back behind it for good."""
+    claim(jobdir, clock).set_base(None)
+    for checkpoint in (1, 2):
+        publish(jobdir, checkpoint, 1)
+    before, real, damaged = read_catalog(jobdir), JobDirectory.get, []
+
+    def get(self: JobDirectory, path: str) -> bytes:
+        data = real(self, path)
+        if path != which or path in damaged:
+            return data
+        damaged.append(path)
+        return data[:-1] + b"!"
+
+    monkeypatch.setattr(JobDirectory, "get", get)
+    assert read_catalog(jobdir) == before
+    assert damaged == [which]

@@ -25,6 +25,7 @@ from strandline.core.errors import KeeperError, UnavailableError, VersionMismatc
 from strandline.core.ids import Generation
 from strandline.keeper import kept
 from strandline.keeper import protocol as p
+from strandline.keeper.forks import Unshared
 from strandline.keeper.process import Keeper as KeeperProcess
 from strandline.keeper.protocol import Connection
 from strandline.keeper.watchdog import process_start
@@ -239,6 +240,32 @@ def test_what_the_function_forks_does_not_stand_in_for_a_keeper_that_died(nurser
             os.kill(fork, signal.SIGKILL)
 
 
+def test_a_connection_that_was_just_accepted_is_not_shared_either(tmp_path: Path) -> None:
+    """A fork may come before it is noted."""
+    bound = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(bound))
+        listener.listen()
+        kept = Unshared(bound)
+        client.connect(str(bound))
+        accepted, _ = listener.accept()
+        fork = os.fork()
+        if not fork:
+            time.sleep(60)
+            os._exit(0)
+        try:
+            accepted.close()
+            client.settimeout(30)
+            assert client.recv(1) == b""
+            listener.close()
+            with socket.socket(socket.AF_UNIX) as again, pytest.raises(ConnectionRefusedError):
+                again.connect(str(bound))
+        finally:
+            os.kill(fork, signal.SIGKILL)
+            os.waitpid(fork, 0)
+    assert kept
+
+
 def test_a_keeper_goes_on_when_its_function_has_forked(nursery: Nursery) -> None:
     keeper = nursery.start()
     keeper.run([("a", "fork", 0, 0)])
@@ -285,6 +312,34 @@ def test_a_time_out_that_the_function_sets_for_its_own_sockets_ends_no_epoch(nur
         talk.rows([("a", "count", 0, 0)])
         talk.end()
         assert talk.finish()[1].rows_out == 1
+
+
+def test_the_lock_of_a_keeper_that_forgets_all_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one that finds none is at work at once, in what would be removed."""
+    directory = tmp_path / "op-0"
+    keeper = KeeperProcess(tmp_path / "a.sock", directory, 1, "", Generation(1))
+    another = KeeperProcess(tmp_path / "b.sock", directory, 1, "", Generation(2))
+    keeper._lock.take()
+    for name in ("chk-7", "db-1"):
+        (directory / name).mkdir()
+    real, left = os.unlink, []
+
+    def unlink(path: Any, **given: Any) -> None:
+        if Path(path).name == "keeper.lock":
+            left.extend(path.name for path in directory.iterdir() if path.is_dir())
+            real(path, **given)
+            another._lock.take()
+            (directory / "db-2").mkdir()
+        else:
+            real(path, **given)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    keeper._clear(everything=True)
+    assert left == []
+    assert (directory / "db-2").exists()
+    assert another._lock.is_held
+    for each in (keeper, another):
+        each._lock._file.close()  # type: ignore[union-attr]
 
 
 def test_a_lock_whose_directory_was_removed_meanwhile_is_none(nursery: Nursery) -> None:

@@ -7,20 +7,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from strandline.backends.base import Changes, LocalFile
+from strandline.backends.base import Backend, Changes, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId, Partition
 from strandline.format.manifest import FileRef
+from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.protocol import Trigger
 from strandline.keeper.snapshots import Snapshots
+from strandline.runtime.program import Program, Restore
 from strandline.storage.remote import open_store
-from tests.runtime.bench import KINDS, Bench
-from tests.runtime.clients import Keeper, Nursery, eventually, restore_of, shared
+from tests.runtime.bench import KINDS, MIB, Bench, program
+from tests.runtime.clients import Counter, Keeper, Nursery, eventually, restore_of, shared
 
 
 @pytest.fixture
@@ -170,6 +173,32 @@ def test_a_restore_that_finds_storage_damaged_says_which_file(nursery: Nursery) 
             next_one.poll()
 
 
+def test_what_breaks_on_this_machine_alone_is_fetched_and_opened_again(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were the checkpoint called damaged, the job would go back behind it for good."""
+    keeper = nursery.start(backend="rocksdb")
+    keeper.counts("a", "b")
+    report = keeper.checkpoint(1)
+    keeper.kill()
+    real, opened = opening.open_backend, []
+
+    def open_backend(program: Program, process: Any, database: Path) -> Backend:
+        if not opened:
+            next(database.glob("*.sst")).unlink()
+        opened.append(database)
+        return real(program, process, database)
+
+    monkeypatch.setattr(opening, "open_backend", open_backend)
+    wanted = program(
+        Counter(), store_url=f"file://{nursery.storage}", backend="rocksdb", generation=2, restore=restore_of(report, 1)
+    )
+    found = opening.open_partition(wanted, Partition(0), keeper.directory)
+    assert len(opened) == 2
+    assert found.partition.version == 1
+    found.partition.task.close()
+
+
 def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nursery: Nursery) -> None:
     keeper = nursery.start()
     fill(keeper, 300)
@@ -268,4 +297,16 @@ def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
     blocked.join(60)
     assert bench.task.store.dirty_bytes == 0
     assert bench.run([(str(n), "read", 0, 0) for n in range(50)])[0][1].startswith("((1, True")
+    snapshots.close()
+
+
+def test_a_confirmed_checkpoint_that_this_keeper_took_no_part_in_has_none_of_its_files(bench: Bench) -> None:
+    """One that died has: which files of the restored one it still references, nobody here knows."""
+    base = {"7.sst": FileRef(name="7.sst", size=1, sha256="0" * 64, path="shared/ab/cd", shared=True)}
+    bench.program = msgspec.structs.replace(bench.program, restore=Restore(checkpoint=5, epoch=9, files={}))
+    snapshots = snapshots_of(bench, bench.backend, MIB, base)
+    snapshots.heed(CheckpointId(5), None)
+    assert snapshots._base == base
+    snapshots.heed(CheckpointId(6), None)
+    assert snapshots._base == {}
     snapshots.close()

@@ -190,6 +190,29 @@ def _is(fd: int, path: Path) -> bool:
         return False
 
 
+@pytest.mark.parametrize("swept", [False, True])
+def test_the_lock_of_what_is_removed_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swept: bool) -> None:
+    """A driver that finds none makes another, and works in what is being removed."""
+    left = used(tmp_path)
+    made, real, seen = places(tmp_path), os.unlink, []
+
+    def unlink(path: Any, **given: Any) -> None:
+        if Path(path).name == "driver.lock":
+            seen.append(sorted(path.name for path in left.iterdir() if path.is_dir()))
+        real(path, **given)
+
+    with made.hold() as held:
+        monkeypatch.setattr(os, "unlink", unlink)
+        if not swept:
+            made.remove(held)
+    if swept:
+        for path in (left, *left.rglob("*")):
+            os.utime(path, (1, 1))
+        sweep(tmp_path)
+    assert not left.exists()
+    assert seen == [[]]
+
+
 def test_local_copies(tmp_path: Path) -> None:
     for name in ("chk-1", "chk-12", "chk-x", "db-1"):
         (tmp_path / name).mkdir()

@@ -100,7 +100,7 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
     for checkpoint in sorted(i for path in objects if (i := manifest_id(path)) is not None):
         path = manifest_path(checkpoint)
         try:
-            manifest = decode_manifest(jobdir.get(path), f"{jobdir.url}/{path}")
+            manifest = jobdir.read(path, decode_manifest)
             if manifest.checkpoint != checkpoint or manifest.job != jobdir.job:
                 raise CorruptionError(
                     f"{jobdir.url}/{path}: is checkpoint {manifest.checkpoint} of job '{manifest.job}': it was moved"
@@ -147,9 +147,11 @@ def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | No
     marked = [g for path in catalog.objects if (g := published_generation(path)) is not None and g >= since]
     if not marked:
         return None
-    path = published_path(min(marked))
+
+    def decode(data: bytes, where: str) -> _Published:
+        return unframe_record(data, PUBLISHED_MAGIC, _VERSION, _Published, "the record", where)
+
     try:
-        record = unframe_record(jobdir.get(path), PUBLISHED_MAGIC, _VERSION, _Published, "the record", path)
-        return CheckpointId(record.checkpoint)
+        return CheckpointId(jobdir.read(published_path(min(marked)), decode).checkpoint)
     except CorruptionError:
         return CheckpointId(0)

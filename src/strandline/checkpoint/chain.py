@@ -104,7 +104,7 @@ def read_chain(jobdir: JobDirectory, paths: Iterable[str], manifests: Iterable[M
         path = base_path(Generation(generation))
         where = f"{jobdir.url}/{path}"
         try:
-            bases[generation] = decode_base(jobdir.get(path), where)
+            bases[generation] = jobdir.read(path, decode_base)
             if bases[generation].generation != generation:
                 raise CorruptionError(f"{where}: is of generation {bases.pop(generation).generation}: it was moved")
         except CorruptionError as error:

@@ -132,7 +132,7 @@ class Claim:
     def _manifest_of(self, checkpoint: CheckpointId) -> Manifest:
         path = manifest_path(checkpoint)
         try:
-            return decode_manifest(self._jobdir.get(path), f"{self._jobdir.url}/{path}")
+            return self._jobdir.read(path, decode_manifest)
         except NotFoundError as error:
             # A newer driver subsumes what this one has chosen: that is no damage.
             self.check()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.core.errors import ConfigurationError, CorruptionError, StrandlineError
 from strandline.core.ids import CheckpointId, Generation, unique_name
 from strandline.storage.base import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Only numbers as we write them: the copy chk-07 that somebody made is not checkpoint 7.
@@ -124,6 +127,17 @@ class JobDirectory:
 
     def get(self, path: str) -> bytes:
         return self.store.get(f"{self.job}/{path}")
+
+    def read(self, path: str, decode: Callable[[bytes, str], T]) -> T:
+        """Get an object and decode it, given where it is; once more if it is damaged: it may have been so on the way.
+
+        What is damaged for good is passed over, and what came later with it: rows of files already taken come again.
+        """
+        where = f"{self.url}/{path}"
+        try:
+            return decode(self.get(path), where)
+        except CorruptionError:
+            return decode(self.get(path), where)
 
     def get_file(self, path: str, target: Path) -> None:
         self.store.get_file(f"{self.job}/{path}", target)

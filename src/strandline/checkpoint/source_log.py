@@ -150,14 +150,16 @@ def write_files(files: Mapping[str, bytes], directory: Path, where: str) -> None
 
 
 def _get(jobdir: JobDirectory, file: FileRef) -> bytes:
-    where = f"{jobdir.url}/{file.path}"
+    def checked(data: bytes, where: str) -> bytes:
+        if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
+            raise CorruptionError(f"{where}: its checksum does not match: it was damaged", path=file.path)
+        return data
+
     try:
-        data = jobdir.get(file.path)
+        return jobdir.read(file.path, checked)
     except NotFoundError as error:
+        where = f"{jobdir.url}/{file.path}"
         raise CorruptionError(f"{where}: missing, but the source progress needs it", path=file.path) from error
-    if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
-        raise CorruptionError(f"{where}: its checksum does not match: it was damaged", path=file.path)
-    return data
 
 
 def _pieces(data: bytes) -> Iterator[memoryview]:

@@ -59,15 +59,19 @@ def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], n
 
 def load_start(jobdir: JobDirectory) -> Start | None:
     """Return the job's start, None if there is none yet. Raises CorruptionError if it is damaged."""
-    where = f"{jobdir.url}/{START_PATH}"
-    try:
-        start = unframe_record(jobdir.get(START_PATH), START_MAGIC, _VERSION, Start, "the start", where)
+
+    def decode(data: bytes, where: str) -> Start:
+        start = unframe_record(data, START_MAGIC, _VERSION, Start, "the start", where)
         unpack(start.archive, where)
+        return start
+
+    try:
+        start = jobdir.read(START_PATH, decode)
     except NotFoundError:
         return None
     except CorruptionError as error:
         raise CorruptionError(
-            f"{where}: where the job's sources began cannot be read: {error}",
+            f"{jobdir.url}/{START_PATH}: where the job's sources began cannot be read: {error}",
             hint="it is needed until the first checkpoint: bring it back from a backup, or delete it and accept that "
             "the sources begin anew, as their options say",
             path=START_PATH,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import weakref
+from pathlib import Path
 from typing import Protocol
 
 
@@ -17,9 +19,13 @@ class _Closable(Protocol):
 
 
 class Unshared:
-    """Files and sockets that are closed in forks of this process; there, closing takes nothing from this one."""
+    """Files and sockets that are closed in forks of this process; there, closing takes nothing from this one.
 
-    def __init__(self) -> None:
+    Those of `bound`, the name of a socket that listens, are so without being added: one may just have been accepted.
+    """
+
+    def __init__(self, bound: Path) -> None:
+        self._bound = str(bound)
         self._held: weakref.WeakSet[_Closable] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self._let_go)
 
@@ -31,3 +37,10 @@ class Unshared:
         for held in list(self._held):
             with contextlib.suppress(OSError):
                 held.close()
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                descriptor = int(entry.name)
+                with socket.socket(fileno=os.dup(descriptor)) as copy:
+                    is_ours = copy.getsockname() == self._bound
+                if is_ours:
+                    os.close(descriptor)

@@ -62,6 +62,12 @@ class PartitionLock:
         lock.flush()
         self._file = lock
 
+    def remove(self) -> None:
+        """Take the lock's name away, and the directory if nothing else is in it."""
+        with suppress(OSError):
+            (self._directory / _NAME).unlink()
+            self._directory.rmdir()
+
     def _open(self) -> IO[str]:
         while True:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)

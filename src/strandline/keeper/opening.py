@@ -14,6 +14,7 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in, fetch
 from strandline.core import failpoints
+from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper.paths import local_copies, local_copy
@@ -61,14 +62,17 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
-    with damage_in(CheckpointId(restore.checkpoint) if restore else None):
-        backend = open_backend(program, process, database)
-        try:
-            task = Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
-        except BaseException:
-            # Whoever asks again finds the database free, and hears the same error.
-            backend.close()
+    try:
+        backend, task = _open(program, process, partition, database)
+    except CorruptionError as error:
+        if restore is None:
             raise
+        # Its files were verified: what is damaged may be so on this machine alone.
+        log.warning("opened once more, from storage: %s", error)
+        shutil.rmtree(database, ignore_errors=True)
+        with damage_in(CheckpointId(restore.checkpoint)):
+            fetch(jobdir, files, database)
+            backend, task = _open(program, process, partition, database)
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
         program, partition, task.store, backend, jobdir, directory, base,
@@ -76,6 +80,16 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     )  # fmt: skip
     version = Epoch(restore.epoch if restore else 0)
     return Opened(program, OperatorPartition(task, version), snapshots)
+
+
+def _open(program: Program, process: Process, partition: Partition, database: Path) -> tuple[Backend, Task]:
+    backend = open_backend(program, process, database)
+    try:
+        return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
+    except BaseException:
+        # Whoever asks again finds the database free, and hears the same error.
+        backend.close()
+        raise
 
 
 def open_backend(program: Program, process: Process, database: Path) -> Backend:

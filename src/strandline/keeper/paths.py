@@ -92,9 +92,17 @@ class Places:
         """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(self.root, ignore_errors=True)
-            # Closing it is not enough where a process that the program has forked has it, too.
-            fcntl.flock(held, fcntl.LOCK_UN)
+            _remove(self.root, held)
+
+
+def _remove(root: Path, lock: IO[str]) -> None:
+    """Remove a job's directory, its lock, which is held alone, last: a driver that finds another works beside us."""
+    for path in root.glob("*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(root, ignore_errors=True)
+    # Closing it is not enough where a process that the program has forked has it, too.
+    fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _refuse_others(directory: Path, *, shared: bool) -> None:
@@ -154,8 +162,7 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
             # Held meanwhile, so that no driver that starts takes up what is being removed.
             with contextlib.suppress(OSError), (root / _DRIVER_LOCK).open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(root, ignore_errors=True)
-                fcntl.flock(lock, fcntl.LOCK_UN)  # As in `remove`.
+                _remove(root, lock)
 
 
 def _is_ours(path: Path) -> bool:

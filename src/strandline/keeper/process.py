@@ -60,7 +60,7 @@ class Keeper:
         self._generation = generation
         self._name = unique_name()
         self._directory = directory
-        self._unshared = Unshared()
+        self._unshared = Unshared(_bound_name(socket_path))
         self._lock = PartitionLock(directory, generation, self._unshared)
         self._partition = Partition(int(directory.name.rpartition("-")[2]))
         self._opened: Opened | None = None
@@ -84,7 +84,7 @@ class Keeper:
         self._unshared.add(listener)
         self._socket_path.unlink(missing_ok=True)
         # Bound under another name first: whoever finds the socket can connect to it.
-        hidden = self._socket_path.with_suffix(".tmp")
+        hidden = _bound_name(self._socket_path)
         hidden.unlink(missing_ok=True)
         listener.bind(str(hidden))
         listener.listen(16)
@@ -400,8 +400,12 @@ class Keeper:
             return
         # Twice, since background threads may have added a file meanwhile.
         for _ in range(2):
-            for path in [self._directory] if everything else list(self._directory.glob("db-*")):
-                shutil.rmtree(path, ignore_errors=True)
+            for path in list(self._directory.glob("*" if everything else "db-*")):
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+        if everything:
+            # The lock last, and nothing after it: the next keeper that finds none may be at work at once.
+            self._lock.remove()
 
     def _end(self, reason: str) -> None:
         log.info("ending: %s", reason)
@@ -418,6 +422,10 @@ class Keeper:
         if time.monotonic() - self._collected > _COLLECTION_S:
             gc.collect()
             self._collected = time.monotonic()
+
+
+def _bound_name(socket_path: Path) -> Path:
+    return socket_path.with_suffix(".tmp")
 
 
 @contextmanager

@@ -51,6 +51,7 @@ class Snapshots:
         self._jobdir = jobdir
         self._directory = directory
         self._base = dict(base)
+        self._base_of = CheckpointId(program.restore.checkpoint) if program.restore else None
         self._write_behind_bytes = write_behind_bytes
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
@@ -67,8 +68,11 @@ class Snapshots:
         with self._lock:
             self._pending = pending
             if confirmed is not None and confirmed in self._uploads:
-                self._base = self._uploads[confirmed]
+                self._base, self._base_of = self._uploads[confirmed], confirmed
                 self._drop_copies(keep=confirmed)
+            elif confirmed not in (None, self._base_of):
+                # One that died before any epoch took part in it: which of its files that one holds is not known here.
+                self._base, self._base_of = {}, confirmed
             decided = [c for c in self._reports if c != pending]
             for checkpoint in decided:
                 del self._reports[checkpoint]
