@@ -266,6 +266,29 @@ def test_a_connection_that_was_just_accepted_is_not_shared_either(tmp_path: Path
     assert kept
 
 
+def test_what_a_fork_does_with_files_of_its_own_is_left_alone(tmp_path: Path) -> None:
+    """A copy of a pipe's end that it cannot close would keep it from ever reading to the end."""
+    kept, sockets = Unshared(tmp_path / "s"), socket.socketpair()
+    read, write = os.pipe()
+    try:
+        # As a function does for its own: what is found must not become non-blocking, here either.
+        socket.setdefaulttimeout(5)
+        fork = os.fork()
+        if not fork:
+            os.close(write)
+            os._exit(len(os.read(read, 10)) if os.get_blocking(sockets[0].fileno()) else 77)
+        os.close(write)
+        ended = eventually(lambda: os.waitpid(fork, os.WNOHANG)[0] and "it has", "the fork has read to the end")
+        assert ended
+        assert os.get_blocking(sockets[0].fileno())
+    finally:
+        socket.setdefaulttimeout(None)
+        os.close(read)
+        for sock in sockets:
+            sock.close()
+    assert kept
+
+
 def test_a_keeper_goes_on_when_its_function_has_forked(nursery: Nursery) -> None:
     keeper = nursery.start()
     keeper.run([("a", "fork", 0, 0)])

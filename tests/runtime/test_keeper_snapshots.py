@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import shutil
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,19 +12,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from strandline.api.process import KeyedProcess
 from strandline.backends.base import Backend, Changes, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, StrandlineError, UnavailableError
-from strandline.core.ids import CheckpointId, Partition
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.protocol import Trigger
 from strandline.keeper.snapshots import Snapshots
+from strandline.runtime.partition import EpochTimes
 from strandline.runtime.program import Program, Restore
 from strandline.storage.remote import open_store
-from tests.runtime.bench import KINDS, MIB, Bench, program
+from tests.runtime.bench import KINDS, MIB, Bench, batch_of, program
 from tests.runtime.clients import Counter, Keeper, Nursery, eventually, restore_of, shared
 
 
@@ -197,6 +201,58 @@ def test_what_breaks_on_this_machine_alone_is_fetched_and_opened_again(
     assert len(opened) == 2
     assert found.partition.version == 1
     found.partition.task.close()
+
+
+class Ringing(KeyedProcess):
+    """Sets a timer for each key: opening looks for the first ones, in blocks of files."""
+
+    def on_event(self, event: Any, ctx: Any) -> None:
+        ctx.timers.set_processing(ctx.now + dt.timedelta(days=1))
+
+    def on_timer(self, timer: Any, ctx: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """On this machine alone, or before it was hashed and uploaded: then the checkpoint is passed over."""
+    given: dict[str, Any] = {"store_url": f"file://{tmp_path}/storage", "backend": "rocksdb", "output_schema": "a int"}
+    backends: list[Backend] = []
+    real = opening.open_backend
+
+    def open_backend(program: Program, process: Any, database: Path) -> Backend:
+        if 1 <= len(backends) <= times:
+            for file in database.glob("*.sst"):
+                data = bytearray(file.read_bytes())
+                data[200] ^= 0xFF
+                file.unlink()
+                file.write_bytes(data)
+        backends.append(real(program, process, database))
+        return backends[-1]
+
+    monkeypatch.setattr(opening, "open_backend", open_backend)
+    first = opening.open_partition(program(Ringing(), **given), Partition(0), tmp_path / "op-0")
+    events = batch_of([(f"k{n}", "", n, n) for n in range(2000)])
+    assert not list(first.partition.run(Epoch(1), EpochTimes(now_us=1_700_000_000_000_000), [events]))
+    first.partition.commit()
+    first.snapshots.trigger(Trigger(1, "full"))
+    report = eventually(first.snapshots.reports, "a report")[0]
+    first.snapshots.close()
+    shutil.rmtree(tmp_path / "op-0")
+    wanted = program(Ringing(), generation=2, restore=restore_of(report, 1), **given)
+    if times == 1:
+        found = opening.open_partition(wanted, Partition(0), tmp_path / "op-0")
+        assert found.partition.task.next_timers_us[1] is not None
+        found.snapshots.close()
+    else:
+        with pytest.raises(CorruptionError) as caught:
+            opening.open_partition(wanted, Partition(0), tmp_path / "op-0")
+        assert caught.value.fields["checkpoint"] == 1
+    assert len(backends) == 3
+    for backend in backends:
+        backend.close()
 
 
 def test_a_keeper_that_took_a_snapshot_of_a_restored_state_shares_its_files(nursery: Nursery) -> None:

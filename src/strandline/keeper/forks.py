@@ -37,10 +37,20 @@ class Unshared:
         for held in list(self._held):
             with contextlib.suppress(OSError):
                 held.close()
-        for entry in Path("/proc/self/fd").iterdir():
+        # A time-out for new sockets would make each one found non-blocking, for this process's parent, too.
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(None)
+        for entry in list(Path("/proc/self/fd").iterdir()):
             with contextlib.suppress(OSError):
-                descriptor = int(entry.name)
-                with socket.socket(fileno=os.dup(descriptor)) as copy:
-                    is_ours = copy.getsockname() == self._bound
-                if is_ours:
-                    os.close(descriptor)
+                self._let_go_if_ours(int(entry.name))
+        socket.setdefaulttimeout(before)
+
+    def _let_go_if_ours(self, descriptor: int) -> None:
+        # Not a copy of it: that would be the fork's, who could not close it.
+        found = socket.socket(fileno=descriptor)
+        try:
+            is_ours = found.getsockname() == self._bound
+        finally:
+            found.detach()
+        if is_ours:
+            os.close(descriptor)

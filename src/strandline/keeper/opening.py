@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 from dataclasses import dataclass
@@ -62,17 +63,25 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
+    opened, damage = None, ""
     try:
-        backend, task = _open(program, process, partition, database)
+        opened = _open(program, process, partition, database)
     except CorruptionError as error:
         if restore is None:
             raise
-        # Its files were verified: what is damaged may be so on this machine alone.
-        log.warning("opened once more, from storage: %s", error)
+        damage = str(error)
+    if opened is None:
+        # Its files were verified: what is damaged may be so on this machine alone. Frames that the error held may hold
+        # iterators, and these the database and its lock: not in the block above, and another directory.
+        log.warning("opened once more, from storage: %s", damage)
+        gc.collect()
         shutil.rmtree(database, ignore_errors=True)
+        assert restore is not None
         with damage_in(CheckpointId(restore.checkpoint)):
+            database = directory / f"db-{program.generation}-again"
             fetch(jobdir, files, database)
-            backend, task = _open(program, process, partition, database)
+            opened = _open(program, process, partition, database)
+    backend, task = opened
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
         program, partition, task.store, backend, jobdir, directory, base,

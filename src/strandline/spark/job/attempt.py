@@ -94,8 +94,11 @@ class Attempt:
     @errors_reported()
     def watch(self, stopping: Any) -> bool:
         """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
+        with self._fleet.breakable():
+            return self._look_after(stopping)
+
+    def _look_after(self, stopping: Any) -> bool:
         looked, checked = 0.0, time.monotonic()
-        self._fleet.name_jobs()
         while not stopping.is_set():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None

@@ -125,7 +125,8 @@ class Starting:
         self._cleanup.callback(fleet.close)
         # Before: those that have restored little wait for those that restore much.
         fleet.keep_alive()
-        opened = fleet.open(epoch)
+        with fleet.breakable():
+            opened = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor
 _END_S = 5.0
 _PINGS_A_LEASE = 4
 _EXEC_S = 0.1
+_JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+"""What Spark keeps of a thread's job group."""
 
 Slot = tuple[str, int]
 """An operator's uid and a partition."""
@@ -135,9 +137,17 @@ class Fleet:
         if answered != self.slots:
             self._control(instructions, p.PING)
 
-    def name_jobs(self) -> None:
-        """From now on, what this thread asks of keepers through Spark can be broken off."""
+    @contextlib.contextmanager
+    def breakable(self) -> Iterator[None]:
+        """Meanwhile, what this thread asks of keepers through Spark can be broken off."""
+        before = {name: self._sc.getLocalProperty(name) for name in _JOB_GROUP}
         self._sc.setJobGroup(self._job_group, f"strandline: {self._places.root.name}", interruptOnCancel=True)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(Exception):
+                for name, value in before.items():
+                    self._sc.setLocalProperty(name, value)
 
     def break_off(self) -> None:
         """End every keeper of this machine, and what was asked through Spark: whoever waits hears that it is over."""
