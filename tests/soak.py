@@ -1,4 +1,4 @@
-"""What only `make soak` runs: more cases of a test, more examples of a property. One of a kind is run every time.
+"""What only `make soak` runs: more cases of a test, more examples of a property. What others show cheaper, it runs alone.
 
 Some 200 of the cases are jobs in which something breaks, each by its seed: tests/spark/test_faults_*.py (processes of
 Spark, its files and tasks, slow storage, clocks), test_cluster.py (executors), test_driver_kills.py, test_keeper_kills.py
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 PROFILE = "soak"
 _MANY = 30
-_FEW = 0.7
+_FEW = 0.45
 """What keeps a run of all tests within a quarter of an hour."""
 
 

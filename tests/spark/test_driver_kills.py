@@ -104,9 +104,7 @@ BEFORE_OR_AFTER = ["upload.source", "checkpoint.publish.before"]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "failpoint", [AFTER_IT[0], *soaking([*BEFORE_THE_START_IS_KEPT, *AFTER_IT[1:], *BEFORE_OR_AFTER])]
-)
+@pytest.mark.parametrize("failpoint", soaking([*BEFORE_THE_START_IS_KEPT, *AFTER_IT, *BEFORE_OR_AFTER]))
 def test_driver_killed_before_a_first_epoch_is_in_a_checkpoint(case: Case, failpoint: str) -> None:
     """A source that began at "now" has begun once: at the time that was kept first."""
     app = App(case, armed(failpoint, 1), job="rated")
