@@ -46,7 +46,6 @@ class MapTable(ObjectTable):
         self._encode_sub = encode_sub
         self._decode_sub = decode_sub
         self._values = values
-        self._cell_bytes = 0.0
         self._held = 0
         self._writes = 0
 
@@ -168,16 +167,10 @@ class MapTable(ObjectTable):
             key, end = self._decode_key(entry)
             self.live.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
 
-    def evict(self) -> None:
-        """Let go of all cells when they are beyond the budget; what is not yet written stays in dirty."""
-        if self._holds_all:
-            self._drop_absent()
-            return
-        if not self.live:
-            return
-        self._measure()
+    def _shrink(self) -> None:
+        """All cells go; what is not yet written stays in dirty."""
         # What the epoch wrote, and the last call kept, has to stay: it is no reason to look at all of it again.
-        if (len(self.live) - self._held) * self._cell_bytes > self._cache_bytes:
+        if (len(self.live) - self._held) * self._entry_bytes > self._cache_bytes:
             kept = {key: self.live[key] for key, _ in self.undo}
             self.live.clear()
             self.live.update(kept)
@@ -192,7 +185,7 @@ class MapTable(ObjectTable):
     @property
     def cached_bytes(self) -> int:
         """About how much memory the cached cells take."""
-        return int(len(self.live) * self._cell_bytes)
+        return int(len(self.live) * self._entry_bytes)
 
     def _copied(self) -> dict[Any, Cell]:
         return {key: dict(cell) for key, cell in self.live.items()}
@@ -222,7 +215,6 @@ class MapTable(ObjectTable):
         return found
 
     def _drop_absent(self) -> None:
-        """Forget that entries are not there, where everything else stays: memory follows the state."""
         for key, sub in self._absent.difference(self.undo):
             cell = self.live.get(key, {})
             if cell.get(sub, sub) is None:
@@ -231,10 +223,9 @@ class MapTable(ObjectTable):
                 self.live.pop(key, None)
         self._absent.intersection_update(self.undo)
 
-    def _measure(self) -> None:
+    def _sampled_bytes(self) -> float:
         some = [cell for cell, _ in zip(reversed(self.live.values()), range(16), strict=False)]
-        size = sum(map(deep_size, some)) / len(some) + 2 * _ENTRY_BYTES
-        self._cell_bytes = size if not self._cell_bytes else 0.8 * self._cell_bytes + 0.2 * size
+        return sum(map(deep_size, some)) / len(some) + 2 * _ENTRY_BYTES
 
     def _encode(self, changes: dict[Any, Cell], *, with_absent: bool) -> Iterator[Entry]:
         for key, cell in changes.items():

@@ -86,6 +86,8 @@ class ObjectTable:
         self._backend = backend
         self._holds_all = backend.keeps_all
         self._cache_bytes = cache_bytes
+        self._entry_bytes = 0.0
+        """About how much memory a live entry takes; 0 before the first look."""
 
     def freeze(self) -> Callable[[], Iterator[Entry]]:
         """Take what the backend must be given for a snapshot; later writes do not show in it."""
@@ -103,6 +105,27 @@ class ObjectTable:
     def unwritten(self) -> list[dict[Any, Any]]:
         """Return the layers of what the backend does not have yet, by key."""
         return [self.live if self._holds_all else self.dirty, *self.inflight]
+
+    def evict(self) -> None:
+        """Keep what is cached within its budget."""
+        if self._holds_all:
+            self._drop_absent()
+        elif self.live:
+            size = self._sampled_bytes()
+            self._entry_bytes = size if not self._entry_bytes else 0.8 * self._entry_bytes + 0.2 * size
+            self._shrink()
+
+    def _drop_absent(self) -> None:
+        """Forget that something is not there, where everything else stays: memory follows the state."""
+        raise NotImplementedError
+
+    def _sampled_bytes(self) -> float:
+        """Look at a few live entries; return how much memory one takes."""
+        raise NotImplementedError
+
+    def _shrink(self) -> None:
+        """Let go of live entries if they are beyond the budget."""
+        raise NotImplementedError
 
     def _copied(self) -> dict[Any, Any]:
         """Return all that there is, so that later writes do not show in it."""

@@ -37,7 +37,6 @@ class ValueTable(ObjectTable):
         self._encode_values = encode_values
         self._decode_values = decode_values
         self._decode_key = decode_key
-        self._entry_bytes = 0.0
 
     def load(self, keys: Iterable[Any]) -> None:
         """Make every key live, reading from the backend in one go what nothing in memory has."""
@@ -89,14 +88,8 @@ class ValueTable(ObjectTable):
             values.append(value)
         self.live.update(zip(keys, self._decode_values(values), strict=True))
 
-    def evict(self) -> None:
-        """Let go of objects beyond the budget: a key not used for two generations goes."""
-        if self._holds_all:
-            self._drop_absent()
-            return
-        if not self.live:
-            return
-        self._measure()
+    def _shrink(self) -> None:
+        """A key not used for two generations goes."""
         # What the epoch wrote has to stay: it is no reason to copy everything at each batch.
         if (len(self.live) - len(self.undo)) * self._entry_bytes > self._cache_bytes / 2:
             self._evicted = dict(self.live)
@@ -117,17 +110,15 @@ class ValueTable(ObjectTable):
         return dict(self.live)
 
     def _drop_absent(self) -> None:
-        """Forget that keys have no value, where everything else stays: memory follows the state."""
         for key in self._absent.difference(self.undo):
             if self.live.get(key, key) is None:
                 del self.live[key]
         self._absent.intersection_update(self.undo)
 
-    def _measure(self) -> None:
+    def _sampled_bytes(self) -> float:
         sampled = [k for k, _ in zip(self.live, range(_SAMPLE), strict=False)]
         sampled += [k for k, _ in zip(reversed(self.live), range(_SAMPLE), strict=False)]
-        size = sum(deep_size(k) + deep_size(self.live[k]) for k in sampled) / len(sampled) + _DICT_SLOT_BYTES
-        self._entry_bytes = size if not self._entry_bytes else 0.8 * self._entry_bytes + 0.2 * size
+        return sum(deep_size(k) + deep_size(self.live[k]) for k in sampled) / len(sampled) + _DICT_SLOT_BYTES
 
     def _encode(self, changes: dict[Any, Any], *, with_absent: bool) -> Iterator[Entry]:
         gone = [key for key, value in changes.items() if value is None]
