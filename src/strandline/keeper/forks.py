@@ -40,10 +40,12 @@ class Unshared:
         # A time-out for new sockets would make each one found non-blocking, for this process's parent, too.
         before = socket.getdefaulttimeout()
         socket.setdefaulttimeout(None)
-        for entry in list(Path("/proc/self/fd").iterdir()):
-            with contextlib.suppress(OSError):
-                self._let_go_if_ours(int(entry.name))
-        socket.setdefaulttimeout(before)
+        try:
+            for entry in list(Path("/proc/self/fd").iterdir()):
+                with contextlib.suppress(OSError):
+                    self._let_go_if_ours(int(entry.name))
+        finally:
+            socket.setdefaulttimeout(before)
 
     def _let_go_if_ours(self, descriptor: int) -> None:
         # Not a copy of it: that would be the fork's, who could not close it.

@@ -123,12 +123,6 @@ class Attempt:
                 return True
         return False
 
-    @errors_reported()
-    def stop_query(self) -> None:
-        """Stop Spark's query; what it was doing is forgotten."""
-        with contextlib.suppress(Exception):
-            self.query.stop()
-
     def break_off(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
         if self.driver.is_running:
@@ -138,16 +132,7 @@ class Attempt:
     @errors_reported()
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
-        # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more.
-        self.driver.seal()
-        self.stop_query()
-        with contextlib.suppress(Exception):
-            self.coordinator.close("the run ended")
-            self.coordinator.advance()
-        self._fleet.stop(forget=forget)
-        close_sinks(self._b)
-        with contextlib.suppress(Exception):
-            self._cleanup.close()
+        end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
 
     # -- watching
 
@@ -190,8 +175,32 @@ class Attempt:
         return any(c.checkpoint == final and c.epoch == self.driver.progress.epoch for c in self.coordinator.history)
 
 
-def close_sinks(blueprint: Blueprint) -> None:
-    """Let the sinks of a run end."""
+def end(
+    blueprint: Blueprint,
+    why: str,
+    driver: EpochDriver | None,
+    query: StreamingQuery | None,
+    coordinator: Coordinator | None,
+    fleet: Fleet | None,
+    cleanup: contextlib.ExitStack,
+    forget: bool = False,
+) -> None:
+    """End what there is of a run, whatever its parts are doing: what came after its last checkpoint is forgotten."""
+    if driver is not None:
+        # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more. Spark
+        # may have begun though whoever asked it to was interrupted before there was a query.
+        driver.seal()
+    if query is not None:
+        with contextlib.suppress(Exception):
+            query.stop()
+    if coordinator is not None:
+        with contextlib.suppress(Exception):
+            coordinator.close(why)
+            coordinator.advance()
+    if fleet is not None:
+        fleet.stop(forget=forget)
     for _, sink, _ in blueprint.plan.sinks:
         with contextlib.suppress(Exception):
             sink.close()
+    with contextlib.suppress(Exception):
+        cleanup.close()

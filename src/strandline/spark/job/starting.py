@@ -25,7 +25,7 @@ from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.base.sessionchecks import retained_batches
-from strandline.spark.job.attempt import Attempt, Blueprint, close_sinks
+from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.sourcewatch import SourceWatch
@@ -65,30 +65,16 @@ class Starting:
         try:
             return self._start()
         except BaseException:
-            self.take_back()
+            end(
+                self._b, "the run did not start", self._driver, self._query, self._coordinator, self._fleet,
+                self._cleanup,
+            )  # fmt: skip
             raise
 
     def break_off(self) -> None:
         """Have the thread that starts wait for keepers no more: it is to end, and one may never answer."""
         if self._fleet is not None:
             self._fleet.break_off()
-
-    def take_back(self) -> None:
-        """Leave nothing of it: what its query does meanwhile begins no epoch."""
-        if self._driver is not None:
-            # Spark may have begun, though whoever asked it to was interrupted before it said so.
-            self._driver.seal()
-        if self._query is not None:
-            with contextlib.suppress(Exception):
-                self._query.stop()
-        if self._coordinator is not None:
-            with contextlib.suppress(Exception):
-                self._coordinator.close("the run did not start")
-        if self._fleet is not None:
-            self._fleet.stop(forget=False)
-        close_sinks(self._b)
-        with contextlib.suppress(Exception):
-            self._cleanup.close()
 
     def _start(self) -> Attempt:
         b = self._b
@@ -118,7 +104,7 @@ class Starting:
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = Epoch(manifest.epoch if manifest else 0)
-        exchange = Exchange(b.spark, self._parallelism(manifest))
+        exchange = Exchange(b.spark, self._parallelism(manifest), f"strandline-{b.places.root.name}-{owned.generation}")
         self._cleanup.callback(exchange.close)
         programs = [self._program(owned, operator, manifest) for operator in operators]
         fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)

@@ -44,8 +44,10 @@ is broadcast, and partitions without rows are not reached."""
 class Exchange:
     """The routes and the anchor of one job at one parallelism."""
 
-    def __init__(self, spark: SparkSession, parallelism: int) -> None:
+    def __init__(self, spark: SparkSession, parallelism: int, job_group: str = "strandline") -> None:
         self._parallelism = parallelism
+        self.job_group = job_group
+        """What of a run's own Spark jobs can be broken off by."""
         # One alone Spark would cut into as many as it has by default, and the anchor with it.
         self._tasks = max(2, parallelism)
         found = _find_routes(parallelism, self._tasks)
@@ -111,6 +113,8 @@ class Exchange:
     def _warm(self) -> None:
         # Whatever is wrong, the first epoch will meet it too, and say so.
         with contextlib.suppress(Exception):
+            sc: Any = self._anchor.sparkSession.sparkContext
+            sc.setJobGroup(self.job_group, "strandline: partitions", interruptOnCancel=True)
             self._anchor.count()
 
     def close(self) -> None:

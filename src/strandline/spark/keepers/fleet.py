@@ -61,7 +61,6 @@ class Fleet:
     ) -> None:
         sc: Any = spark.sparkContext
         self._sc = sc
-        self._job_group = f"strandline-{places.root.name}-{generation}"
         self._places = places
         self._exchange = exchange
         self._generation = generation
@@ -141,8 +140,8 @@ class Fleet:
     def breakable(self) -> Iterator[None]:
         """Meanwhile, what this thread asks of keepers through Spark can be broken off."""
         before = {name: self._sc.getLocalProperty(name) for name in _JOB_GROUP}
-        self._sc.setJobGroup(self._job_group, f"strandline: {self._places.root.name}", interruptOnCancel=True)
         try:
+            self._sc.setJobGroup(self._exchange.job_group, "strandline: keepers", interruptOnCancel=True)
             yield
         finally:
             with contextlib.suppress(Exception):
@@ -152,7 +151,7 @@ class Fleet:
     def break_off(self) -> None:
         """End every keeper of this machine, and what was asked through Spark: whoever waits hears that it is over."""
         with contextlib.suppress(Exception):
-            self._sc.cancelJobGroup(self._job_group)
+            self._sc.cancelJobGroup(self._exchange.job_group)
         self.kill()
 
     def stop(self, *, forget: bool) -> None:
@@ -160,7 +159,8 @@ class Fleet:
         self._over.set()
         instructions = Instructions(generation=self._generation, epoch=0, forget=forget)
         try:
-            self._control(instructions, p.STOP)
+            with self.breakable():
+                self._control(instructions, p.STOP)
         except Exception:
             # The session may be gone already. Keepers of this machine can be ended without it; others end by
             # themselves, with their executor or their lease.
