@@ -12,7 +12,8 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import StateInfo
-from strandline.runtime.program import check_process, pickle_process, state_infos
+from strandline.plan.checks import check_process
+from strandline.runtime.program import pickle_process, state_infos
 
 
 class Base(KeyedProcess):

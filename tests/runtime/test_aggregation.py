@@ -217,7 +217,7 @@ def test_counted_aggregates(tmp_path_factory: pytest.TempPathFactory, kind: str,
 
 
 def test_a_counted_result_has_the_time_of_the_event_that_ended_it(tmp_path: Path) -> None:
-    bench = Aggregating("memory", tmp_path, Global(count=2), accumulators=COUNTS, timed=True, gives_time=True)
+    bench = Aggregating("memory", tmp_path, Global(count=2), accumulators=COUNTS, timed=True)
     batch = bench.rows_of([("a", 0, 1), ("b", 0, 5), ("a", 0, 2), ("a", 0, 3)])
     batch = batch.add_column(1, TIME, pa.array([7, 8, 5, 9]))
     found = [row for b in bench.apply([batch], 0) for row in b.to_pylist()]

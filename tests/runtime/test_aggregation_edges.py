@@ -239,7 +239,7 @@ class Pass(KeyedProcess):
 def test_what_comes_of_fired_rows_is_fired_too(tmp_path: Path) -> None:
     """Else the operator after the next would see it only after its watermark has moved on: too late."""
     bench = Bench(
-        "memory", tmp_path, Pass(), input_schema="k string", output_schema="k string", timed=True, phased=True, gives_time=True
+        "memory", tmp_path, Pass(), input_schema="k string", output_schema="k string", timed=True, phased=True
     )  # fmt: skip
     columns = [pa.array([1, 1], pa.int32()), pa.array([5, 6]), pa.array([True, False]), pa.array(["fired", "not"])]
     batch = pa.RecordBatch.from_arrays(columns, names=["key_group", TIME, FIRED, "k"])
@@ -265,7 +265,7 @@ def test_windows_take_in_fired_rows_before_the_watermark_moves_on(tmp_path: Path
 
 
 def test_running_aggregates_of_fired_rows_are_fired(tmp_path: Path) -> None:
-    bench = Aggregating("memory", tmp_path, accumulators=COUNTS, timed=True, phased=True, gives_time=True)
+    bench = Aggregating("memory", tmp_path, accumulators=COUNTS, timed=True, phased=True)
     columns = list(rows_of([("a", 0, 1), ("a", 0, 2), ("a", 0, 4)], COUNTS).columns)
     columns[1:1] = [pa.array([5, 8, 7]), pa.array([True, False, False])]
     names = ["key_group", TIME, FIRED, "k", "rows", "n", "total"]

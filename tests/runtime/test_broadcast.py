@@ -200,7 +200,7 @@ def test_events_cannot_change_rules(tmp_path: Path) -> None:
 
 
 def test_rules_come_after_what_timers_gave_and_before_other_events(tmp_path: Path) -> None:
-    bench = make("memory", tmp_path, timed=True, gives_time=True, phased=True)
+    bench = make("memory", tmp_path, timed=True, phased=True)
     plain = batch([("a", 1), ("b", 2)], [("x", 5, 1)])
     times, fired = pa.array([1, 2, None], pa.int64()), pa.array([False, True, False])
     arrays = [plain.column(0), times, fired, *plain.columns[1:]]

@@ -18,6 +18,7 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
+from strandline.plan.checks import check_inputs
 from strandline.runtime.operators.joins import (
     HOWS,
     LEFT,
@@ -26,7 +27,6 @@ from strandline.runtime.operators.joins import (
     Layout,
     TimedJoin,
     WindowJoin,
-    check_inputs,
 )
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import as_datetime
@@ -68,7 +68,7 @@ def run(bench: Bench, rows: Sequence[Arrival], watermark: int | None, *, abort: 
 
 
 def make_bench(kind: str, root: Path, process: Any, output: str, **given: Any) -> Bench:
-    return Bench(kind, root, process, input_schema=INPUT, output_schema=output, timed=True, gives_time=True, **given)
+    return Bench(kind, root, process, input_schema=INPUT, output_schema=output, timed=True, **given)
 
 
 def bench_of(kind: str, root: Path, process: TimedJoin, layout: Layout, more: str = "", **given: Any) -> Bench:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Value
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
+from strandline.plan.windows import operator_of
 from strandline.runtime.operators.joins import HOWS, How, IntervalJoin, Layout
-from strandline.runtime.operators.windows.functions import operator_of
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.testing import Harness, Right
 from strandline.types.datatypes import parse_schema

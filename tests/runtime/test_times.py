@@ -124,7 +124,7 @@ class Stage:
 @pytest.fixture
 def stage(make: Make) -> Any:
     def build(process: Any = None, **given: Any) -> Stage:
-        usual = {"input_schema": EVENTS, "output_schema": SAID, "timed": True, "gives_time": True}
+        usual = {"input_schema": EVENTS, "output_schema": SAID, "timed": True}
         return Stage(make(process or Teller(), **{**usual, **given}))
 
     return build
@@ -162,7 +162,7 @@ def test_timers_set_and_deleted_while_firing(stage: Any, monkeypatch: pytest.Mon
 
 
 def test_processing_timers_need_no_event_time(stage: Any) -> None:
-    s = stage(timed=False, gives_time=False)
+    s = stage(timed=False)
     events = batch_of([("a", "clock", 5), ("b", "clock", 6), ("b", "clock", 9), ("b", "unclock", 9)], EVENTS)
     assert s.epoch(events, now=4)[0] == "a: clock 5 at None of None"
     assert s.bench.task.next_timers_us == (None, 5)
@@ -302,7 +302,7 @@ def test_side_outputs(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_side_outputs_without_event_time(stage: Any) -> None:
-    s = stage(sides={"left": "n bigint"}, timed=False, gives_time=False)
+    s = stage(sides={"left": "n bigint"}, timed=False)
     rows = s.raw(batch_of([("a", "aside", -1)], EVENTS))
     assert rows == [
         {"k": "a", "said": "aside -1 at None of None", SIDE: 0, f"{SIDE}_1": None},
@@ -343,7 +343,7 @@ def test_timers_need_on_timer_and_event_time(stage: Any) -> None:
 
     with pytest.raises(UserCodeError, match="cannot set this timer: NoTimer does not define on_timer"):
         stage(NoTimer()).epoch(timed(("a", "add", 1, 1)))
-    s = stage(timed=False, gives_time=False)
+    s = stage(timed=False)
     for op in ("set", "delete"):
         with pytest.raises(UserCodeError, match=r"the stream has no event time: call watermark\("):
             s.epoch(batch_of([("a", op, 1)], EVENTS))
@@ -352,7 +352,7 @@ def test_timers_need_on_timer_and_event_time(stage: Any) -> None:
 
 
 def test_timers_count_for_the_memory_backends_limit(tmp_path: Path) -> None:
-    given = {"input_schema": EVENTS, "output_schema": SAID, "timed": True, "gives_time": True, "limit_bytes": 400}
+    given = {"input_schema": EVENTS, "output_schema": SAID, "timed": True, "limit_bytes": 400}
     s = Stage(Bench("memory", tmp_path, Teller(), **given))
     s.epoch(timed(*[("a", "set", n, 1) for n in range(100, 110)]))
     with pytest.raises(StateLimitError, match="limit is 400"):
@@ -387,7 +387,7 @@ def test_a_vectorised_function_in_event_time(stage: Any, is_phased: bool) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_looking_at_a_key_changes_nothing(tmp_path: Path, kind: str) -> None:
-    given = {"input_schema": EVENTS, "output_schema": SAID, "timed": True, "gives_time": True}
+    given = {"input_schema": EVENTS, "output_schema": SAID, "timed": True}
     s = Stage(Bench(kind, tmp_path, Teller(), **given))
     s.epoch(timed(("a", "set", 5, 1), ("a", "set", 3, 1), ("b", "set", 4, 1), ("a", "clock", 9, 1)))
     for _ in range(2):

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind, windows_of
+from strandline.plan.windows import operator_of
 from strandline.runtime.operators.windows.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
-from strandline.runtime.operators.windows.functions import operator_of
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from tests.runtime.bench import MIB, Bench, batch_of
@@ -90,7 +90,7 @@ class WindowBench(Bench):
         rules = Rules(lateness * SECOND, early * SECOND, late, processing=processing, several_keys=len(keys) > 1)
         bounds = "" if isinstance(windows, Global) else "window_start timestamp, window_end timestamp, "
         super().__init__(
-            kind, root, operator_of(windows, contents, rules), cache_bytes, timed=timed, gives_time=timed,
+            kind, root, operator_of(windows, contents, rules), cache_bytes, timed=timed,
             input_schema=EVENTS, output_schema=f"{EVENTS if len(keys) > 1 else 'k string'}, {bounds}result {result}",
             sides={late: EVENTS} if late else {}, key_columns=list(keys),
         )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 import pyspark
 
 import strandline as sl
+from strandline.spark.lower.reduction import Reduction
 from tests.spark import pipeline
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -300,3 +301,14 @@ def _spark_home(directory: Path) -> Path:
         for entry in Path(pyspark.__file__).parent.iterdir():
             (directory / entry.name).symlink_to(entry)
     return directory
+
+
+def begin_reducing(monkeypatch: Any, on: bool) -> None:
+    """Have aggregations begin with their input aggregated before it is sent, or not."""
+
+    class Begun(Reduction):
+        def __init__(self, *, possible: bool) -> None:
+            super().__init__(possible=possible)
+            self.on = on and possible
+
+    monkeypatch.setattr("strandline.spark.lower.plan.Reduction", Begun)

@@ -11,8 +11,9 @@ from msgspec import UNSET, structs
 import strandline as sl
 from strandline.core.errors import IncompatibleStateError
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, StateInfo
+from strandline.plan.windows import fold as fold_of
+from strandline.plan.windows import operator_of
 from strandline.runtime.operators.joins import IntervalJoin, Layout, WindowJoin
-from strandline.runtime.operators.windows import functions as windowfunctions
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.program import state_infos
 from strandline.spark.job.compat import check_compatible
@@ -64,9 +65,8 @@ def test_a_ttl_may_change(before: sl.TTL | None, now: sl.TTL | None) -> None:
 
 
 def windowed(kind: Any) -> list[StateInfo]:
-    fold = windowfunctions.fold("n bigint", 0, max, max, "x")
-    schema = parse_schema("k int, ts timestamp")
-    return state_infos(windowfunctions.plan_windows(kind, Rules(), fold, schema, ["k"], "x").operator)
+    fold = fold_of("n bigint", 0, max, max, "x")
+    return state_infos(operator_of(kind, fold.contents, Rules()))
 
 
 def aggregated(kind: Any) -> list[StateInfo]:

@@ -9,9 +9,11 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.api.windows import windows_of
+from strandline.plan.columns import Columns
+from strandline.plan.graph import LateNode
 from strandline.runtime.rowlayout import FIRED, TIME
-from strandline.spark.streams.late import LateNode
-from tests.spark.harness import Case, settle
+from strandline.spark.lower.frames import late as late_rows
+from tests.spark.harness import Case, begin_reducing, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 
 pytestmark = pytest.mark.spark
@@ -28,7 +30,7 @@ WINDOWS = [
 def test_late_is_what_is_too_late_for_every_window(spark: Any, kind: Any, lateness: str) -> None:
     rows = spark.range(-30, 60).selectExpr(f"id * 1000000L as {TIME}", f"id % 2 = 0 as {FIRED}")
     nothing = spark.sql(f"select cast(null as bigint) {TIME}, cast(null as boolean) {FIRED}")
-    node = LateNode(rows, None, kind, int(lateness[:-1]) * 1_000_000)
+    node = LateNode(Columns.of("k int"), None, kind, int(lateness[:-1]) * 1_000_000)
     for watermark, before in ((None, None), (17, None), (17, 2), (20, 14)):
         wanted = set()
         for second in range(-30, 60):
@@ -37,7 +39,7 @@ def test_late_is_what_is_too_late_for_every_window(spark: Any, kind: Any, latene
             if ends and reached is not None and all(end + int(lateness[:-1]) <= reached for end in ends):
                 wanted.add(second)
         us = [None if at is None else at * 1_000_000 for at in (watermark, before)]
-        found = [row[TIME] for row in node.pick(rows.union(nothing), *us).collect()]
+        found = [row[TIME] for row in late_rows(node, rows.union(nothing), *us).collect()]
         assert {time // 1_000_000 for time in found if time is not None} == wanted
         assert found.count(None) == 1
 
@@ -58,10 +60,10 @@ def job(case: Case, outputs: dict[str, sl.Stream], sinks: dict[str, Any]) -> sl.
 
 
 @pytest.mark.parametrize("reduce", [True, False])
-def test_late_events_come_out_of_the_side(spark: Any, case: Case, reduce: bool) -> None:
+def test_late_events_come_out_of_the_side(spark: Any, case: Case, reduce: bool, monkeypatch: Any) -> None:
     """Across a restart, after which the watermark is the same; further down the line nothing is late."""
+    begin_reducing(monkeypatch, reduce)
     totals, overall = totals_of(spark, case)
-    totals._node.reduction.on = reduce  # type: ignore[attr-defined]
     outputs = {"totals": totals, "late": totals.side("late"), "overall": overall, "none": overall.side("late")}
     sinks = {name: sl.sinks.memory(name=name) for name in outputs}
     assert totals.side("late").columns == ["ts", "user", "v"]
@@ -89,5 +91,5 @@ def test_late_events_alone_are_refused(spark: Any, case: Case) -> None:
     totals, _ = totals_of(spark, case)
     with pytest.raises(sl.errors.ConfigurationError, match="late events of the operator 'totals' go to a sink, its"):
         job(case, {"late": totals.side("late")}, {"late": sl.sinks.memory()}).start(spark)
-    with pytest.raises(sl.errors.ConfigurationError, match="no side output 'other' here, known: late"):
+    with pytest.raises(sl.errors.ConfigurationError, match="no side output 'other', known: late"):
         totals.side("other")

@@ -1,52 +1,54 @@
-"""A job's pipeline as a whole: its sources, their watermarks, and which operators count its rows. Needs no Spark."""
+"""A job's pipeline as a whole: its sources, their watermarks, and which operators count its rows. Needs no JVM."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline.plan.columns import Columns
+from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, WatermarkNode
+from strandline.plan.pipeline import Pipeline
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.lower.plan import Plan
+from strandline.spark.lower.query import Sources
 from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.sources.checks import check_source_name
-from strandline.spark.streams.joins import PairNode
-from strandline.spark.streams.late import LateNode
-from strandline.spark.streams.nodes import Node, OperatorNode, SourceNode, StepNode, WatermarkNode
+from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.stream import Output, Stream
 
-PROBE: Any = SimpleNamespace(columns=["k"])
+LOOK = Columns.of("k string")
+NO_FRAME: Any = None
 
 
 def source(name: str = "") -> SourceNode:
-    return SourceNode(PROBE, df=PROBE, name=name)
+    return FrameSource(LOOK, name=name, df=NO_FRAME)
 
 
 def watermark(parent: Node, column: str = "ts") -> WatermarkNode:
-    return WatermarkNode(PROBE, parent, spec=WatermarkSpec(column))
+    return WatermarkNode(LOOK, parent, spec=WatermarkSpec(column))
 
 
 def operator(uid: str, parent: Node, *others: Node) -> OperatorNode:
     for other in others:
         movers = tuple(node if isinstance(node, WatermarkNode) else None for node in (parent, other))
-        parent = PairNode(PROBE, parent, other=other, movers=movers)
-    return OperatorNode(PROBE, parent, uid=uid, name=uid)
+        parent = PairNode(LOOK, parent, other=other, movers=movers)
+    return OperatorNode(LOOK, parent, uid=uid, name=uid)
 
 
-def plan(*nodes: Node) -> Plan:
-    return Plan([Output(Stream(node), NoopSink(name=f"sink-{at}")) for at, node in enumerate(nodes)])
+def names_of(*nodes: Node) -> list[str]:
+    return Sources(Pipeline(nodes).sources).names
 
 
 def test_late_events_move_no_watermark_and_are_no_rows_of_the_source() -> None:
     timed = watermark(source())
     main = operator("main", timed)
-    behind = operator("behind", LateNode(PROBE, timed, uid="main"))
-    made = plan(behind, main)
+    behind = operator("behind", LateNode(LOOK, timed, uid="main"))
+    made = Pipeline([behind, main])
     assert (set(made.measuring), made.counting) == ({"main"}, {"main"})
     with pytest.raises(sl.errors.ConfigurationError, match="the late events of the operator 'main' go to a sink"):
-        plan(behind)
+        Pipeline([behind])
 
 
 def test_a_sink_is_for_one_stream() -> None:
@@ -63,14 +65,14 @@ def test_what_is_no_output_is_refused() -> None:
 
 
 def test_a_single_source_needs_no_name() -> None:
-    assert plan(source()).sources.names == []
-    assert plan(source("payments")).sources.names == ["payments"]
+    assert names_of(source()) == []
+    assert names_of(source("payments")) == ["payments"]
 
 
 def test_several_sources_are_in_the_order_of_their_names() -> None:
     a, b = source("a"), source("b")
     for nodes in ((a, b), (b, a), (operator("join", b, a),)):
-        assert plan(*nodes).sources.names == ["a", "b"]
+        assert names_of(*nodes) == ["a", "b"]
 
 
 def test_sources_without_names_of_their_own_are_refused() -> None:
@@ -80,7 +82,7 @@ def test_sources_without_names_of_their_own_are_refused() -> None:
         ((source("a"), source("b"), source("a")), "two sources are named 'a'"),
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
-            plan(*nodes)
+            Pipeline(nodes)
         assert said in caught.value.message
         assert "branches of one DataFrame begin with one stream()" in str(caught.value)
 
@@ -100,7 +102,7 @@ def test_names() -> None:
 def test_watermarks_of_several_sources_are_found_by_their_names() -> None:
     a, b = source("a"), source("b")
     first, second, third = watermark(b, "b1"), watermark(a, "a"), watermark(b, "b2")
-    made = plan(operator("one", StepNode(PROBE, first)), operator("two", third, second))
+    made = Pipeline([operator("one", StepNode(LOOK, first)), operator("two", third, second)])
     assert [(spec.column, spec.name) for spec in made.watermarks] == [("b1", "b"), ("b2", "b:2"), ("a", "a")]
     assert made.measuring == {"one": (0,), "two": (1, 2)}
     assert made.moved("two", {"0/x": 5, "1/": 7}) == {1: {"x": 5}, 2: {"": 7}}
@@ -108,13 +110,13 @@ def test_watermarks_of_several_sources_are_found_by_their_names() -> None:
 
 def test_watermarks_of_one_source_are_numbered() -> None:
     only = source("only")
-    made = plan(operator("one", watermark(only, "x")), operator("two", watermark(only, "y")))
+    made = Pipeline([operator("one", watermark(only, "x")), operator("two", watermark(only, "y"))])
     assert [(spec.column, spec.name) for spec in made.watermarks] == [("x", ""), ("y", "")]
 
 
 def test_a_watermark_that_no_operator_moves_holds_nothing_back() -> None:
     a, b = source("a"), source("b")
-    made = plan(watermark(a, "unread"), operator("one", watermark(b)))
+    made = Pipeline([watermark(a, "unread"), operator("one", watermark(b))])
     assert [spec.column for spec in made.watermarks] == ["ts"]
     assert made.measuring == {"one": (0,)}
 
@@ -122,7 +124,7 @@ def test_a_watermark_that_no_operator_moves_holds_nothing_back() -> None:
 def test_each_sources_rows_are_counted_once() -> None:
     a, b, c = source("a"), source("b"), source("c")
     alone = operator("alone", a)
-    assert plan(alone, operator("join", StepNode(PROBE, a), b), operator("after", alone)).counting == {"join"}
-    assert plan(operator("one", a), operator("two", b), c).counting == {"one", "two"}
-    assert plan(operator("one", a), operator("two", a)).counting == {"one"}
-    assert plan(a).counting == set()
+    assert Pipeline([alone, operator("join", StepNode(LOOK, a), b), operator("after", alone)]).counting == {"join"}
+    assert Pipeline([operator("one", a), operator("two", b), c]).counting == {"one", "two"}
+    assert Pipeline([operator("one", a), operator("two", a)]).counting == {"one"}
+    assert Pipeline([a]).counting == set()

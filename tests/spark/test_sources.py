@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.plan.pipeline import Pipeline
 from strandline.spark.lower.query import Sources
 from tests.spark import timed
 from tests.spark.functions import Count
@@ -214,7 +215,7 @@ def test_sources_are_read_in_the_order_in_which_the_checkpoint_numbers_them(spar
         return sl.stream(spark.readStream.schema(timed.SCHEMA).json(str(tmp_path / name)), name=name)._node
 
     nodes = [reading(name) for name in ("two", "one", "three")]
-    sources = Sources(nodes)
+    sources = Sources(Pipeline(nodes).sources)
     assert sources.names == ["one", "three", "two"]
     plan = sources.together(["two", "one", "three"])._jdf.queryExecution().analyzed().toString()
     assert sorted(("one", "two", "three"), key=lambda name: plan.index(str(tmp_path / name))) == ["two", "one", "three"]

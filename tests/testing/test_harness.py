@@ -20,7 +20,7 @@ from strandline.core.errors import (
     StateTypeError,
     UserCodeError,
 )
-from strandline.testing import Harness, chain, window
+from strandline.testing import Harness, run, window
 from tests.runtime.bench import KINDS
 
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -318,16 +318,16 @@ def test_events_that_do_not_fit(given: Any, message: str) -> None:
     ("given", "message"),
     [
         ({"backend": "floppy"}, "expected one of memory, filesystem, rocksdb"),
-        ({"key": "user"}, "its key is user, expected some of the columns k, ts"),
-        ({"key": []}, "its key is nothing"),
+        ({"key": "user"}, "there is no column 'user'; the stream has k, ts"),
+        ({"key": []}, "needs at least one column"),
         ({"event_time": "k"}, "'k' is string, expected timestamp"),
-        ({"event_time": "when"}, "is no column; there are k, ts"),
+        ({"event_time": "when"}, "is no column; the stream has k, ts"),
         ({"watermark": "5s"}, "without event_time"),
         ({"event_time": "ts", "watermark": "soon"}, "expected a duration"),
         ({"process": Everything}, "expected an instance"),
         ({"parallelism": 0}, "parallelism is 0"),
         ({"parallelism": "2"}, "parallelism is '2'"),
-        ({"key": 1}, "its key is 1, expected some of the columns k, ts"),
+        ({"key": 1}, "key_by was given 1, expected a column's name"),
         ({"sides": ["late"]}, r"sides is \['late'\], expected schemas by name"),
         ({"schema": "k strin"}, "strin"),
     ],
@@ -374,7 +374,7 @@ def test_other_mistakes() -> None:
             h.side("lat")
         with pytest.raises(ConfigurationError, match="no side output 'lat', known: late"):
             h.then(Twice(), key="k", output=OUT, uid="second", side="lat")
-        with pytest.raises(ConfigurationError, match="two operators have the uid"):
+        with pytest.raises(ConfigurationError, match="the uid 'operator' is used by 2 operators"):
             h.then(Twice(), key="k", output=OUT, uid="operator")
         with pytest.raises(ConfigurationError, match="is 'second', expected one of operator"):
             h.state("a", "second")
@@ -439,7 +439,7 @@ class Life(KeyedProcess):
 
 
 def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(run.tempfile, "tempdir", str(tmp_path))
     log = tmp_path / "log"
     with Harness(Life(log), schema="k string", key="k", output=OUT) as h:
         h.push(("a",))

@@ -210,7 +210,7 @@ AGGREGATE: Any = partial(window(Tumbling("1s")).aggregate, "bigint", output="n b
         (lambda: summed(Tumbling("1s")), {"event_time": None}, "Tumbling windows need the events' times"),
         (lambda: summed(Tumbling("1s")), {"output": "total bigint"}, "'operator': output or sides was given"),
         (lambda: summed(Tumbling("1s")), {"sides": {}}, "'operator': output or sides was given"),
-        (lambda: summed(Tumbling("1s")), {"key": "name"}, "its key is name"),
+        (lambda: summed(Tumbling("1s")), {"key": "name"}, "there is no column 'name'"),
         (lambda: summed(Tumbling("1s")), {"right": "user string"}, "is a function of one stream"),
         (lambda: window(Session("1s")).fold("n int", 0, max), {"uid": "x"}, "fold 'x': session windows can become one"),
         (lambda: window(Tumbling("1s")).fold("n int", "0", max), {"uid": "x"}, "fold 'x': the initial value does not fit"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 import msgspec
@@ -104,7 +102,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Events come straight from a watermark, so that their times are what moves it."""
     broadcast_order: list[str] = []
     """Columns of the broadcast stream that say in which order the rules of an epoch apply."""
-    gives_time: bool = False
     sides: dict[str, str] = {}
     """DDL of the side outputs, by name."""
     python_path: list[str] = []
@@ -188,45 +185,6 @@ def check_state(process: Process, name: str, state: State) -> None:
             ValueCodec(value_type).coerce(default)
     except (ConfigurationError, StateTypeError) as error:
         raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
-
-
-def check_process(process: Any, uid: str) -> None:
-    """Refuse what is no process function."""
-    if isinstance(process, type):
-        raise ConfigurationError(
-            f"operator '{uid}': process() was given the class {process.__name__}, expected an instance",
-            hint=f"write process({process.__name__}(), …)",
-        )
-    if not isinstance(process, KeyedProcess | KeyedBatchProcess):
-        raise ConfigurationError(
-            f"operator '{uid}': process() was given a {type(process).__name__}, expected a KeyedProcess or a "
-            "KeyedBatchProcess",
-            hint="derive your class from strandline.KeyedProcess",
-        )
-    method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
-    if getattr(type(process), method) is getattr(base, method):
-        raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
-    if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
-        raise ConfigurationError(
-            f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no timers: its on_timer "
-            "would never be called",
-            hint="write it as a KeyedProcess",
-        )
-    for name, state in declared_states(process).items():
-        if name in vars(process):
-            raise ConfigurationError(
-                f"operator '{uid}': {type(process).__name__} assigns to its state '{name}' before it runs",
-                hint=f"leave that out of __init__: each key has a {state.kind} of its own; a Value can have a default=",
-            )
-
-
-def check_sides(uid: str, sides: Any) -> None:
-    """Refuse side outputs that are none."""
-    if not isinstance(sides, Mapping) or not all(isinstance(name, str) for name in sides):
-        raise ConfigurationError(
-            f"operator '{uid}': sides is {sides!r}, expected schemas by name",
-            hint='write sides={"late": "user string, at timestamp"}',
-        )
 
 
 def key_schema(program_input: str, key_columns: list[str]) -> str:

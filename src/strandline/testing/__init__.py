@@ -1,10 +1,9 @@
-"""Tools for tests: run process functions with their real state, without Spark and without other processes."""
+"""Tools for tests: run pipelines and process functions with their real state, without Spark and other processes."""
 
 from __future__ import annotations
 
-from strandline.testing.aggregates import agg
+from strandline.testing.events import Right, events
 from strandline.testing.harness import Harness, Snapshot
-from strandline.testing.rows import Right
-from strandline.testing.windows import window
+from strandline.testing.prepared import agg, window
 
-__all__ = ["Harness", "Right", "Snapshot", "agg", "window"]
+__all__ = ["Harness", "Right", "Snapshot", "agg", "events", "window"]

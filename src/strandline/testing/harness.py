@@ -12,13 +12,13 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
-from strandline.runtime.rowlayout import RowLayout
-from strandline.testing.chain import Chain, Output
-from strandline.testing.pairs import check_one_stream, streams_of
-from strandline.testing.plans import Prepared
-from strandline.testing.program import Input, Wanted, make_program, side_of
-from strandline.testing.rows import Right, Rows
-from strandline.testing.streams import Told
+from strandline.plan.graph import Node
+from strandline.spark.streams.stream import Stream
+from strandline.testing.events import Events, Right
+from strandline.testing.lower import Rows
+from strandline.testing.prepared import Prepared
+from strandline.testing.run import Output, PipelineRun
+from strandline.testing.streams import Told, Wanted, pipeline_of
 from strandline.testing.times import Times
 from strandline.types.scalars import us_to_timestamp
 
@@ -84,10 +84,10 @@ class Harness:
 
     def __init__(
         self,
-        process: KeyedProcess | KeyedBatchProcess | Prepared,
+        process: KeyedProcess | KeyedBatchProcess | Prepared | Stream,
         *,
-        schema: str,
-        key: str | Sequence[str],
+        schema: str | None = None,
+        key: str | Sequence[str] | None = None,
         output: str | None = None,
         event_time: str | None = None,
         watermark: str | None = None,
@@ -106,16 +106,39 @@ class Harness:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         if not isinstance(parallelism, int):
             raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a number")
-        self._backend, self._parallelism = backend, parallelism
-        lefts = Told(schema, key, event_time, watermark)
-        rights = Told(right or "", right_key, right_event_time, right_watermark)
-        self._streams = streams_of(process, uid, lefts, rights, order_by)
-        self._times = Times(self._streams.specs)
+        follows = True
+        if isinstance(process, Stream):
+            if schema is not None or key is not None:
+                raise ConfigurationError(
+                    "Harness: schema or key was given, and a stream has them already",
+                    hint="leave them out: testing.events(schema) and key_by() of the stream have said it",
+                )
+            self._end = process
+        else:
+            if schema is None or key is None:
+                raise ConfigurationError(
+                    "Harness: it is not said what the events are", hint='give schema="user string, n int", key="user"'
+                )
+            wanted = Wanted(process, output, uid, sides, max_parallelism)
+            lefts = Told(schema, key, event_time, watermark)
+            rights = Told(right or "", right_key, right_event_time, right_watermark)
+            self._end = pipeline_of(wanted, lefts, rights, order_by)
+            follows = watermark is not None
         self._epoch = Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
-        self._chain = Chain()
-        self._add(Wanted(process, key, output, uid, sides, max_parallelism), self._streams.input)
+        self._run = PipelineRun(backend, parallelism)
+        try:
+            self._run.extend(self._end._node)
+        except BaseException:
+            self.close()
+            raise
+        pipeline = self._run.pipeline
+        self._sources = {source.name: source for source in pipeline.sources}
+        self._events = {
+            name: Events(source, "right " if name == "right" else "") for name, source in self._sources.items()
+        }
+        self._times = Times(pipeline.watermarks, follows=follows)
 
     def then(
         self,
@@ -130,20 +153,16 @@ class Harness:
     ) -> Self:
         """Add an operator that reads the main output of the one before, or its side output `side`; before any epoch.
 
-        From then on the harness gives the new operator's rows.
+        From then on the harness gives the new operator's rows. What reads several streams is written as a pipeline of
+        `testing.events`.
         """
-        check_one_stream(process, uid)
         if self._epoch:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
-        programs = self._chain.programs
-        if uid in [program.uid for program in programs]:
-            raise ConfigurationError(f"Harness: two operators have the uid '{uid}'", hint="give each one of its own")
-        before = programs[-1]
-        reads = 0 if side is None else side_of(before, side)
-        timed = self._streams.input.layout.timed
-        layout = RowLayout(timed=timed, phased=timed)
-        read = Input(before.output_schema if side is None else before.sides[side], layout)
-        self._add(Wanted(process, key, output, uid, sides, max_parallelism), read, reads)
+        before = self._end if side is None else self._end.side(side)
+        keys = [key] if isinstance(key, str) else list(key)
+        end = Wanted(process, output, uid, sides, max_parallelism).on(before.key_by(*keys))
+        self._run.extend(end._node)
+        self._end = end
         return self
 
     def __enter__(self) -> Self:
@@ -154,18 +173,36 @@ class Harness:
 
     def close(self) -> None:
         """End in an orderly way: each function's `close` is called, and the temporary directory removed."""
-        self._chain.close()
+        self._run.close()
 
     # -- epochs
 
-    def push(self, *events: Any) -> list[Any]:
+    def push(self, *events: Any, **of: Sequence[Any]) -> list[Any]:
         """Process one epoch of events, dicts or tuples, and return the rows it gave.
 
-        A column that a dict does not name is null. Events of the right one of two streams are put into `Right`; in a
-        job, those of both come in any order. Timers that the epoch's events made due fire in the next one, as in a
-        job: `tick` runs it.
+        A column that a dict does not name is null. Events of the right one of two streams are put into `Right`, those
+        of a pipeline's named sources are given by their names, `push(payments=[…], orders=[…])`; in a job, those of an
+        epoch come in any order. Timers that the epoch's events made due fire in the next one, as in a job: `tick` runs
+        it.
         """
-        return self._run(self._streams.rows(events))
+        given: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._sources}
+        first = next((name for name in ("", "left") if name in given), None)
+        named = [("right", event.event) if isinstance(event, Right) else (first, event) for event in events]
+        named += [(name, event) for name, some in of.items() for event in some]
+        for at, (name, event) in enumerate(named):
+            if name == "right" and name not in given:
+                raise ConfigurationError(
+                    "Harness: there is no right stream, as the function is one of one stream",
+                    hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or use push() alone",
+                )
+            if name is None or name not in given:
+                known = ", ".join(given)
+                raise ConfigurationError(
+                    f"Harness: push() was given events of {name or 'no named source'}; the sources are {known}",
+                    hint="give each source's events by its name: push(payments=[…], orders=[…])",
+                )
+            given[name].append((at, event))
+        return self._process(given)
 
     def push_right(self, *events: Any) -> list[Any]:
         """Process one epoch of events of the right one of two streams, and return the rows it gave."""
@@ -173,47 +210,47 @@ class Harness:
 
     def tick(self) -> list[Any]:
         """Run epochs without events until no timer is due, as a job does while its source is silent."""
-        found = self._run(None)
-        while self._chain.is_due(self._times):
-            found += self._run(None)
+        found = self._process({})
+        while self._run.is_due(self._times):
+            found += self._process({})
         return found
 
     def advance_watermark(self, to: dt.datetime) -> list[Any]:
         """Let the watermark reach a time, run an epoch without events, and return the rows that timers gave."""
         self._times.let_watermark_reach(to)
-        return self._run(None)
+        return self._process({})
 
     def advance_clock(self, by: str | dt.timedelta | dt.datetime) -> list[Any]:
         """Move the clock by a duration, or to a time; run an epoch without events, and return its rows."""
         self._times.move_clock(by)
-        return self._run(None)
+        return self._process({})
 
     # -- what came of it
 
     @property
     def output(self) -> list[Any]:
-        """All rows of the (last) operator's main output so far."""
-        return list(self._output.get(self._chain.main_output, []))
+        """All rows so far of the stream that the pipeline ends with, or of the last operator's main output."""
+        return list(self._output.get(self._end._node, []))
 
     def side(self, name: str) -> list[Any]:
         """Return all rows of a side output so far; of several with the name, the last operator's."""
-        return list(self._output.get(self._chain.find_side(name), []))
+        return list(self._output.get(self._run.side(name), []))
 
     def state(self, key: Any, uid: str | None = None) -> dict[str, Any]:
         """Return the states of a key by name, defaults for what it does not have; in a chain, say whose by its uid.
 
         A list is a list, a map a dict, of broadcast rules too; of an aggregating state, it is the result.
         """
-        return self._chain.find(uid).state(key)
+        return self._run.find(uid).state(key)
 
     def broadcast_state(self) -> dict[str, dict[Any, Any]]:
         """Return the Broadcast states by name; raise UserCodeError if they are not the same in all partitions."""
-        self._chain.check_open()
-        return self._chain.first.broadcast_state()
+        self._run.check_open()
+        return self._run.broadcasting.broadcast_state()
 
     def timers(self, key: Any, uid: str | None = None, *, processing: bool = False) -> list[dt.datetime]:
         """Return when a key's timers of one kind are set for, the first one first."""
-        found = self._chain.find(uid).timers(key)
+        found = self._run.find(uid).timers(key)
         return [us_to_timestamp(at_us) for at_us, is_processing in found if is_processing is processing]
 
     @property
@@ -234,16 +271,16 @@ class Harness:
 
     @property
     def late_rows(self) -> int:
-        """How many events of the last epoch were late when they reached the first operator."""
-        return self._chain.first.late_rows
+        """How many events of the last epoch were late when they reached their first operator."""
+        return self._run.late_rows
 
     # -- failures
 
     def snapshot(self) -> Snapshot:
         """Take a checkpoint: what `crash` goes back to, and `restore`."""
-        self._chain.check_open()
+        self._run.check_open()
         output = {at: list(rows) for at, rows in self._output.items()}
-        self._last = Snapshot(self._epoch, self._chain.snapshot(), self._times.stored(), output)
+        self._last = Snapshot(self._epoch, self._run.snapshot(), self._times.stored(), output)
         return self._last
 
     def crash(self) -> None:
@@ -255,14 +292,14 @@ class Harness:
 
     def restore(self, snapshot: Snapshot | None) -> None:
         """Go back to a snapshot of this harness, None for the beginning: new backends are opened with its files."""
-        self._chain.check_open()
-        if snapshot is not None and not self._chain.fits(snapshot.files):
+        self._run.check_open()
+        if snapshot is not None and not self._run.fits(snapshot.files):
             raise ConfigurationError(
                 "Harness: the snapshot is one of another harness, with other operators or another parallelism",
                 hint="give restore() what snapshot() of this harness returned",
             )
         epoch = Epoch(snapshot.epoch if snapshot else 0)
-        self._chain.restore(snapshot.files if snapshot else None, epoch)
+        self._run.restore(snapshot.files if snapshot else None, epoch)
         self._last = snapshot
         self._times.restore(snapshot.watermarks if snapshot else {})
         self._epoch = epoch
@@ -270,20 +307,15 @@ class Harness:
 
     # -- inside
 
-    def _add(self, wanted: Wanted, read: Input, reads: int = 0) -> None:
-        try:
-            program, before = make_program(wanted, read, self._backend, self._parallelism)
-            self._chain.add(program, before, reads)
-        except BaseException:
-            self.close()
-            raise
-
-    def _run(self, events: Rows | None) -> list[Any]:
-        """Run one epoch through the chain."""
-        self._chain.check_open()
+    def _process(self, given: Mapping[str, Sequence[tuple[int, Any]]]) -> list[Any]:
+        """Run one epoch through the pipeline."""
+        self._run.check_open()
         epoch = Epoch(self._epoch + 1)
-        found = self._chain.run(epoch, self._times, events)
+        rows: dict[Node, Rows] = {
+            source: self._events[name].rows(given.get(name, [])) for name, source in self._sources.items()
+        }
+        found = self._run.run(epoch, self._times, rows)
         self._epoch = epoch
-        for place, records in found.items():
-            self._output.setdefault(place, []).extend(records)
-        return found[self._chain.main_output]
+        for node, records in found.items():
+            self._output.setdefault(node, []).extend(records)
+        return found[self._end._node]

@@ -17,25 +17,38 @@ from strandline.backends.base import Backend, LocalFile
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
 from strandline.core.ids import Epoch, KeyGroup, Partition
 from strandline.core.keygroups import partition_of
+from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.keeper.opening import open_backend
+from strandline.plan import pipeline
+from strandline.plan.graph import OperatorNode
+from strandline.runtime.operators.joins import RIGHT
 from strandline.runtime.operators.windows.operator import WindowOperator
-from strandline.runtime.partition import OperatorPartition
-from strandline.runtime.program import Process, Program
+from strandline.runtime.partition import EpochTimes, OperatorPartition
+from strandline.runtime.program import Process
+from strandline.runtime.rowlayout import HIDDEN
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import Task
-from strandline.testing.plans import Before
-from strandline.testing.rows import RawRows, Rows
-from strandline.testing.times import Times
+from strandline.testing.events import AT
+from strandline.testing.lower import Rows, in_order
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
 
 _CACHE_BYTES = 16 << 20
+_RUN: dict[str, Any] = {
+    "job": "harness",
+    "generation": 1,
+    "mode": "full",
+    "store_url": "memory://",
+    "partition_memory_bytes": 64 << 20,
+    "limit_bytes": 10 << 20,
+    "lease_ms": 0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +62,19 @@ class _Opened:
         return self.partition.task
 
 
-class Operator:
+class Partitions:
     """A process function bound to its state, with no process but this one."""
 
-    def __init__(self, program: Program, directory: Path, before: Before | None, reads: int) -> None:
-        self.program = program
-        self._before = before
-        self.reads = reads
-        """Which output of the operator before it reads: 0 for the main one."""
+    def __init__(self, settled: pipeline.Operator, backend: BackendName, directory: Path) -> None:
+        self.node: OperatorNode = settled.node
+        self.program = settled.program(backend=backend, **_RUN)
         self._directory = directory
         self._places = 0
-        self._schema = parse_schema(program.input_schema)
-        self._key_at = [self._schema.names.index(name) for name in program.key_columns]
-        self._key_types = [self._schema.fields[at].type for at in self._key_at]
+        self._schema = parse_schema(self.program.input_schema)
+        self._key_types = [self._schema.fields[self._schema.names.index(name)].type for name in self.node.keys]
+        parent = self.node.parent
+        assert parent is not None
+        self._columns = parent.columns
         self._keys = KeyCodec(self._key_types)
         self._partitions: list[_Opened] = []
 
@@ -109,15 +122,15 @@ class Operator:
 
     # -- epochs
 
-    def run(self, epoch: Epoch, times: Times, rows: Rows | None) -> RawRows:
-        """Process an epoch up to where it could be committed; None: it has no rows."""
+    def run(self, epoch: Epoch, times: EpochTimes, rows: Rows) -> Rows:
+        """Process an epoch up to where it could be committed; return the raw output."""
         batches: list[pa.RecordBatch] = []
-        if rows is not None and self._before is not None:
-            rows = self._before.change(rows)
-        parts = self._divide(rows) if rows is not None else [None] * len(self._partitions)
-        for each, part in zip(self._partitions, parts, strict=True):
-            batches += each.partition.run(epoch, times.of_epoch, [] if part is None else [part])
-        return RawRows(self.program, batches, self._partitions[0].task.output_schema)
+        for each, part in zip(self._partitions, self._divide(rows), strict=True):
+            batches += each.partition.run(epoch, times, [part] if part.num_rows else [])
+        schema = self._partitions[0].task.output_schema
+        none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+        given = pa.concat_batches([none, *batches])
+        return given.append_column(AT, pa.array(range(given.num_rows), pa.int64()))
 
     def commit(self) -> None:
         """Keep what the epoch wrote."""
@@ -143,7 +156,7 @@ class Operator:
         """How many events of the last epoch were late."""
         return sum(each.task.late_rows for each in self._partitions)
 
-    def is_due(self, times: Times) -> bool:
+    def is_due(self, times: EpochTimes) -> bool:
         """Whether some timer may be due."""
         return any(is_due(*each.task.next_timers_us, times.watermark_us, times.now_us) for each in self._partitions)
 
@@ -218,12 +231,16 @@ class Operator:
 
     def _divide(self, rows: Rows) -> list[pa.RecordBatch]:
         """Return each partition's rows as its keeper gets them."""
-        columns = [to_python(rows.columns[at], kind) for at, kind in zip(self._key_at, self._key_types, strict=True)]
-        groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*columns, strict=True)]
-        hidden = (rows.times, rows.fired, rows.origins)
-        layout, names = self.program.layout, self._schema.names
-        whole = layout.lay_out(pa.array(groups, pa.int32()), hidden, rows.columns, names)
-        for_all = [False] * len(groups) if rows.for_all is None else rows.for_all.to_pylist()
+        rows = in_order(rows, self.node.order_by, self._columns)
+        keys = zip(self.node.keys, self._key_types, strict=True)
+        values = [to_python(rows.column(name), kind) for name, kind in keys]
+        groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*values, strict=True)]
+        hidden = [rows.column(name) if name in self.node.hidden else None for name in HIDDEN]
+        columns = [rows.column(name) for name in self._schema.names]
+        whole = self.program.layout.lay_out(pa.array(groups, pa.int32()), hidden, columns, self._schema.names)
+        for_all = [False] * len(groups)
+        if self.node.broadcast_order is not None:
+            for_all = rows.column(RIGHT).is_valid().to_pylist()
         wanted: list[list[int]] = [[] for _ in self._partitions]
         for row, group in enumerate(groups):
             for some in wanted if for_all[row] else (wanted[self._partition(group)],):

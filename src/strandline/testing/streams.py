@@ -1,18 +1,17 @@
-"""The stream of events that a harness is given, or the right one of two: checked, and how it moves the watermark."""
+"""The pipeline of a harness that was given a function and its streams in words, written as a program writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.core.errors import ConfigurationError
-from strandline.core.settings import parse_duration_ms
-from strandline.runtime.rowlayout import RowLayout
-from strandline.runtime.watermarks import WatermarkSpec
-from strandline.testing.program import Input
-from strandline.testing.rows import Events, Right, Rows
-from strandline.types.datatypes import StructType, TimestampType, parse_schema
+from strandline.plan.checks import check_inputs, check_process
+from strandline.spark.streams.stream import KeyedStream, Stream
+from strandline.testing.events import events
+from strandline.testing.prepared import Prepared
 from strandline.types.ordering import check_order
 
 
@@ -26,58 +25,108 @@ class Told:
     watermark: str | None = None
 
 
-class Stream:
-    """One stream; `which` is "right " for the right one of two. Each epoch's events are sorted by `order_by`."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One operator, in the user's words."""
 
-    def __init__(self, told: Told, which: str = "", order_by: Sequence[str] = ()) -> None:
-        self.schema = parse_schema(told.schema)
-        _check_event_time(self.schema, told, which)
-        self.is_timed, self.follows = told.event_time is not None, told.watermark is not None
-        delay_us = parse_duration_ms(told.watermark or "0s", f"Harness: {_argument(which)}watermark") * 1000
-        self.specs = [WatermarkSpec(told.event_time, delay_us)] if told.event_time is not None else []
-        check_order(self.schema, order_by, "Harness", "the stream")
-        self.events = Events(self.schema, told.event_time, which, order_by)
+    process: Any
+    output: str | None
+    uid: str
+    sides: Mapping[str, str] | None = None
+    max_parallelism: int | None = None
 
-
-class OneStream:
-    """The stream of a function of one, as its input."""
-
-    def __init__(self, told: Told, order_by: Sequence[str]) -> None:
-        stream = Stream(told, order_by=order_by)
-        self.input = Input(stream.schema.ddl, RowLayout(timed=stream.is_timed), measured=stream.follows)
-        self.specs = stream.specs
-        self._events = stream.events
-
-    def rows(self, events: Sequence[Any]) -> Rows | None:
-        """Return an epoch's events as rows, None if there are none."""
-        if any(isinstance(event, Right) for event in events):
+    def on(self, keyed: KeyedStream, paired: Any = None) -> Stream:
+        """Return what it gives on a keyed stream, or on two brought together."""
+        uid, process = self.uid, self.process
+        if isinstance(process, Prepared):
+            if self.output is not None or self.sides is not None:
+                raise ConfigurationError(
+                    f"operator '{uid}': output or sides was given, and windows and aggregates have their own",
+                    hint="leave them out: window(…, late=name) gives a side output of the input's columns",
+                )
+            return process.on(keyed, uid, self.max_parallelism)
+        if self.output is None:
             raise ConfigurationError(
-                "Harness: there is no right stream, as the function is one of one stream",
-                hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or use push() alone",
+                f"operator '{uid}': it is not said which columns its rows have",
+                hint='give output="user string, n bigint"',
             )
-        return self._events.rows(events) if events else None
+        at = keyed if paired is None else paired
+        most = self.max_parallelism
+        given: Stream = at.process(process, self.output, uid, sides=self.sides, max_parallelism=most)
+        return given
 
 
-def _check_event_time(schema: StructType, told: Told, which: str) -> None:
-    """Refuse an event time that no column has."""
-    argument = _argument(which)
-    if told.event_time is None:
-        if told.watermark is not None:
+def pipeline_of(wanted: Wanted, left: Told, right: Told, order_by: Sequence[str] | str | None) -> Stream:
+    """Return what a function gives of its stream, or of its two; where there is no right one, its schema is empty."""
+    process, order = wanted.process, _listed(order_by)
+    if not isinstance(process, Prepared):
+        check_process(process, wanted.uid)
+    if not isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
+        if right != Told(""):
             raise ConfigurationError(
-                f"Harness: {argument}watermark was given without {argument}event_time",
-                hint=f'say which column it follows: {argument}event_time="ts"',
+                f"Harness: {type(process).__name__} is a function of one stream, and something was said of a right one",
+                hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave all of right… out",
             )
-        return
-    where = f"{which}column" if which else "column"
-    kinds = {field.name: field.type for field in schema.fields}
-    if told.event_time not in kinds:
+        stream = _timed(left)
+        check_order(stream._node.columns.schema("Harness"), order, "Harness", "the stream")
+        return wanted.on(stream.key_by(*_listed(left.key), order_by=order))
+    if not right.schema:
         raise ConfigurationError(
-            f"Harness: {argument}event_time='{told.event_time}' is no {where}; there are {', '.join(kinds)}"
+            f"Harness: {type(process).__name__} is a function of two streams, and there is no right one",
+            hint='say what its events are: Harness(…, right="customer string, name string")',
         )
-    if not isinstance(kinds[told.event_time], TimestampType):
-        kind = kinds[told.event_time].ddl
-        raise ConfigurationError(f"Harness: the {where} '{told.event_time}' is {kind}, expected timestamp")
+    is_broadcast = isinstance(process, KeyedBroadcastProcess)
+    check_inputs(process, wanted.uid, "broadcast" if is_broadcast else "connect")
+    right = _completed(right, left, is_broadcast)
+    keyed, other = _timed(left, "left").key_by(*_listed(left.key)), _timed(right, "right")
+    if is_broadcast:
+        check_order(other._node.columns.schema("Harness"), order, "Harness", "the broadcast stream")
+        return wanted.on(keyed, keyed.broadcast(other, order_by=order))
+    if order:
+        raise ConfigurationError(
+            "Harness: order_by is for the events of one stream, or the rules of a KeyedBroadcastProcess",
+            hint="leave it out: events of connected streams come in the order in which they are pushed",
+        )
+    return wanted.on(keyed, keyed.connect(other.key_by(*_listed(right.key))))
 
 
-def _argument(which: str) -> str:
-    return which.replace(" ", "_")
+def _timed(told: Told, name: str | None = None) -> Stream:
+    """Return a stream with event time, if it has some."""
+    stream, which = events(told.schema, name), "right_" if name == "right" else ""
+    if told.event_time is not None:
+        return stream.watermark(told.event_time, told.watermark or "0s")
+    if told.watermark is not None:
+        raise ConfigurationError(
+            f"Harness: {which}watermark was given without {which}event_time",
+            hint=f'say which column it follows: {which}event_time="ts"',
+        )
+    return stream
+
+
+def _completed(right: Told, left: Told, is_broadcast: bool) -> Told:
+    """Return the right stream with what is as on the left, as it was not said."""
+    if is_broadcast and right.key is not None:
+        raise ConfigurationError(
+            f"Harness: right_key is {right.key!r}, and the rules of a KeyedBroadcastProcess have no key",
+            hint="leave it out: every partition hears of all rules",
+        )
+    event_time = right.event_time
+    if event_time is None and not is_broadcast:
+        event_time = left.event_time
+    watermark = right.watermark
+    if watermark is None and event_time is not None:
+        watermark = left.watermark
+    for what, mine, theirs in (("event_time", left.event_time, event_time), ("watermark", left.watermark, watermark)):
+        if mine is None and theirs is not None:
+            raise ConfigurationError(
+                f"Harness: right_{what} was given, and {what} was not",
+                hint=f"give {what} too: either both streams have it, or neither",
+            )
+    return replace(right, key=left.key if right.key is None else right.key, event_time=event_time, watermark=watermark)
+
+
+def _listed(names: Any) -> tuple[Any, ...]:
+    if names is None:
+        return ()
+    # What is no column's name is refused with the names that there are.
+    return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else (names,)

@@ -18,8 +18,9 @@ _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 class Times:
     """The clock, and how far event time has come. Without event time there are no specs, and never a watermark."""
 
-    def __init__(self, specs: Sequence[WatermarkSpec]) -> None:
+    def __init__(self, specs: Sequence[WatermarkSpec], *, follows: bool) -> None:
         self.now_us = timestamp_to_us(_START)
+        self._follows = follows
         self._specs = list(specs)
         self._said_us: int | None = None
         self._watermarks = Watermarks(self._specs, {}, self.now_us)
@@ -41,11 +42,12 @@ class Times:
         """What time it is in the next epoch."""
         return EpochTimes(self.watermark_us, self.now_us, self.fired_us)
 
-    def ended(self, newest_us: Mapping[str, int]) -> None:
-        """Take in the newest times of an epoch; of two streams' rows, the origin begins with the stream's number."""
+    def ended(self, moved: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
+        """Take in the newest times of an epoch's events, by watermark and origin, of each operator."""
         self._watermarks.fired_us = self.watermark_us
-        for origin, at_us in newest_us.items():
-            self._watermarks.observe(int(origin.partition("/")[0] or 0), {"": at_us}, self.now_us)
+        for newest_us in moved if self._follows else ():
+            for index, by_origin in newest_us.items():
+                self._watermarks.observe(index, by_origin, self.now_us)
 
     def let_watermark_reach(self, to: dt.datetime) -> None:
         """Move the watermark to a time."""

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Literal
 
-from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Map
 from strandline.api.windows import Sliding, Tumbling, windows_of
-from strandline.core.errors import ConfigurationError, UserCodeError
+from strandline.core.errors import UserCodeError
 from strandline.format.manifest import Interval
 from strandline.runtime.own import OwnOperator, windows_info
 from strandline.runtime.state.maps import MapTable
@@ -33,39 +33,6 @@ HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
 Row = tuple[Any, ...]
 _Waiting = record_type(("time", "matched", "row"))
 _time = attrgetter("time")
-
-
-def check_inputs(process: Any, uid: str, method: Literal["key_by", "connect", "broadcast"]) -> None:
-    """Refuse a function that does not fit the streams that `method` has brought together, or misses a method."""
-    name = type(process).__name__
-    found = next((m for m, (kind, _) in _FUNCTIONS.items() if isinstance(process, kind)), "key_by")
-    if found != method:
-        expected = _FUNCTIONS[method][0].__name__ if method in _FUNCTIONS else "KeyedProcess or a KeyedBatchProcess"
-        raise ConfigurationError(
-            f"operator '{uid}': after {method}(), process() was given {name}, expected a {expected}",
-            hint=_HINTS.get(found, f"derive your class from strandline.{expected}"),
-        )
-    if method == "key_by":
-        return
-    kind, methods = _FUNCTIONS[method]
-    for each in methods:
-        if getattr(type(process), each) is getattr(kind, each):
-            raise ConfigurationError(f"operator '{uid}': {name} does not define {each}")
-    if kind is KeyedCoProcess and type(process).on_event is not KeyedCoProcess.on_event:
-        raise ConfigurationError(
-            f"operator '{uid}': {name} defines on_event, which a KeyedCoProcess must not",
-            hint="define on_left and on_right, or derive it from strandline.KeyedProcess",
-        )
-
-
-_FUNCTIONS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "connect": (KeyedCoProcess, ("on_left", "on_right")),
-    "broadcast": (KeyedBroadcastProcess, ("on_event", "on_broadcast")),
-}
-_HINTS = {
-    "connect": "a KeyedCoProcess is for a.key_by(…).connect(b.key_by(…)).process(…)",
-    "broadcast": "a KeyedBroadcastProcess is for a.key_by(…).broadcast(rules).process(…)",
-}
 
 
 def called(process: object, method: str, event: Any) -> tuple[str, Any]:

@@ -42,7 +42,7 @@ class Task:
         self._key_at = [names.index(column) for column in program.key_columns]
         self._layout = program.layout
         self._make_event = record_type(names)._make
-        self._outputs = RawOutput(program.uid, program.output_schema, program.sides, timed=program.gives_time)
+        self._outputs = RawOutput(program.uid, program.output_schema, program.sides, timed=program.layout.timed)
         self._process = process
         self._columnar = process if isinstance(process, ColumnarProcess) else None
         self.scope = Scope(program.uid, partition)

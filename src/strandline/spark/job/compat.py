@@ -8,7 +8,7 @@ from strandline.checkpoint.start import Start
 from strandline.core.errors import IncompatibleStateError
 from strandline.core.settings import BackendName
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
-from strandline.spark.lower.plan import Operator
+from strandline.plan.pipeline import Operator
 
 
 def check_compatible(

@@ -16,6 +16,8 @@ from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.keeper.protocol import Ack, Instructions, Trigger
+from strandline.plan.graph import LateNode, OperatorNode
+from strandline.plan.pipeline import Operator
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
 from strandline.spark.base.reported import errors_reported
@@ -23,12 +25,10 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.keepers.failures import find_error
 from strandline.spark.keepers.fleet import Fleet, Slot
-from strandline.spark.lower.plan import Built, Operator, Plan
+from strandline.spark.lower.frames import TO, late
+from strandline.spark.lower.plan import Built, Plan
+from strandline.spark.lower.reduction import limit_shuffle
 from strandline.spark.sources.progress import SourceProgress
-from strandline.spark.streams.aggregation import limit_shuffle
-from strandline.spark.streams.joins import TO, PairNode
-from strandline.spark.streams.late import LateNode
-from strandline.spark.streams.nodes import OperatorNode
 
 log = logging.getLogger(__name__)
 
@@ -232,7 +232,7 @@ class EpochDriver:
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
-        if any(node.reduction for node in self._operators):
+        if self._plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self._operators.values()))
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
@@ -250,7 +250,7 @@ class EpochDriver:
             # How long it took is nobody's silence.
             self.look(looked_us)
         for (uid, _), ack in acks.items():
-            for index, newest_us in self._plan.moved(uid, ack.newest_us).items():
+            for index, newest_us in self._plan.pipeline.moved(uid, ack.newest_us).items():
                 self._watermarks.observe(index, newest_us, self.steady_us if looked_us is None else looked_us)
         self._watermarks.fired_us = instructions.watermark_us
         self._advance()
@@ -284,10 +284,9 @@ class EpochDriver:
 
     def _operate(self, node: OperatorNode | LateNode, rows: DataFrame, instructions: Instructions) -> DataFrame:
         if isinstance(node, LateNode):
-            return node.pick(rows, instructions.watermark_us, instructions.fired_us)
+            return late(node, rows, instructions.watermark_us, instructions.fired_us)
         operator = self._operators[node]
-        pair = node.parent
-        to = TO if isinstance(pair, PairNode) and pair.broadcast_order is not None else None
+        to = None if node.broadcast_order is None else TO
         routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
@@ -335,19 +334,18 @@ class EpochDriver:
                     self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
-        counting = self._plan.counting
-        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in counting)
+        pipeline = self._plan.pipeline
+        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in pipeline.counting)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1
         progress.rows_in += rows
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
-        progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in self._plan.measuring)
-        for node in self._operators:
-            if node.reduction is not None:
-                mine = [ack for (uid, _), ack in acks.items() if uid == node.uid]
-                node.reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
+        progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in pipeline.measuring)
+        for uid, reduction in self._plan.reductions.items():
+            mine = [ack for (of, _), ack in acks.items() if of == uid]
+            reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))
 
 
 def _named(slots: set[Slot]) -> str:

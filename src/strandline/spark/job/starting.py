@@ -20,8 +20,8 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import Manifest
-from strandline.runtime.program import Program, Restore, pickle_process
-from strandline.runtime.rowlayout import RowLayout
+from strandline.plan.pipeline import Operator
+from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.base.sessionchecks import retained_batches
@@ -32,12 +32,10 @@ from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.fleet import Fleet
-from strandline.spark.lower.plan import Operator
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.sources.rereadable import source_numbers
 from strandline.spark.streams.filesource import make_cleaner
-from strandline.spark.streams.joins import PairNode
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +141,7 @@ class Starting:
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, operators, exchange, fleet, coordinator, sources, staging, owned.generation, epoch, batch,
-            Watermarks(b.plan.watermarks, manifest.watermarks if manifest else {}, int(b.clock.monotonic_ms() * 1000)),
-            b.clock,
+            self._watermarks(manifest), b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(opened)
@@ -155,6 +152,10 @@ class Starting:
         query = self._query = writer.start()
         watch = SourceWatch(query, between_ms)
         return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup)
+
+    def _watermarks(self, manifest: Manifest | None) -> Watermarks:
+        stored = manifest.watermarks if manifest else {}
+        return Watermarks(self._b.plan.pipeline.watermarks, stored, int(self._b.clock.monotonic_ms() * 1000))
 
     def _parallelism(self, manifest: Manifest | None) -> int:
         stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
@@ -188,28 +189,15 @@ class Starting:
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
 
     def _program(self, owned: Claim, operator: Operator, manifest: Manifest | None) -> Program:
-        b, node = self._b, operator.node
+        b = self._b
         stored = next((op for op in manifest.operators if op.uid == operator.uid), None) if manifest else None
         restore = None
         if manifest is not None:
             files = {part.index: part.files for part in stored.partitions} if stored else {}
             restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
-        return Program(
+        return operator.program(
             job=b.name,
             generation=owned.generation,
-            uid=operator.uid,
-            name=node.name,
-            process=pickle_process(node.process, operator.uid),
-            key_columns=list(node.keys),
-            input_schema=node.input_schema,
-            output_schema=node.output_schema,
-            layout=RowLayout.of(node.hidden),
-            measured=node.uid in b.plan.measuring,
-            gives_time=node.is_timed,
-            broadcast_order=list(node.parent.broadcast_order or ()) if isinstance(node.parent, PairNode) else [],
-            sides=node.sides,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
             backend=b.settings.backend,
             mode=b.config.mode,
             store_url=b.store_url,
@@ -224,7 +212,7 @@ class Starting:
 
     def _partition_memory(self, parallelism: int) -> int:
         """Divide one machine's budget among the keepers that will be on it."""
-        keepers = parallelism * max(1, len(self._b.plan.operators))
+        keepers = parallelism * max(1, len(self._b.plan.pipeline.operators))
         sc: Any = self._b.spark.sparkContext
         addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
         hosts = [address.rpartition(":")[0] for address in addresses]

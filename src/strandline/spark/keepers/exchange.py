@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 
 from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
+from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
-from strandline.spark.base.ddl import quoted
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 

@@ -7,7 +7,6 @@ docs/design/0004-several-sources.md.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import reduce
 
@@ -15,7 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.streams.nodes import Node, SourceNode
+from strandline.plan.graph import Node, SourceNode
+from strandline.spark.streams.frames import FrameSource
 
 _SOURCE = "__strandline_source"
 _ROWS = "__strandline_rows"
@@ -25,9 +25,11 @@ class Sources:
     """The DataFrames that a job reads: one, which needs no name, or several, in the order of their names."""
 
     def __init__(self, nodes: Sequence[SourceNode]) -> None:
-        if len(nodes) > 1:
-            _check_names([node.name for node in nodes])
-        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.nodes = [node for node in nodes if isinstance(node, FrameSource)]
+        if len(self.nodes) < len(nodes):
+            raise ConfigurationError(
+                "a stream of a test's events is no source of a job", hint="begin it with strandline.stream(df)"
+            )
 
     @property
     def names(self) -> list[str]:
@@ -59,22 +61,6 @@ class Sources:
         if not self.are_several:
             return {self.nodes[0]: df}
         return {node: df.where(f"{_SOURCE} = {at}").select(f"{_ROWS}_{at}.*") for at, node in enumerate(self.nodes)}
-
-
-def _check_names(names: Sequence[str]) -> None:
-    nameless = names.count("")
-    if nameless:
-        raise ConfigurationError(
-            f"the job reads {len(names)} sources, and {nameless} of them have no name",
-            hint='name each for life, as in stream(df, name="payments"): what was read is found by it; branches of one '
-            "DataFrame begin with one stream()",
-        )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ConfigurationError(
-            f"two sources are named '{twice[0]}'",
-            hint="give each a name of its own; branches of one DataFrame begin with one stream()",
-        )
 
 
 def _union(one: DataFrame, other: DataFrame) -> DataFrame:

@@ -20,7 +20,7 @@ from strandline.spark.base.sessionchecks import check_session
 from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.files import Cleaning, open_source_files
 from strandline.spark.sources.rereadable import leaves_of, relations_of, source_numbers
-from strandline.spark.streams.nodes import SourceNode
+from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.stream import Stream, source_stream
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def files_source(
     return source_stream(df, name, cleaning)
 
 
-def check_not_shared(nodes: Sequence[SourceNode]) -> None:
+def check_not_shared(nodes: Sequence[FrameSource]) -> None:
     """Refuse a job that reads a directory a second time whose files it takes away."""
     for node in nodes:
         if node.cleaning is None:
@@ -89,7 +89,7 @@ def check_not_shared(nodes: Sequence[SourceNode]) -> None:
                     )
 
 
-def make_cleaner(spark: SparkSession, nodes: Sequence[SourceNode], df: DataFrame) -> SourceCleaner:
+def make_cleaner(spark: SparkSession, nodes: Sequence[FrameSource], df: DataFrame) -> SourceCleaner:
     """Return what takes files away for a query that reads `df`, which all of these sources are in."""
     cleaned = [(node, node.cleaning) for node in nodes if node.cleaning is not None]
     if not cleaned:

@@ -1,21 +1,17 @@
-"""Stateless steps of streams: they stay Spark's, and what rows carry unseen goes along."""
+"""Stateless steps of streams; what rows carry unseen goes along."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 
-from strandline.core.errors import ConfigurationError
+from strandline.plan.columns import Columns
+from strandline.plan.graph import MapNode, Node
+from strandline.plan.watermarks import watermark_on
 from strandline.runtime.rowlayout import TIME
-from strandline.spark.base.ddl import first_line, input_schema, quoted
-from strandline.spark.base.hidden import hidden_of, visible, without_hidden
-from strandline.spark.base.reported import errors_reported
-from strandline.spark.streams.nodes import Node, Step, StepNode, WatermarkNode, has_limit
-from strandline.spark.streams.rows import RowFunction
-from strandline.spark.streams.watermark import make_spec, with_times
+from strandline.spark.streams.frames import Step, probe_of, transformed
 from strandline.types.datatypes import parse_schema
 
 
@@ -28,12 +24,12 @@ class Steps:
     @property
     def columns(self) -> list[str]:
         """Names of the stream's columns."""
-        return visible(self._node.probe.columns)
+        return self._node.columns.names
 
     @property
     def schema(self) -> Any:
         """The stream's Spark schema."""
-        return without_hidden(self._node.probe).schema
+        return probe_of(self._node).drop(*self._node.columns.hidden).schema
 
     def select(self, *columns: str | Column) -> Self:
         """Keep or compute columns, as DataFrame.select does."""
@@ -45,8 +41,8 @@ class Steps:
 
     def _select(self, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
         """Select columns; the hidden ones stay, unless a `*` took them along already."""
-        hidden = hidden_of(self._node.probe)
-        if hidden and TIME in self.transform(lambda df: step(df, []))._node.probe.columns:
+        hidden = list(self._node.columns.hidden)
+        if hidden and TIME in self.transform(lambda df: step(df, []))._node.columns.hidden:
             hidden = []
         return self.transform(lambda df: step(df, hidden))
 
@@ -65,14 +61,7 @@ class Steps:
 
         One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
         """
-        try:
-            with errors_reported():
-                probe = step(self._node.probe)
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"a step does not fit the stream's columns ({', '.join(self.columns)}): {first_line(error)}"
-            ) from None
-        return type(self)(StepNode(probe, self._node, step, stops_early=has_limit(probe)))
+        return type(self)(transformed(self._node, step))
 
     def map(self, function: Callable[[Any], Any], output: str) -> Self:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
@@ -80,14 +69,10 @@ class Steps:
 
     def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Self:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        hidden = hidden_of(self._node.probe)
         ddl = parse_schema(output).ddl
-        rows = RowFunction(function, input_schema(self._node.probe, "map"), ddl, len(hidden))
-        names = [*map(quoted, self.columns), *hidden]
-        schema = self._node.probe.sparkSession.createDataFrame([], ddl).schema
-        for name in hidden:
-            schema.add(self._node.probe.schema[name])
-        return self.transform(lambda df: df.select(*names).mapInArrow(rows, schema))
+        self._node.columns.schema("map")
+        columns = Columns.of(ddl, self._node.columns.hidden)
+        return type(self)(MapNode(columns, self._node, function=function, output=ddl))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.
@@ -98,12 +83,7 @@ class Steps:
         value for ever, and one that ends holds the watermark up. Rows count once they reach the first keyed operator.
         What operators give has the time of the event, or the timer, that it came of.
         """
-        spec = make_spec(self._node.probe, column, delay, per, idle)
-
-        def step(df: DataFrame) -> DataFrame:
-            return with_times(df, spec)
-
-        return type(self)(WatermarkNode(step(self._node.probe), self._node, step, spec))
+        return type(self)(watermark_on(self._node, column, delay, per, idle))
 
 
 class _One:

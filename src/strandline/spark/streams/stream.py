@@ -16,18 +16,16 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.runtime.operators.aggregates import functions as aggfunctions
+from strandline.plan import joins, windows
+from strandline.plan.aggregation import aggregate_on, named
+from strandline.plan.graph import Keyed, Node, OperatorNode
+from strandline.plan.operators import keyed_by, output_of, process_on
 from strandline.runtime.operators.joins import How
-from strandline.runtime.operators.windows import functions as windowfunctions
 from strandline.runtime.operators.windows.operator import Rules
-from strandline.spark.base.ddl import check_keys
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
-from strandline.spark.streams import joins, windows
-from strandline.spark.streams.aggregation import aggregate_on
-from strandline.spark.streams.nodes import Keyed, Node, OperatorNode, SourceNode
-from strandline.spark.streams.operators import output_of, process_on
+from strandline.spark.streams.frames import read
 from strandline.spark.streams.steps import Steps
 from strandline.types.datatypes import StructType
 
@@ -50,16 +48,12 @@ class Stream(Steps):
 
     def side(self, name: str) -> Stream:
         """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
-        operator = self._operator
-        if operator is not None and name in operator.sides_before:
-            return Stream(operator.sides_before[name])
-        if operator is None or name not in operator.sides:
-            known = ", ".join([*operator.sides, *operator.sides_before] if operator else []) or "none"
+        if self._operator is None:
             raise ConfigurationError(
-                f"side: there is no side output '{name}' here, known: {known}",
+                f"side: there is no side output '{name}' here, known: none",
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
             )
-        return Stream(output_of(operator, 1 + list(operator.sides).index(name)))
+        return Stream(output_of(self._operator, name))
 
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
@@ -69,8 +63,7 @@ class Stream(Steps):
         """
         one = isinstance(order_by, str | Column) or not isinstance(order_by, Iterable)
         order: tuple[Any, ...] = (order_by,) if one else tuple(order_by)
-        check_keys(self._node.probe, keys, order)
-        return KeyedStream(Keyed(self._node, keys, order))
+        return KeyedStream(keyed_by(self._node, keys, order))
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
@@ -106,7 +99,7 @@ class Aggregates:
         given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
         """
         keyed, kind, rules = self._cut()
-        given = aggfunctions.named(results, more)
+        given = named(results, more)
         return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", max_parallelism))
 
     def count(self, *, uid: str) -> Stream:
@@ -182,7 +175,8 @@ class KeyedStream(Aggregates):
         With `early`, the results so far of windows that changed come too, so often by the clock. With
         `time="processing"`, windows follow the clock alone.
         """
-        rules = windows.rules_of(self._keyed, kind, lateness, late, early, time)
+        rules = windows.rules_of(kind, lateness, late, early, time)
+        windows.check_timed(self._keyed, kind, rules)
         return WindowedStream(self._keyed, kind, rules)
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
@@ -277,7 +271,7 @@ class WindowedStream(Aggregates):
         >>> hours = sales.window(Tumbling("1h"))
         >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        return self._run(windowfunctions.fold(output, initial, function, merge, uid), uid, name, max_parallelism)
+        return self._run(windows.fold(output, initial, function, merge, uid), uid, name, max_parallelism)
 
     def reduce(
         self,
@@ -291,7 +285,7 @@ class WindowedStream(Aggregates):
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        reduced = windowfunctions.reduce(self._events(uid), self.keyed.keys, function, uid)
+        reduced = windows.reduce(self._events(uid), self.keyed.keys, function, uid)
         return self._run(reduced, uid, name, max_parallelism)
 
     def aggregate(
@@ -318,7 +312,7 @@ class WindowedStream(Aggregates):
         ...     merge=lambda a, b: (a.n + b.n, a.total + b.total), result=lambda acc: acc.total / acc.n,
         ...     output="mean double", uid="mean")
         """
-        aggregated = windowfunctions.aggregate(type, create, add, result, merge, output)
+        aggregated = windows.aggregate(type, create, add, result, merge, output)
         return self._run(aggregated, uid, name, max_parallelism)
 
     def process(
@@ -341,13 +335,13 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        return self._run(windowfunctions.process(self._events(uid), function, output), uid, name, max_parallelism)
+        return self._run(windows.process(self._events(uid), function, output), uid, name, max_parallelism)
 
-    def _run(self, function: windowfunctions.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
+    def _run(self, function: windows.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
 
     def _events(self, uid: str) -> StructType:
-        return windows.event_schema(self.keyed, uid)
+        return self.keyed.schema(f"operator '{uid}'")
 
 
 _Process = TypeVar("_Process", bound=KeyedProcess)
@@ -384,7 +378,7 @@ class BroadcastStream(PairedStreams[KeyedBroadcastProcess]):
 
 
 def _main_output(operator: OperatorNode) -> Stream:
-    return Stream(output_of(operator, 0), operator)
+    return Stream(output_of(operator), operator)
 
 
 def _keyed_of(other: object, what: str) -> Keyed:
@@ -409,5 +403,4 @@ def stream(df: DataFrame, name: str | None = None) -> Stream:
 def source_stream(df: DataFrame, name: str | None = None, cleaning: Cleaning | None = None) -> Stream:
     """Return the stream of a source, checked."""
     check_source(df)
-    probe = df.sparkSession.createDataFrame([], df.schema)
-    return Stream(SourceNode(probe, df=df, name=check_source_name(name), cleaning=cleaning))
+    return Stream(read(df, check_source_name(name), cleaning))

@@ -1,39 +1,33 @@
-"""What users ask of built-in aggregates: checked, and made into an operator and the columns it gives."""
+"""Built-in aggregation of keyed and windowed streams: checked, and as nodes.
+
+An epoch's rows become rows of partial accumulators before they are sent to their keepers: by a group-by where that
+makes them fewer, else each row on its own. Both have the same columns, so it can be decided anew for every epoch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from strandline.api.aggregates import COMPARING, Aggregate
+from strandline.api.aggregates import Aggregate
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
+from strandline.plan.aggregates import OURS, declare
+from strandline.plan.columns import Columns
+from strandline.plan.graph import Cut, Keyed, LateNode, Node, OperatorNode, PartialNode, sources_of
+from strandline.plan.operators import make_operator
+from strandline.plan.windows import bounds_of, check_window_keys
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.running import CountedAggregation, RunningAggregation
 from strandline.runtime.operators.aggregates.sessions import SessionAggregation
 from strandline.runtime.operators.aggregates.windows import WindowedAggregation
-from strandline.runtime.operators.windows.functions import bounds_of, check_window_keys
 from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.rowlayout import ORIGIN
 from strandline.runtime.state.columnar import ColumnarProcess
-from strandline.types.datatypes import (
-    ArrayType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    Field,
-    FloatType,
-    IntegralType,
-    MapType,
-    StructType,
-    TimestampType,
-    parse_type,
-)
+from strandline.types.datatypes import Field, StructType, TimestampType, parse_type
 
-OURS = "__strandline"
-"""How our own columns begin."""
-NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
+PANE, ROWS = "__strandline_pane", "__strandline_rows"
+FIRST, LAST = "__strandline_first", "__strandline_last"
 
 
 def named(results: Mapping[str, Aggregate] | None, more: Mapping[str, Aggregate]) -> dict[str, Aggregate]:
@@ -46,20 +40,48 @@ def named(results: Mapping[str, Aggregate] | None, more: Mapping[str, Aggregate]
     return {**(results or {}), **more}
 
 
-@dataclass(frozen=True)
-class AggregationPlan:
-    """The keepers' part of an aggregation, and the DDL of what it gives."""
-
-    operator: ColumnarProcess
-    output: str
-
-
-def plan(kind: WindowKind | None, rules: Rules, keys: StructType, accumulators: Accumulators) -> AggregationPlan:
-    """Return the operator of a keyed stream's aggregation, in windows or, without a kind, of everything so far."""
+def aggregate_on(
+    keyed: Keyed,
+    kind: WindowKind | None,
+    rules: Rules,
+    given: Mapping[str, Aggregate],
+    uid: str,
+    name: str,
+    max_parallelism: int | None,
+) -> OperatorNode:
+    """Return the node of an aggregation of keyed rows, or of a kind of window of them."""
+    columns, keys = keyed.columns, keyed.keys
+    _check(kind, rules, keys, given, uid)
+    (source, *_) = sources_of(keyed.node)
+    declared = declare(columns, given, uid, lambda expression, what: source.type_of(columns, expression, what))
+    accumulators = Accumulators(declared.fields, declared.results)
+    key_fields = [Field(key, columns.type_of(key)) for key in keys]
+    operator = _operator_of(kind, rules, StructType(tuple(key_fields)), accumulators)
+    cut = _cut_of(kind, rules, operator, keyed.order_by)
+    more = tuple(column for column in cut.order_by if column not in keys)
+    times = [PANE] * cut.sends_pane + [ROWS] + [FIRST, LAST] * cut.sends_span
+    types = [(key, dict(columns.types)[key]) for key in keys]
+    types += [(time, "bigint") for time in times]
+    types += [(name, part.type.ddl) for name, part in declared.parts.items()]
+    types += [(column, dict(columns.types)[column]) for column in more]
+    sent = Columns(tuple(types), columns.hidden)
+    late: dict[str, Node] = {}
+    if rules.late is not None:
+        unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
+        late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid)
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
-    output = StructType((*keys.fields, *bounds, *results)).ddl
-    return AggregationPlan(_operator_of(kind, rules, keys, accumulators), output)
+    return make_operator(
+        PartialNode(sent, keyed.node, keys, cut, declared.parts, more),
+        operator,
+        uid,
+        name=name,
+        keys=keys,
+        output=StructType((*key_fields, *bounds, *results)).ddl,
+        order_by=cut.order_by,
+        max_parallelism=max_parallelism,
+        sides_before=late,
+    )
 
 
 def _operator_of(
@@ -75,7 +97,20 @@ def _operator_of(
     return WindowedAggregation(keys.ddl, accumulators, kind, rules)
 
 
-def check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Mapping[str, Any], uid: str) -> None:
+def _cut_of(kind: WindowKind | None, rules: Rules, operator: ColumnarProcess, order_by: tuple[str, ...]) -> Cut:
+    """Return what becomes of rows before keepers get them."""
+    if isinstance(kind, Global):
+        return Cut(order_by=order_by, is_whole=True)
+    if kind is None or rules.processing:
+        return Cut()
+    if isinstance(kind, Session):
+        # Events of one such stretch are less than the gap apart.
+        return Cut(kind.gap_us, sends_span=True)
+    assert isinstance(operator, WindowedAggregation)
+    return Cut(operator.pane_us, kind.offset_us, sends_pane=True)
+
+
+def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Mapping[str, Any], uid: str) -> None:
     """Refuse what cannot be an aggregation."""
     if not isinstance(uid, str) or not uid.strip():
         raise ConfigurationError(
@@ -120,24 +155,3 @@ def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
             "been aggregated",
             hint="leave late= out, they are counted in any case; or use fold(), aggregate() or process()",
         )
-
-
-def check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
-    """Refuse columns that keepers cannot compare, or that have no percentiles."""
-    if aggregate.kind in ("min", "max", *COMPARING):
-        fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
-    elif aggregate.kind == "approx_percentile":
-        fits, expected = isinstance(kind, (*NUMBERS, DateType, TimestampType)), "a number, a date or a timestamp"
-    else:
-        return
-    if not fits:
-        of = aggregate.by or aggregate.column
-        raise ConfigurationError(
-            f"operator '{uid}': {aggregate.kind} of '{of}' is over {kind.ddl}, expected {expected}"
-        )
-
-
-def _is_ordered(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return all(_is_ordered(field.type) for field in kind.fields)
-    return not isinstance(kind, ArrayType | MapType)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+from strandline.plan.graph import Keyed, OperatorNode
+from strandline.plan.operators import process_on
 from strandline.runtime.operators.windows.contents import (
     Constant,
     Contents,
@@ -25,8 +27,8 @@ from strandline.types.datatypes import Field, StructType, parse_schema, parse_ty
 Time = Literal["event", "processing"]
 
 
-def rules_of(kind: Any, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
-    """Check what window() was given."""
+def rules_of(kind: WindowKind, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
+    """Return how windows behave; raise ConfigurationError for what does not go together."""
     if not isinstance(kind, Tumbling | Sliding | Session | Global):
         raise ConfigurationError(
             f"window() was given {kind!r}, expected a kind of window",
@@ -41,7 +43,7 @@ def rules_of(kind: Any, lateness: str, late: str | None, early: str | None, time
     if late is not None and (not isinstance(late, str) or not late.strip()):
         raise ConfigurationError(f"window: late is {late!r}, expected a name for the side output of late events")
     rules = Rules(lateness_us, early_us, late, processing=time == "processing")
-    if not follows_event_time(kind, rules) and (lateness_us or late is not None):
+    if not _follows_event_time(kind, rules) and (lateness_us or late is not None):
         raise ConfigurationError(
             f"window: {type(kind).__name__} windows that do not follow event time have no late events",
             hint="leave lateness= and late= out",
@@ -49,8 +51,16 @@ def rules_of(kind: Any, lateness: str, late: str | None, early: str | None, time
     return rules
 
 
-def follows_event_time(kind: WindowKind, rules: Rules) -> bool:
-    """Whether it is the events' times that say which windows they are in."""
+def check_timed(keyed: Keyed, kind: WindowKind, rules: Rules) -> None:
+    """Refuse windows of event time where there is none."""
+    if _follows_event_time(kind, rules) and not keyed.columns.is_timed:
+        raise ConfigurationError(
+            f"window: {type(kind).__name__} windows need the events' times, and the stream has no watermark",
+            hint='call watermark("column") before key_by, or window(…, time="processing")',
+        )
+
+
+def _follows_event_time(kind: WindowKind, rules: Rules) -> bool:
     return not rules.processing and not isinstance(kind, Global)
 
 
@@ -123,29 +133,30 @@ def _check_functions(what: str, **functions: Any) -> None:
 # -- the operator
 
 
-@dataclass(frozen=True)
-class WindowPlan:
-    """An operator, and the DDL of what it gives."""
-
-    operator: WindowOperator
-    output: str
-    sides: dict[str, str]
-
-
-def plan_windows(
-    kind: WindowKind, rules: Rules, function: WindowFunction, schema: StructType, keys: Sequence[str], uid: str
-) -> WindowPlan:
-    """Return the operator of windows of a keyed stream."""
-    contents = function.contents
+def windows_on(
+    keyed: Keyed,
+    kind: WindowKind,
+    rules: Rules,
+    function: WindowFunction,
+    uid: str,
+    name: str | None,
+    max_parallelism: int | None,
+) -> OperatorNode:
+    """Return the node of a function of each window's events."""
+    contents, schema, keys = function.contents, keyed.schema(f"operator '{uid}'"), keyed.keys
     if isinstance(kind, Session) and isinstance(contents, Folding) and not contents.can_merge:
         raise ConfigurationError(
             f"{function.what} '{uid}': session windows can become one, and there is no `merge`",
             hint="give it merge=function of two values, which returns the value of both windows' events",
         )
-    return WindowPlan(
+    return process_on(
+        keyed,
         operator_of(kind, contents, replace(rules, several_keys=len(keys) > 1)),
         _output(kind, function.fields, schema, keys, uid),
-        {} if rules.late is None else {rules.late: schema.ddl},
+        uid,
+        sides={} if rules.late is None else {rules.late: schema.ddl},
+        name=name or f"{type(kind).__name__}.{function.what}",
+        max_parallelism=max_parallelism,
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pyspark.sql import SparkSession
+
 _WORTHWHILE = 0.6
+_DEFAULT_SHUFFLE_PARTITIONS = "200"
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
 
 
@@ -31,3 +34,10 @@ class Reduction:
         if self._epochs_off:
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
         self.on, self._epochs_off = False, 0
+
+
+def limit_shuffle(session: SparkSession, parallelism: int) -> None:
+    """Have group-bys of an epoch's session give few partitions, unless the user has said how many."""
+    name = "spark.sql.shuffle.partitions"
+    if session.conf.get(name) == _DEFAULT_SHUFFLE_PARTITIONS:
+        session.conf.set(name, str(parallelism))

@@ -1,4 +1,4 @@
-"""Stateless Python functions on rows, run by mapInArrow in Spark's own workers."""
+"""Stateless Python functions on rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from strandline.core.errors import UserCodeError
 from strandline.runtime.task.outputs import OutputBuilder
-from strandline.spark.keepers.worker import mark
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type
@@ -45,10 +44,10 @@ class RowFunction:
                         if self._hidden:
                             came_of.extend([at] * (len(rows) - len(came_of)))
                 built = outputs.from_rows(rows) if rows else None
-            except UserCodeError as error:
-                raise RuntimeError(mark(error)) from None
+            except UserCodeError:
+                raise
             except Exception as error:
-                raise RuntimeError(mark(_user_error(error, row))) from None
+                raise _user_error(error, row) from error
             if built is not None:
                 yield self._with_hidden(built, batch, came_of) if self._hidden else built
 

@@ -1,0 +1,299 @@
+"""Built-in aggregates, each once: the columns of its accumulator, how two become one, and the type of its result.
+
+Of each column of an accumulator it says how it is made: of many rows and of one as SQL, of one row each in Arrow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.api.aggregates import COMPARING, SPREADS, Aggregate
+from strandline.core.errors import ConfigurationError
+from strandline.format.values import ValueCodec
+from strandline.plan.columns import Columns, quoted
+from strandline.runtime.operators.aggregates import sketches
+from strandline.runtime.operators.aggregates.accumulators import FieldSpec, ResultSpec
+from strandline.types.columns import to_arrow_type, to_python
+from strandline.types.datatypes import (
+    MAX_DECIMAL_PRECISION,
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+    parse_type,
+)
+
+OURS = "__strandline"
+"""How our own columns begin."""
+NUMBERS = (IntegralType, FloatType, DoubleType, DecimalType)
+
+Values = Mapping[str, pa.Array]
+"""Columns of rows, by name."""
+Make = Callable[[Values, int], pa.Array]
+"""Gets the columns and how many rows there are."""
+TypeOf = Callable[[str, str], str]
+"""Gets an SQL expression, and what it is for; returns the DDL of its type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One column of an accumulator."""
+
+    type: DataType
+    merge: str
+    """How two become one. See FieldSpec."""
+    many: str
+    """SQL of many rows."""
+    one: str
+    """SQL of one row."""
+    make: Make = field(compare=False)
+    """The same in Arrow: accumulators of one row each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """The accumulator of some aggregates, and their results."""
+
+    parts: dict[str, Part]
+    results: list[ResultSpec]
+
+    @property
+    def fields(self) -> list[FieldSpec]:
+        """The accumulator's columns, as keepers know them."""
+        return [FieldSpec(name, part.type.ddl, part.merge) for name, part in self.parts.items()]
+
+
+def declare(columns: Columns, given: Mapping[str, Aggregate], uid: str, type_of: TypeOf) -> Declared:
+    """Return what aggregates are made of; what several of them need is there once.
+
+    State is found by the names of columns and their order: of results that need them, however these are ordered.
+    """
+    names: dict[tuple[Part, ...], tuple[str, ...]] = {}
+    found: dict[str, Part] = {}
+    specs: dict[str, ResultSpec] = {}
+    for result, aggregate in sorted(given.items()):
+        kind, parts = _Planner(columns, result, aggregate, uid, type_of).plan()
+        # The columns of moments and of sketches belong together; others can be shared one by one.
+        together = parts[0].merge.startswith(("moments", *COMPARING, *sketches.KINDS))
+        fields: list[str] = []
+        for some in [tuple(parts)] if together else [(part,) for part in parts]:
+            if some not in names:
+                places = range(len(fields), len(fields) + len(some))
+                names[some] = tuple(_named(result, aggregate.kind, at, [*found]) for at in places)
+                found.update(zip(names[some], some, strict=True))
+            fields += names[some]
+        specs[result] = ResultSpec(result, kind.ddl, aggregate.kind, tuple(fields), aggregate.ranks)
+    return Declared(found, [specs[result] for result in given])
+
+
+def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
+    """Return the name of a new column of the accumulator, which needs no quotes."""
+    name = f"{OURS}_{re.sub(r'[^0-9a-zA-Z]', '_', result).lower()}_{kind}_{at}"
+    return name if name not in taken else _named(f"{result}_", kind, at, taken)
+
+
+class _Planner:
+    """What one aggregate is made of."""
+
+    def __init__(self, columns: Columns, result: str, aggregate: Aggregate, uid: str, type_of: TypeOf) -> None:
+        self._columns = columns
+        self._result = result
+        self._aggregate = aggregate
+        self._uid = uid
+        self._type_of = type_of
+
+    def plan(self) -> tuple[DataType, list[Part]]:
+        """Return the result's type, and the accumulator's columns."""
+        aggregate = self._aggregate
+        if aggregate.column is None:
+            return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones)]
+        if aggregate.kind == "count" and aggregate.column in self._columns.names:
+            # Of whatever type it is.
+            return _of_column(aggregate, LongType(), quoted(aggregate.column), aggregate.column)
+        name, c, kind = self._column(aggregate.column)
+        if aggregate.by is not None:
+            by_name, by, by_kind = self._column(aggregate.by)
+            check_type(aggregate, by_kind, self._uid)
+            how = aggregate.kind
+            # Where there is nothing to compare, the value does not count.
+            return kind, [
+                Part(
+                    kind, how, f"{how}({c}, {by})", f"if({by} is null, null, {c})",
+                    lambda of, n: pc.if_else(pc.is_valid(of[by_name]), of[name], _null_of(kind)),
+                ),
+                Part(by_kind, how, f"{how[:3]}({by})", by, lambda of, n: of[by_name]),
+            ]  # fmt: skip
+        check_type(aggregate, kind, self._uid)
+        return _of_column(aggregate, kind, c, name)
+
+    def _column(self, column: str) -> tuple[str, str, DataType]:
+        """Return a column's name, its SQL and its type; an expression has no name that is a column's."""
+        known = column in self._columns.names
+        c = quoted(column) if known else f"({column})"
+        what = f"operator '{self._uid}': the aggregate '{self._result}'"
+        try:
+            ddl = dict(self._columns.types)[column] if known else self._type_of(c, what)
+            return column, c, parse_type(ddl)
+        except ConfigurationError as error:
+            if not known and error.message.startswith(what):
+                raise
+            raise ConfigurationError(
+                f"{what} is of a type that is not supported: {error.message}",
+                hint="cast the column to a number, a text, a date or a timestamp",
+            ) from None
+
+
+def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple[DataType, list[Part]]:
+    how, array = aggregate.kind, ArrayType(kind)
+    counted = Part(
+        LongType(), "sum", f"count({c})", f"if({c} is null, 0L, 1L)",
+        lambda of, n: pc.is_valid(of[name]).cast(pa.int64()),
+    )  # fmt: skip
+    if how == "count":
+        return LongType(), [counted]
+    if how in ("sum", "avg"):
+        total = _sum_type(kind, exact=how == "sum")
+        many = f"sum(cast({c} as double))" if how == "avg" and not isinstance(kind, DecimalType) else f"sum({c})"
+        summed = Part(total, "sum", many, c, lambda of, n: of[name].cast(to_arrow_type(total)))
+        return (total, [summed]) if how == "sum" else (_mean_type(kind), [summed, counted])
+    if how in SPREADS:
+        number = f"cast({c} as double)"
+        squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
+        return DoubleType(), [
+            Part(LongType(), "moments", counted.many, counted.one, counted.make),
+            Part(DoubleType(), "moments", f"avg({number})", number, lambda of, n: of[name].cast(pa.float64())),
+            Part(DoubleType(), "moments", squares, "0D", lambda of, n: pa.array(np.zeros(n))),
+        ]
+    if how in ("first", "last"):
+        nulls = str(aggregate.ignore_nulls).lower()
+        merge = f"{how}_valid" if aggregate.ignore_nulls else how
+        return kind, [Part(kind, merge, f"{how}({c}, {nulls})", c, lambda of, n: of[name])]
+    elements = f"filter(array({c}), x -> x is not null)"
+    if how == "collect_list":
+        return array, [Part(array, "joined", f"collect_list({c})", elements, lambda of, n: _elements(of[name]))]
+    if how in ("collect_set", "count_distinct"):
+        part = Part(array, "united", f"collect_set({c})", elements, lambda of, n: _elements(of[name]))
+        return LongType() if how == "count_distinct" else array, [part]
+    if how == "approx_count_distinct":
+        # Of the hash, since Spark's sketches take few types themselves.
+        hashed = f"if({c} is null, null, xxhash64({c}))"
+        return LongType(), _sketched(sketches.DISTINCT, aggregate, hashed, lambda of, n: _hashes(of[name], kind))
+    if how == "approx_percentile":
+        number = f"nanvl({_as_double(c, kind)}, null)"
+        parts = _sketched(sketches.QUANTILES, aggregate, number, lambda of, n: _doubles(of[name]))
+        return array if isinstance(aggregate.percentage, tuple) else kind, parts
+    return kind, [Part(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
+
+
+def _sketched(how: str, aggregate: Aggregate, value: str, values: Make) -> list[Part]:
+    """Return the list of values and the sketch: of one row there is a value, of many a sketch."""
+    size = sketches.size_of(how, aggregate.error)
+    merge, element = f"{how}_{size}", LongType() if how == sketches.DISTINCT else DoubleType()
+    function = "hll_sketch_agg" if how == sketches.DISTINCT else "kll_sketch_agg_double"
+    list_type = ArrayType(element)
+    listed = f"filter(array({value}), x -> x is not null)"
+    sketch = f"if(count({value}) = 0, null, {function}({value}, {size}))"
+    return [
+        Part(list_type, merge, f"cast(null as {list_type.ddl})", listed, lambda of, n: _elements(values(of, n))),
+        Part(BinaryType(), merge, sketch, "cast(null as binary)", lambda of, n: pa.nulls(n, pa.binary())),
+    ]
+
+
+def _as_double(c: str, kind: DataType) -> str:
+    if isinstance(kind, TimestampType):
+        return f"cast(unix_micros({c}) as double)"
+    return f"cast(unix_date({c}) as double)" if isinstance(kind, DateType) else f"cast({c} as double)"
+
+
+# -- types, as Spark has them
+
+
+def _sum_type(kind: DataType, *, exact: bool) -> DataType:
+    """Return what values are added up in; `exact` says whether integers are to stay such."""
+    if isinstance(kind, DecimalType):
+        return DecimalType(min(kind.precision + 10, MAX_DECIMAL_PRECISION), kind.scale)
+    return LongType() if exact and isinstance(kind, IntegralType) else DoubleType()
+
+
+def _mean_type(kind: DataType) -> DataType:
+    if isinstance(kind, DecimalType):
+        most = MAX_DECIMAL_PRECISION
+        return DecimalType(min(kind.precision + 4, most), min(kind.scale + 4, most))
+    return DoubleType()
+
+
+def check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
+    """Refuse columns that an aggregate cannot be over."""
+    if aggregate.kind in ("sum", "avg", *SPREADS):
+        # Numbers are read out of texts, too.
+        fits, expected = isinstance(kind, (*NUMBERS, StringType)), "a number"
+    elif aggregate.kind in ("min", "max", *COMPARING):
+        fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
+    elif aggregate.kind == "approx_percentile":
+        fits, expected = isinstance(kind, (*NUMBERS, DateType, TimestampType)), "a number, a date or a timestamp"
+    elif aggregate.kind in ("collect_set", "count_distinct", "approx_count_distinct"):
+        fits, expected = not kind.contains_map(), "something without maps, which are not compared"
+    else:
+        return
+    if not fits:
+        of = aggregate.by or aggregate.column
+        raise ConfigurationError(
+            f"operator '{uid}': {aggregate.kind} of '{of}' is over {kind.ddl}, expected {expected}"
+        )
+
+
+def _is_ordered(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_ordered(field.type) for field in kind.fields)
+    return not isinstance(kind, ArrayType | MapType)
+
+
+# -- values
+
+
+def _ones(columns: Values, n: int) -> pa.Array:
+    return pa.array(np.ones(n, np.int64))
+
+
+def _null_of(kind: DataType) -> pa.Scalar:
+    return pa.scalar(None, to_arrow_type(kind))
+
+
+def _elements(column: pa.Array) -> pa.Array:
+    """Return a list of each value; of null, an empty one."""
+    ends = np.cumsum(pc.is_valid(column).to_numpy(zero_copy_only=False))
+    return pa.ListArray.from_arrays(pa.array(np.append(0, ends), pa.int32()), column.drop_null())
+
+
+def _hashes(column: pa.Array, kind: DataType) -> pa.Array:
+    """Return 64 bits of each value: other ones than in a job, but as good."""
+    encode = ValueCodec(kind).encode
+    values = to_python(column, kind)
+    digests = [None if v is None else hashlib.blake2b(encode(v), digest_size=8).digest() for v in values]
+    return pa.array([None if d is None else int.from_bytes(d, "little", signed=True) for d in digests], pa.int64())
+
+
+def _doubles(column: pa.Array) -> pa.Array:
+    """Return numbers, dates as days and times as microseconds; NaN counts as null."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.int64())
+    elif pa.types.is_date(column.type):
+        column = column.cast(pa.int32())
+    found = column.cast(pa.float64(), safe=False)
+    return pc.if_else(pc.is_nan(found), _null_of(DoubleType()), found)

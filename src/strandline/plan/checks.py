@@ -1,0 +1,83 @@
+"""What a program is refused before anything runs: functions that are none, or miss a method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.states import declared_states
+from strandline.core.errors import ConfigurationError
+
+
+def check_process(process: Any, uid: str) -> None:
+    """Refuse what is no process function."""
+    if isinstance(process, type):
+        raise ConfigurationError(
+            f"operator '{uid}': process() was given the class {process.__name__}, expected an instance",
+            hint=f"write process({process.__name__}(), …)",
+        )
+    if not isinstance(process, KeyedProcess | KeyedBatchProcess):
+        raise ConfigurationError(
+            f"operator '{uid}': process() was given a {type(process).__name__}, expected a KeyedProcess or a "
+            "KeyedBatchProcess",
+            hint="derive your class from strandline.KeyedProcess",
+        )
+    method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
+    if getattr(type(process), method) is getattr(base, method):
+        raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+    if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
+        raise ConfigurationError(
+            f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no timers: its on_timer "
+            "would never be called",
+            hint="write it as a KeyedProcess",
+        )
+    for name, state in declared_states(process).items():
+        if name in vars(process):
+            raise ConfigurationError(
+                f"operator '{uid}': {type(process).__name__} assigns to its state '{name}' before it runs",
+                hint=f"leave that out of __init__: each key has a {state.kind} of its own; a Value can have a default=",
+            )
+
+
+def check_sides(uid: str, sides: Any) -> None:
+    """Refuse side outputs that are none."""
+    if not isinstance(sides, Mapping) or not all(isinstance(name, str) for name in sides):
+        raise ConfigurationError(
+            f"operator '{uid}': sides is {sides!r}, expected schemas by name",
+            hint='write sides={"late": "user string, at timestamp"}',
+        )
+
+
+def check_inputs(process: Any, uid: str, method: Literal["key_by", "connect", "broadcast"]) -> None:
+    """Refuse a function that does not fit the streams that `method` has brought together, or misses a method."""
+    name = type(process).__name__
+    found = next((m for m, (kind, _) in _FUNCTIONS.items() if isinstance(process, kind)), "key_by")
+    if found != method:
+        expected = _FUNCTIONS[method][0].__name__ if method in _FUNCTIONS else "KeyedProcess or a KeyedBatchProcess"
+        raise ConfigurationError(
+            f"operator '{uid}': after {method}(), process() was given {name}, expected a {expected}",
+            hint=_HINTS.get(found, f"derive your class from strandline.{expected}"),
+        )
+    if method == "key_by":
+        return
+    kind, methods = _FUNCTIONS[method]
+    for each in methods:
+        if getattr(type(process), each) is getattr(kind, each):
+            raise ConfigurationError(f"operator '{uid}': {name} does not define {each}")
+    if kind is KeyedCoProcess and type(process).on_event is not KeyedCoProcess.on_event:
+        raise ConfigurationError(
+            f"operator '{uid}': {name} defines on_event, which a KeyedCoProcess must not",
+            hint="define on_left and on_right, or derive it from strandline.KeyedProcess",
+        )
+
+
+_FUNCTIONS: dict[str, tuple[type, tuple[str, ...]]] = {
+    "connect": (KeyedCoProcess, ("on_left", "on_right")),
+    "broadcast": (KeyedBroadcastProcess, ("on_event", "on_broadcast")),
+}
+_HINTS = {
+    "connect": "a KeyedCoProcess is for a.key_by(…).connect(b.key_by(…)).process(…)",
+    "broadcast": "a KeyedBroadcastProcess is for a.key_by(…).broadcast(rules).process(…)",
+}

@@ -1,0 +1,224 @@
+"""The steps of a pipeline as a graph. Streams make its nodes; an engine knows how to run each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.plan.aggregates import Part
+from strandline.plan.columns import Columns
+from strandline.runtime.rowlayout import RowLayout
+from strandline.runtime.task.outputs import raw_ddl
+from strandline.runtime.watermarks import WatermarkSpec
+from strandline.types.datatypes import StructType
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A step of a pipeline, and what its rows look like."""
+
+    columns: Columns
+    parent: Node | None = None
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes whose rows it gets."""
+        return () if self.parent is None else (self.parent,)
+
+
+@dataclass(frozen=True, eq=False)
+class SourceNode(Node):
+    """What a pipeline reads. Each engine has its own."""
+
+    name: str = ""
+    """What it is found by in checkpoints; empty: nothing, it is the only one."""
+
+    def type_of(self, columns: Columns, expression: str, what: str) -> str:
+        """Return the DDL of an SQL expression over columns that came of this source; errors begin with `what`."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class StepNode(Node):
+    """A stateless step of an engine's own: it is opaque here."""
+
+    stops_early: bool = field(default=False, kw_only=True)
+    """Whether it may stop reading before the rows end."""
+
+
+@dataclass(frozen=True, eq=False)
+class MapNode(Node):
+    """A Python function of each row, which gives any number of rows. What came of a row carries what it carried."""
+
+    function: Callable[[Any], Iterable[Any] | None] = field(kw_only=True)
+    output: str = field(kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class WatermarkNode(Node):
+    """The step that gives every row its time."""
+
+    spec: WatermarkSpec = field(default_factory=lambda: WatermarkSpec(""))
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Rows partitioned by key: what keyed operators are made on."""
+
+    node: Node
+    keys: tuple[str, ...]
+    order_by: tuple[str, ...] = ()
+    made_by: Literal["key_by", "connect", "broadcast"] = "key_by"
+
+    @property
+    def columns(self) -> Columns:
+        """What the rows look like."""
+        return self.node.columns
+
+    def schema(self, where: str) -> StructType:
+        """Return the user's columns; errors about them begin with `where`."""
+        return self.columns.schema(where)
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of two inputs: its rows, and which of their columns are key and order; none of rules, whose they are not."""
+
+    node: Node
+    keys: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class PairNode(Node):
+    """Two streams packed into one of pairs: both rows as structs, of which one is null, the key, and the order."""
+
+    other: Node | None = None
+    halves: tuple[Half, ...] = ()
+    names: tuple[str, ...] = ()
+    """Of the key's columns and the order's."""
+    movers: tuple[WatermarkNode | None, ...] = ()
+    """Whose watermark the rows move: one for all of them, or each input's, and then origins begin with its number."""
+    broadcast_order: tuple[str, ...] | None = None
+    """If the right rows are for every partition: by which of their columns they are sorted."""
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes whose rows it gets."""
+        return tuple(node for node in (self.parent, self.other) if node is not None)
+
+    @property
+    def tells_inputs_apart(self) -> bool:
+        """Whether origins say of which input a row is."""
+        return len(self.movers) > 1
+
+
+@dataclass(frozen=True, eq=False)
+class LateNode(Node):
+    """The rows that keepers will drop since all of their windows are done, and those without a time.
+
+    Which these are depends on an epoch's watermark alone, which keepers have from the driver. Like what an operator
+    gives, they move no watermark and are not the source's rows once more.
+    """
+
+    kind: Any = None
+    """Tumbling or Sliding."""
+    lateness_us: int = 0
+    uid: str = ""
+    """The operator whose late events they are."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How rows are told apart by time before they are aggregated."""
+
+    every_us: int = 0
+    """Rows of one key in one stretch of this length are aggregated into one; 0: whenever they are."""
+    offset_us: int = 0
+    sends_pane: bool = False
+    """Whether keepers get the stretch's end, in the column PANE."""
+    sends_span: bool = False
+    """Whether they get the first and the last time, in FIRST and LAST."""
+    order_by: tuple[str, ...] = ()
+    """In which order rows count, where each is one: these columns are sent too."""
+    is_whole: bool = False
+    """Whether rows are not to be aggregated at all."""
+
+
+@dataclass(frozen=True, eq=False)
+class PartialNode(Node):
+    """Rows become accumulators: one of many rows where that makes them fewer, or one of each."""
+
+    keys: tuple[str, ...] = ()
+    cut: Cut = field(default_factory=Cut)
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    """The accumulator's columns."""
+    more: tuple[str, ...] = ()
+    """Columns that keepers get beside the key's and the accumulator's."""
+
+
+@dataclass(frozen=True, eq=False)
+class OperatorNode(Node):
+    """A keyed operator. Its columns are the main output's; if it has sides, the nodes that follow tell them apart."""
+
+    uid: str = ""
+    name: str = ""
+    keys: tuple[str, ...] = ()
+    order_by: tuple[str, ...] = ()
+    process: KeyedProcess | KeyedBatchProcess = field(default_factory=KeyedProcess)
+    input_schema: str = ""
+    output_schema: str = ""
+    sides: dict[str, str] = field(default_factory=dict)
+    sides_before: dict[str, Node] = field(default_factory=dict)
+    """Side outputs that its keepers do not give: they are told from its input."""
+    max_parallelism: int | None = None
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """The hidden columns of its input."""
+        return self.parent.columns.hidden if self.parent else ()
+
+    @property
+    def layout(self) -> RowLayout:
+        """What its rows come with."""
+        return RowLayout.of(self.hidden)
+
+    @property
+    def raw_schema(self) -> str:
+        """DDL of what its keepers give."""
+        return raw_ddl(self.output_schema, self.sides, timed=self.layout.timed)
+
+    @property
+    def broadcast_order(self) -> tuple[str, ...] | None:
+        """If it has rules for every partition: by which of their columns they are sorted."""
+        return self.parent.broadcast_order if isinstance(self.parent, PairNode) else None
+
+
+@dataclass(frozen=True, eq=False)
+class OutputNode(Node):
+    """The main output of an operator, or a side output; its parent is the operator."""
+
+    side: int = 0
+    """0 for the main one."""
+
+
+def above(*nodes: Node) -> Iterator[Node]:
+    """Give these nodes and all that they come of, each once and after its parents."""
+    found: set[Node] = set()
+
+    def visit(node: Node) -> Iterator[Node]:
+        if node not in found:
+            found.add(node)
+            for parent in node.parents:
+                yield from visit(parent)
+            yield node
+
+    for node in nodes:
+        yield from visit(node)
+
+
+def sources_of(node: Node) -> list[SourceNode]:
+    """Return the sources that a node's rows come of."""
+    return [found for found in above(node) if isinstance(found, SourceNode)]

@@ -1,0 +1,187 @@
+"""A pipeline as a whole: its operators and sources, whose events move which watermark, and who counts the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.keygroups import check_parallelism, default_max_parallelism
+from strandline.format.manifest import StateInfo
+from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above
+from strandline.plan.watermarks import movers_of
+from strandline.runtime.program import Program, key_schema, pickle_process, state_infos
+from strandline.runtime.watermarks import WatermarkSpec
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A keyed operator with its numbers settled."""
+
+    node: OperatorNode
+    parallelism: int
+    max_parallelism: int
+    is_measured: bool = False
+    """Whether its events come straight from a watermark, so that their times are what moves it."""
+
+    @property
+    def uid(self) -> str:
+        """The operator's uid."""
+        return self.node.uid
+
+    @property
+    def key_schema(self) -> str:
+        """DDL of the key columns."""
+        return key_schema(self.node.input_schema, list(self.node.keys))
+
+    @property
+    def states(self) -> list[StateInfo]:
+        """The declared states."""
+        return state_infos(self.node.process)
+
+    def program(self, **run: Any) -> Program:
+        """Return what its keepers are told; `run` is what is the same for all operators of a run, and its own files."""
+        node = self.node
+        return Program(
+            uid=node.uid,
+            name=node.name,
+            process=pickle_process(node.process, node.uid),
+            key_columns=list(node.keys),
+            input_schema=node.input_schema,
+            output_schema=node.output_schema,
+            sides=node.sides,
+            layout=node.layout,
+            measured=self.is_measured,
+            broadcast_order=list(node.broadcast_order or ()),
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            **run,
+        )
+
+
+class Pipeline:
+    """The graph that some nodes are the ends of."""
+
+    def __init__(self, ends: Sequence[Node]) -> None:
+        self.nodes = list(above(*ends))
+        """Every node after its parents."""
+        self.operators = [node for node in self.nodes if isinstance(node, OperatorNode)]
+        self.sources = sorted(
+            (node for node in self.nodes if isinstance(node, SourceNode)), key=lambda source: source.name
+        )
+        if len(self.sources) > 1:
+            _check_names([node.name for node in self.sources])
+        self._check_uids()
+        self._check_late()
+        # One that no operator's events move would stand still for ever, and hold back the others.
+        movers = {operator.uid: found for operator in self.operators if any(found := movers_of(operator))}
+        moved = {mover for found in movers.values() for mover in found}
+        watermarks = [node for node in self.nodes if isinstance(node, WatermarkNode) and node in moved]
+        self.watermarks = self._named_watermarks(watermarks)
+        self.measuring = {
+            uid: tuple(None if mover is None else watermarks.index(mover) for mover in found)
+            for uid, found in movers.items()
+        }
+        """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
+        self.counting = self._find_counting()
+
+    def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
+        """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
+        settled = []
+        for node in self.operators:
+            most = node.max_parallelism or stored.get(node.uid) or default_max_parallelism(parallelism)
+            check_parallelism(node.uid, parallelism, most)
+            settled.append(Operator(node, parallelism, most, node.uid in self.measuring))
+        return settled
+
+    def moved(self, uid: str, newest_us: Mapping[str, int]) -> dict[int, dict[str, int]]:
+        """Return what an operator's newest times say, by watermark and origin."""
+        movers = self.measuring.get(uid, ())
+        if len(movers) < 2:
+            return {index: dict(newest_us) for index in movers if index is not None}
+        found: dict[int, dict[str, int]] = {}
+        for tagged, time_us in newest_us.items():
+            # As the pair's packing writes it: which input, then whose time of those that its watermark tells apart.
+            at, _, origin = tagged.partition("/")
+            index = movers[int(at)]
+            if index is not None:
+                found.setdefault(index, {})[origin] = time_us
+        return found
+
+    def _named_watermarks(self, nodes: Sequence[WatermarkNode]) -> list[WatermarkSpec]:
+        """Return what they say; with several sources, named by these: the program may mention them in any order."""
+        if not len(self.sources) > 1:
+            return [node.spec for node in nodes]
+        counted: Counter[str] = Counter()
+        specs = []
+        for node in nodes:
+            source = _first_source(node)
+            counted[source] += 1
+            name = source if counted[source] == 1 else f"{source}:{counted[source]}"
+            specs.append(replace(node.spec, name=name))
+        return specs
+
+    def _find_counting(self) -> set[str]:
+        """Return uids of operators whose rows are the job's: if there are such, they get each source's rows once."""
+        counting: set[str] = set()
+        counted: set[Node] = set()
+        read = {operator.uid: _sources_of(*operator.parents) for operator in self.operators}
+        for uid, sources in sorted(read.items(), key=lambda item: -len(item[1])):
+            if sources and not sources & counted:
+                counting.add(uid)
+                counted |= sources
+        return counting
+
+    def _check_uids(self) -> None:
+        counted = Counter(node.uid for node in self.operators)
+        twice = [uid for uid, count in counted.items() if count > 1]
+        if twice:
+            names = ", ".join(node.name for node in self.operators if node.uid == twice[0])
+            raise ConfigurationError(
+                f"the uid '{twice[0]}' is used by {counted[twice[0]]} operators ({names})",
+                hint="give each operator a uid of its own: its state is found by it",
+            )
+
+    def _check_late(self) -> None:
+        uids = {node.uid for node in self.operators}
+        for node in self.nodes:
+            if isinstance(node, LateNode) and node.uid not in uids:
+                raise ConfigurationError(
+                    f"the late events of the operator '{node.uid}' go to a sink, its results to none",
+                    hint="send its results to a sink too, or sl.sinks.noop(): nothing is late for what does not run",
+                )
+
+
+def _first_source(node: Node) -> str:
+    while node.parent is not None:
+        node = node.parent
+    return node.name if isinstance(node, SourceNode) else ""
+
+
+def _sources_of(*nodes: Node) -> set[Node]:
+    """Return the sources whose rows reach these nodes without an operator in between."""
+    found: set[Node] = set()
+    for node in nodes:
+        if isinstance(node, SourceNode):
+            found.add(node)
+        elif not isinstance(node, OperatorNode | LateNode):
+            found |= _sources_of(*node.parents)
+    return found
+
+
+def _check_names(names: Sequence[str]) -> None:
+    nameless = names.count("")
+    if nameless:
+        raise ConfigurationError(
+            f"the job reads {len(names)} sources, and {nameless} of them have no name",
+            hint='name each for life, as in stream(df, name="payments"): what was read is found by it; branches of one '
+            "DataFrame begin with one stream()",
+        )
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ConfigurationError(
+            f"two sources are named '{twice[0]}'",
+            hint="give each a name of its own; branches of one DataFrame begin with one stream()",
+        )

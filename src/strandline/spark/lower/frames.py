@@ -1,0 +1,136 @@
+"""Each kind of node as a DataFrame of the DataFrames before it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
+from strandline.plan.columns import quoted
+from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
+from strandline.runtime.operators.joins import LEFT, RIGHT
+from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
+from strandline.runtime.task.rowfunction import RowFunction
+from strandline.runtime.watermarks import WatermarkSpec
+from strandline.spark.lower.rows import RowWorker
+from strandline.spark.streams.frames import FrameStep
+
+TO = "__strandline_to"
+"""Of what every partition hears of: to which one this copy goes."""
+
+
+def lowered(node: Node, parents: Sequence[DataFrame], parallelism: int, *, reduced: bool) -> DataFrame:
+    """Return the rows of a node that asks nothing of keepers; `reduced`: accumulators are made of many rows."""
+    df = parents[0]
+    match node:
+        case FrameStep():
+            return node.step(df)
+        case MapNode():
+            return _mapped(node, df)
+        case WatermarkNode():
+            return _timed(node.spec, df)
+        case OutputNode():
+            return _output(node, df)
+        case PartialNode():
+            return _accumulators_of_many(node, df) if reduced else _accumulators_of_one(node, df)
+        case PairNode():
+            return _pairs(node, parallelism, df, parents[1])
+    raise NotImplementedError(type(node).__name__)
+
+
+def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int | None) -> DataFrame:
+    """Keep late rows. What timers gave further up comes before the watermark moves on from `fired_us`."""
+    reached = _literal(watermark_us)
+    if FIRED in df.columns:
+        reached = f"if(coalesce({FIRED}, false), {_literal(fired_us)}, {reached})"
+    kind = node.kind
+    end = _end_of(kind.offset_us, kind.every_us, kind.size_us)
+    # With gaps between windows, a row may be in none: that is not late.
+    found = df.where(f"{TIME} is null or ({TIME} < {end} and {end} + {node.lateness_us}L <= {reached})")
+    return found.drop(ORIGIN)
+
+
+def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
+    assert node.parent is not None
+    before, after = node.parent.columns, node.columns
+    worker = RowWorker(RowFunction(node.function, before.schema("map").ddl, node.output, len(before.hidden)))
+    return df.select(*map(quoted, before.names), *before.hidden).mapInArrow(worker, after.ddl)
+
+
+def _timed(spec: WatermarkSpec, df: DataFrame) -> DataFrame:
+    timed = df.withColumn(TIME, F.unix_micros(F.col(quoted(spec.column))))
+    return timed.withColumn(ORIGIN, F.col(quoted(spec.per)).cast("string")) if spec.per else timed
+
+
+def _output(node: OutputNode, df: DataFrame) -> DataFrame:
+    names = [quoted(name) for name in node.columns.names]
+    wanted = names if node.side == 0 else [f"{SIDE}_{node.side}.{name}" for name in names]
+    return df.where(f"{SIDE} = {node.side}").select(*wanted, *node.columns.hidden)
+
+
+def _accumulators_of_one(node: PartialNode, df: DataFrame) -> DataFrame:
+    """Make each row an accumulator."""
+    cut = node.cut
+    if cut.every_us:
+        df = df.where(f"{TIME} is not null")
+    pane = [f"{_end_of(cut.offset_us, cut.every_us, cut.every_us)} as {PANE}"] if cut.sends_pane else []
+    times = [f"{TIME} as {name}" for name in (FIRST, LAST)] if cut.sends_span else []
+    ones = [f"cast({part.one} as {part.type.ddl}) as {name}" for name, part in node.parts.items()]
+    more = map(quoted, node.more)
+    return df.selectExpr(*map(quoted, node.keys), *pane, f"1L as {ROWS}", *times, *ones, *more, *node.columns.hidden)
+
+
+def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
+    """Aggregate the rows of each key, and of each stretch of time."""
+    cut, keys, hidden = node.cut, [quoted(key) for key in node.keys], node.columns.hidden
+    by = []
+    if cut.every_us:
+        df = df.where(f"{TIME} is not null")
+        by = [f"{_end_of(cut.offset_us, cut.every_us, cut.every_us)} as {PANE}"]
+    many = {TIME: f"max({TIME})"} if hidden else {}
+    many |= {ROWS: "count(1)"}
+    many |= {FIRST: f"min({TIME})", LAST: f"max({TIME})"} if cut.sends_span else {}
+    many |= {name: part.many for name, part in node.parts.items()}
+    groups = [*keys, *by, *(name for name in hidden if name != TIME)]
+    grouped = df.groupBy(*map(F.expr, groups)).agg(*(F.expr(f"{sql} as {name}") for name, sql in many.items()))
+    return grouped.select(*map(quoted, node.columns.names), *hidden)
+
+
+def _pairs(node: PairNode, parallelism: int, *inputs: DataFrame) -> DataFrame:
+    structs = [half.node.columns.struct for half in node.halves]
+    selected = []
+    for at, half in enumerate(node.halves):
+        columns = half.node.columns
+        own = f"struct({', '.join(map(quoted, columns.names))})"
+        rows = [own if at == other else f"cast(null as {struct})" for other, struct in enumerate(structs)]
+        nulls = [f"cast(null as {ddl})" for _, ddl in node.columns.types[2:]]
+        known = [quoted(name) for name in (*half.keys, *half.order)] or nulls
+        told = at if node.tells_inputs_apart else None
+        carried = [_carried(name, columns.hidden, told) for name in node.columns.hidden]
+        names = map(quoted, [LEFT, RIGHT, *node.names, *node.columns.hidden])
+        values = [*rows, *known, *carried]
+        selected.append([f"{value} as {name}" for value, name in zip(values, names, strict=True)])
+    if node.broadcast_order is not None:
+        selected[0].append(f"cast(null as int) as {TO}")
+        selected[1].append(f"explode(sequence(0, {parallelism - 1})) as {TO}")
+    left, right = (df.selectExpr(*some) for df, some in zip(inputs, selected, strict=True))
+    return left.unionAll(right)
+
+
+def _carried(name: str, hidden: Sequence[str], input_: int | None) -> str:
+    """Return the expression of a hidden column, which this input may lack."""
+    if name == ORIGIN and input_ is not None:
+        return f"concat('{input_}/', coalesce({ORIGIN}, ''))" if ORIGIN in hidden else f"'{input_}/'"
+    nothing = {TIME: "cast(null as bigint)", FIRED: "false", ORIGIN: "cast(null as string)"}
+    return name if name in hidden else nothing[name]
+
+
+def _end_of(offset_us: int, every_us: int, size_us: int) -> str:
+    """Return the SQL of the end of the last window, or pane, that a row's time is in: one begins every `every_us`."""
+    return f"({TIME} - pmod({TIME} - {offset_us}L, {every_us}L) + {size_us}L)"
+
+
+def _literal(time_us: int | None) -> str:
+    return "cast(null as bigint)" if time_us is None else f"cast({time_us} as bigint)"

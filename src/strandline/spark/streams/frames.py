@@ -1,0 +1,99 @@
+"""What Spark reads, and the steps that are its own: it says what their rows look like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from strandline.core.errors import ConfigurationError
+from strandline.plan.columns import Columns, in_order
+from strandline.plan.graph import Node, SourceNode, StepNode, sources_of
+from strandline.runtime.rowlayout import HIDDEN
+from strandline.spark.base.ddl import ddl_of, first_line
+from strandline.spark.base.reported import errors_reported
+from strandline.spark.sources.files import Cleaning
+
+Step = Callable[[DataFrame], DataFrame]
+_LIMIT = re.compile(r"^[ :+-]*(GlobalLimit|LocalLimit|Offset|Tail)\b", re.MULTILINE)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameSource(SourceNode):
+    """A Structured Streaming DataFrame that a job reads."""
+
+    df: DataFrame = field(kw_only=True)
+    cleaning: Cleaning | None = None
+    """What becomes of its files once no checkpoint needs them."""
+
+    def type_of(self, columns: Columns, expression: str, what: str) -> str:
+        """Return the DDL of an SQL expression over columns that came of this source."""
+        try:
+            with errors_reported():
+                probe = empty(self.df.sparkSession, columns.ddl)
+                return ddl_of(probe.selectExpr(f"{expression} as v").schema["v"].dataType)
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"{what} does not fit the stream's columns ({', '.join(columns.names)}): {first_line(error)}"
+            ) from None
+
+
+@dataclass(frozen=True, eq=False)
+class FrameStep(StepNode):
+    """A step that stays a Spark DataFrame operation."""
+
+    step: Step = field(kw_only=True)
+    schema: StructType = field(kw_only=True)
+    """As Spark has it, hidden columns included."""
+
+
+def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
+    """Return the node of what Spark reads."""
+    return FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
+
+
+def transformed(node: Node, step: Step) -> FrameStep:
+    """Return the node of a step of Spark's on the rows of another; refuse one that does not fit."""
+    try:
+        with errors_reported():
+            after = step(probe_of(node))
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"a step does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
+        ) from None
+    schema = after.schema
+    return FrameStep(_columns(schema), node, step=step, schema=schema, stops_early=_has_limit(after))
+
+
+def probe_of(node: Node) -> DataFrame:
+    """Return an empty DataFrame that looks like a node's rows, for checking what follows."""
+    source, *_ = sources_of(node)
+    if not isinstance(source, FrameSource):
+        raise ConfigurationError(
+            "this step is Spark's to run, and the stream is one of a test's events: there is no Spark",
+            hint="use map() or flat_map(), or begin the test with rows as this step gives them",
+        )
+    session = source.df.sparkSession
+    if isinstance(node, FrameSource):
+        return empty(session, node.df.schema)
+    return empty(session, node.schema if isinstance(node, FrameStep) else node.columns.ddl)
+
+
+def empty(session: SparkSession, schema: Any) -> DataFrame:
+    """Return a DataFrame without rows."""
+    return session.createDataFrame([], schema)
+
+
+def _columns(schema: StructType) -> Columns:
+    shown = [column for column in schema.fields if column.name not in HIDDEN]
+    return Columns(tuple((column.name, ddl_of(column.dataType)) for column in shown), in_order(schema.names))
+
+
+def _has_limit(df: DataFrame) -> bool:
+    """Return whether some step of a plan need not read all of its rows."""
+    return bool(_LIMIT.search(df._jdf.queryExecution().analyzed().toString()))

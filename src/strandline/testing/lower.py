@@ -1,0 +1,157 @@
+"""Each kind of node in the process itself: rows are Arrow batches, of the rows before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.core.errors import ConfigurationError
+from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
+from strandline.plan.columns import Columns
+from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
+from strandline.runtime.partition import EpochTimes
+from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
+from strandline.runtime.task.rowfunction import RowFunction
+from strandline.testing.events import AT
+from strandline.types.columns import arrow_schema, to_python
+from strandline.types.datatypes import parse_schema
+from strandline.types.ordering import comparable
+
+Rows: TypeAlias = pa.RecordBatch
+"""A node's columns, those that rows carry unseen, and AT."""
+
+
+def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes) -> Rows:
+    """Return the rows of a node that has no state."""
+    rows = parents[0]
+    match node:
+        case MapNode():
+            return _mapped(node, rows)
+        case WatermarkNode():
+            return _timed(node, rows)
+        case OutputNode():
+            return _output(node, rows)
+        case PartialNode():
+            return _accumulators(node, rows)
+        case PairNode():
+            return _pairs(node, *parents)
+        case LateNode():
+            return _late(node, rows, times)
+    raise ConfigurationError(
+        f"Harness: {type(node).__name__} is a step that only Spark can run",
+        hint="begin the test's pipeline with strandline.testing.events() behind it",
+    )
+
+
+def schema_of(columns: Columns) -> pa.Schema:
+    """Return what the rows of a node look like."""
+    return arrow_schema(parse_schema(columns.ddl)).append(pa.field(AT, pa.int64()))
+
+
+def in_order(rows: Rows, order_by: Sequence[str], columns: Columns) -> Rows:
+    """Return rows sorted as Spark sorts them."""
+    keys = []
+    for name in order_by:
+        kind = columns.type_of(name)
+        keys.append(list(map(comparable(kind), to_python(rows.column(name), kind))))
+    order = sorted(range(rows.num_rows), key=lambda at: [key[at] for key in keys])
+    return rows.take(pa.array(order, pa.int64()))
+
+
+def _mapped(node: MapNode, rows: Rows) -> Rows:
+    assert node.parent is not None
+    before = node.parent.columns
+    carried = [*before.hidden, AT]
+    function = RowFunction(node.function, before.schema("map").ddl, node.output, len(carried))
+    found = list(function(iter([rows.select([*before.names, *carried])])))
+    return _one(found, schema_of(node.columns))
+
+
+def _timed(node: WatermarkNode, rows: Rows) -> Rows:
+    spec = node.spec
+    added = {TIME: rows.column(spec.column).cast(pa.int64())}
+    if spec.per is not None:
+        added[ORIGIN] = rows.column(spec.per).cast(pa.string())
+    return _with(rows, added, node.columns)
+
+
+def _output(node: OutputNode, rows: Rows) -> Rows:
+    rows = rows.filter(pc.equal(rows.column(SIDE), node.side))
+    if not node.side:
+        return _with(rows, {}, node.columns)
+    parts = rows.column(f"{SIDE}_{node.side}").flatten()
+    return _with(rows, dict(zip(node.columns.names, parts, strict=True)), node.columns)
+
+
+def _accumulators(node: PartialNode, rows: Rows) -> Rows:
+    """Make each row an accumulator."""
+    cut = node.cut
+    if cut.every_us:
+        rows = rows.filter(pc.is_valid(rows.column(TIME)))
+    n = rows.num_rows
+    of = dict(zip(rows.schema.names, rows.columns, strict=True))
+    added = {name: part.make(of, n) for name, part in node.parts.items()}
+    added[ROWS] = pa.array(np.ones(n, np.int64))
+    if cut.sends_pane:
+        added[PANE] = pa.array(_ends(rows, cut.offset_us, cut.every_us, cut.every_us))
+    if cut.sends_span:
+        added |= {FIRST: of[TIME], LAST: of[TIME]}
+    return _with(rows, added, node.columns)
+
+
+def _pairs(node: PairNode, *inputs: Rows) -> Rows:
+    schema = schema_of(node.columns)
+    found = []
+    for half, (input_, rows) in enumerate(zip(node.halves, inputs, strict=True)):
+        columns = [pa.nulls(rows.num_rows, field.type) for field in schema]
+        packed = schema.field(half).type
+        columns[half] = pa.StructArray.from_arrays(
+            [rows.column(name) for name in input_.node.columns.names], fields=list(packed)
+        )
+        for at, name in enumerate((*input_.keys, *input_.order), 2):
+            columns[at] = rows.column(name)
+        for name in (*node.columns.hidden, AT):
+            if name in rows.schema.names:
+                columns[schema.get_field_index(name)] = rows.column(name)
+        if node.tells_inputs_apart and ORIGIN in node.columns.hidden:
+            own = columns[schema.get_field_index(ORIGIN)].fill_null("")
+            columns[schema.get_field_index(ORIGIN)] = pc.binary_join_element_wise(f"{half}/", own, "")
+        found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    rows = _one(found, schema)
+    return rows.take(pc.sort_indices(rows, sort_keys=[(AT, "ascending")]))
+
+
+def _late(node: LateNode, rows: Rows, times: EpochTimes) -> Rows:
+    """Keep late rows. What timers gave further up comes before the watermark moves on."""
+    at = rows.column(TIME)
+    reached = pa.array([times.watermark_us] * rows.num_rows, pa.int64())
+    if FIRED in rows.schema.names:
+        reached = pc.if_else(rows.column(FIRED).fill_null(False), pa.scalar(times.fired_us, pa.int64()), reached)
+    kind = node.kind
+    end = pa.array(_ends(rows, kind.offset_us, kind.every_us, kind.size_us))
+    is_over = pc.less_equal(pc.add(end, node.lateness_us), reached).fill_null(False)
+    # With gaps between windows, a row may be in none: that is not late.
+    is_late = pc.and_(pc.less(at, end), is_over)
+    return _with(rows.filter(pc.or_(pc.is_null(at), is_late.fill_null(False))), {}, node.columns)
+
+
+def _ends(rows: Rows, offset_us: int, every_us: int, size_us: int) -> np.ndarray:
+    """Return the end of the last window, or pane, that each row's time is in."""
+    at = rows.column(TIME).fill_null(0).to_numpy()
+    return np.asarray(at - (at - offset_us) % every_us + size_us)
+
+
+def _with(rows: Rows, added: dict[str, pa.Array], columns: Columns) -> Rows:
+    """Return rows with other columns, those of a node."""
+    schema = schema_of(columns)
+    arrays = [added[name] if name in added else rows.column(name) for name in schema.names]
+    return pa.RecordBatch.from_arrays([a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
+
+
+def _one(found: Sequence[Rows], schema: pa.Schema) -> Rows:
+    none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+    return pa.concat_batches([none, *(batch.cast(schema) for batch in found)])
