@@ -186,21 +186,23 @@ class Harness:
         it.
         """
         given: dict[str, list[tuple[int, Any]]] = {name: [] for name in self._sources}
-        first = next((name for name in ("", "left") if name in given), None)
+        # Of a function's one stream, or the left one of two; a pipeline of one source may name it.
+        first = "left" if "left" in given else next(iter(given)) if len(given) == 1 else ""
         named = [("right", event.event) if isinstance(event, Right) else (first, event) for event in events]
         named += [(name, event) for name, some in of.items() for event in some]
-        for at, (name, event) in enumerate(named):
+        for name in (*of, *(name for name, _ in named)):
             if name == "right" and name not in given:
                 raise ConfigurationError(
                     "Harness: there is no right stream, as the function is one of one stream",
                     hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or use push() alone",
                 )
-            if name is None or name not in given:
-                known = ", ".join(given)
+            if name not in given:
                 raise ConfigurationError(
-                    f"Harness: push() was given events of {name or 'no named source'}; the sources are {known}",
+                    f"Harness: push() was given events of {name or 'no named source'}; the sources are "
+                    f"{', '.join(given)}",
                     hint="give each source's events by its name: push(payments=[…], orders=[…])",
                 )
+        for at, (name, event) in enumerate(named):
             given[name].append((at, event))
         return self._process(given)
 

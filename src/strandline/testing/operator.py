@@ -38,6 +38,7 @@ from strandline.testing.lower import Rows, in_order
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
+from strandline.types.records import record_type
 
 _CACHE_BYTES = 16 << 20
 _RUN: dict[str, Any] = {
@@ -75,6 +76,7 @@ class Partitions:
         parent = self.node.parent
         assert parent is not None
         self._columns = parent.columns
+        self._record = record_type(parse_schema(self.program.output_schema).names)._make
         self._keys = KeyCodec(self._key_types)
         self._partitions: list[_Opened] = []
 
@@ -163,15 +165,15 @@ class Partitions:
     # -- looking
 
     def state(self, key: Any) -> dict[str, Any]:
-        """Return the states of a key, by name."""
-        if isinstance(self._partitions[0].process, WindowOperator | ColumnarProcess):
-            raise ConfigurationError(
-                f"operator '{self.program.uid}': what windows and built-in aggregates keep is not for tests to rely on",
-                hint="look at what they give, at side() and at timers(); early= of windows gives results so far",
-            )
+        """Return the states of a key, by name; of windows and built-in aggregates, their results so far."""
         key, group, each = self._find(key)
         each.task.store.turn_to(group, key)
         try:
+            if isinstance(each.process, WindowOperator):
+                return {"results": list(map(self._record, each.process.shown(key)))}
+            if isinstance(each.process, ColumnarProcess):
+                given = [batch.to_pylist() for batch, _ in each.process.shown(self._batch_of(key, group))]
+                return {"results": [self._record(row.values()) for rows in given for row in rows]}
             states = declared_states(each.process)
             return {name: self._read(vars(each.process)[name], state, group, key) for name, state in states.items()}
         finally:
@@ -215,14 +217,17 @@ class Partitions:
 
     def _read(self, handle: Any, state: State, group: KeyGroup, key: Any) -> Any:
         if isinstance(handle, VectorValueHandle):
-            columns = [build([part], kind) for part, kind in zip(self._parts(key), self._key_types, strict=True)]
-            found = handle.get_many(BatchKeys(columns, pa.array([group], pa.int32()), self._keys))
+            found = handle.get_many(self._batch_of(key, group))
             return to_python(found, parse_type(state.value_type))[0]
         if isinstance(handle, ListHandle):
             return handle.get()
         if isinstance(handle, MapHandle):
             return dict(handle)
         return handle.result() if isinstance(handle, AggregatingHandle) else handle.value
+
+    def _batch_of(self, key: Any, group: KeyGroup) -> BatchKeys:
+        columns = [build([part], kind) for part, kind in zip(self._parts(key), self._key_types, strict=True)]
+        return BatchKeys(columns, pa.array([group], pa.int32()), self._keys)
 
     def _parts(self, key: Any) -> Sequence[Any]:
         return [key] if len(self._key_types) == 1 else key

@@ -71,6 +71,10 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
         """Give what is due now that the clock has reached scope.now_us."""
         yield from ()
 
+    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+        """Give what is kept of some keys as results, for tests to look at."""
+        raise NotImplementedError
+
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Take rows in."""
         raise NotImplementedError

@@ -22,7 +22,7 @@ class BatchKeys:
 
     def __init__(self, columns: Sequence[pa.Array], groups: pa.Array, codec: KeyCodec) -> None:
         self._columns = list(columns)
-        self._groups = groups
+        self.groups = groups
         self._codec = codec
         self._encoded: list[bytes] | None = None
 
@@ -38,7 +38,7 @@ class BatchKeys:
         return found
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return len(self.groups)
 
     @property
     def columns(self) -> Sequence[pa.Array]:
@@ -49,7 +49,7 @@ class BatchKeys:
     def encoded(self) -> list[bytes]:
         """Each key's bytes, key group first."""
         if self._encoded is None:
-            self._encoded = self._codec.encode_arrow(self._groups, self._columns)
+            self._encoded = self._codec.encode_arrow(self.groups, self._columns)
         return self._encoded
 
     def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
@@ -68,7 +68,7 @@ class BatchKeys:
     def take(self, indices: Any) -> BatchKeys:
         """Return the keys at these rows."""
         chosen = pa.array(indices)
-        return BatchKeys([c.take(chosen) for c in self._columns], self._groups.take(chosen), self._codec)
+        return BatchKeys([c.take(chosen) for c in self._columns], self.groups.take(chosen), self._codec)
 
 
 class VectorValueHandle:

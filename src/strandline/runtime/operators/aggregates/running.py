@@ -57,9 +57,19 @@ class KeyedAggregation(ColumnarProcess):
 
     def _give(self, keys: BatchKeys, accumulators: Sequence[pa.Array], times: pa.Array | None) -> None:
         """Keep results, one a key, for the end of the epoch."""
+        self._given.append((self._results(keys, accumulators), times))
+
+    def _results(self, keys: BatchKeys, accumulators: Sequence[pa.Array]) -> pa.RecordBatch:
         names = [*self._keys, *(result.name for result in self._accumulators.results)]
         columns = [*keys.columns, *self._accumulators.give(accumulators)]
-        self._given.append((pa.RecordBatch.from_arrays(columns, names=names), times))
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+        """Give the results so far of those keys that have some."""
+        stored = self.totals.get_many(keys)
+        known = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        accumulators = stored.take(pa.array(known)).flatten()[-len(self._accumulators.fields) :]
+        yield self._results(keys.take(known), accumulators), None
 
 
 class RunningAggregation(KeyedAggregation):

@@ -281,6 +281,10 @@ class SessionAggregation(ColumnarProcess):
 
     # -- state
 
+    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+        """Give the results so far of the sessions that are kept."""
+        return self._results(keys, self._load(keys))
+
     def _load(self, keys: BatchKeys) -> Sessions:
         """Return all sessions of some keys, in the order of keys and starts."""
         newest = self.newest.get_many(keys)

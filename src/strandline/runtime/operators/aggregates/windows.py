@@ -22,6 +22,7 @@ from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.panes import GROUP, PaneTable
 from strandline.runtime.state.scope import Scope
 from strandline.types.columns import arrow_schema, conform
@@ -204,6 +205,14 @@ class WindowedAggregation(ColumnarProcess):
             ends = np.full(batch.num_rows, end)
             keys = dict(zip(self._keys.names, batch.columns[1:width], strict=True))
             yield results_of(keys, ends - self._size, ends, self._accumulators, batch.columns[width:])
+
+    def shown(self, keys: BatchKeys) -> Iterator[Given]:
+        """Give the results so far of the windows that are kept."""
+        only = pa.RecordBatch.from_arrays([keys.groups, *keys.columns], names=[GROUP, *self._keys.names])
+        mark = self._table.mark_us
+        after = None if mark is None else mark - self._lateness
+        for end in sorted({end for pane in self._table.panes for end in self._ends_of(pane, after, None)}):
+            yield from self._window(end, only)
 
     def _merge(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         batch = pa.concat_batches(batches) if len(batches) > 1 else batches[0]

@@ -63,6 +63,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         """Figures for people to look at."""
         return {"late_dropped": self._late_dropped}
 
+    def shown(self, key: Any) -> Iterator[Row]:
+        """Give what the windows of a key that are kept would give now, for tests to look at."""
+        raise NotImplementedError
+
     def _declared(self, value_type: str) -> State:
         """Return the state that holds each window's entry."""
         return Map("bigint", f"struct<fresh: boolean, value: {value_type}>")
@@ -108,9 +112,12 @@ class WindowOperator(OwnOperator, KeyedProcess):
             ctx.emit(self._rules.late, event)
 
     def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterator[Row]:
-        """Give a window's rows: the key, the window, the result. Their time is the last one in the window."""
-        key = ctx.key
+        """Give a window's rows. Their time is the last one in the window."""
         ctx.time_us = window.end_us - 1
+        return self._rows(ctx.key, window, at, value)
+
+    def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
+        """Give a window's rows: the key, the window, the result."""
         first = (*key, window.start, window.end) if self._rules.several_keys else (key, window.start, window.end)
         for row in self._contents.rows(key, window, at, value):
             yield first + row
@@ -164,6 +171,11 @@ class TimeWindows(EndingWindows):
             if reached is not None and end + lateness <= reached:
                 return
             self._add(end, event, reached, ctx)
+
+    def shown(self, key: Any) -> Iterator[Row]:
+        """Give what the windows of a key that are kept would give now."""
+        for end in sorted(self.windows):
+            yield from self._rows(key, Window(end - self._size, end), end, self.windows[end].value)
 
     def _add(self, end: int, event: Any, reached: int | None, ctx: Any) -> None:
         entry = self.windows.get(end)
@@ -219,7 +231,7 @@ class GlobalWindows(WindowOperator):
         n += 1
         self.windows.value = (n, True, self._contents.add(0, value, event))
         if n == self._count or (self._when is not None and self._when(event, n)):
-            rows = list(self._results_of_all(ctx))
+            rows = list(self.shown(ctx.key))
             self._contents.clear(0)
             self.windows.clear()
             return rows
@@ -231,11 +243,12 @@ class GlobalWindows(WindowOperator):
         """Give the result so far."""
         entry = self.windows.value
         if entry is not None and entry.fresh:
-            yield from self._results_of_all(ctx)
+            yield from self.shown(ctx.key)
             self.windows.value = (entry.n, False, entry.value)
 
-    def _results_of_all(self, ctx: Any) -> Iterator[Row]:
-        key = ctx.key
+    def shown(self, key: Any) -> Iterator[Row]:
+        """Give what the window of a key would give now."""
+        entry = self.windows.value
         first = tuple(key) if self._rules.several_keys else (key,)
-        for row in self._contents.rows(key, None, 0, self.windows.value.value):
+        for row in () if entry is None else self._contents.rows(key, None, 0, entry.value):
             yield first + row

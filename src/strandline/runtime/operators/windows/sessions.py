@@ -57,6 +57,11 @@ class SessionWindows(EndingWindows):
         if not fresh or self._contents.is_value or (start, end) != touched[0][1][:2]:
             self.windows[at] = (start, end, True, added)
 
+    def shown(self, key: Any) -> Iterator[Row]:
+        """Give what the sessions of a key that are kept would give now."""
+        for at, session in sorted(self.windows.items(), key=_start_of):
+            yield from self._rows(key, _window(session), at, session.value)
+
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
         """Make sessions one, named as the oldest; return its name, whether it can stay as it is, and its value."""
         at, first = touched[0]

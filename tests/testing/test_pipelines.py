@@ -1,0 +1,215 @@
+"""Whole pipelines in the harness: written as a program writes them, on events in place of what Spark reads."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core.errors import ConfigurationError, UserCodeError
+from strandline.testing import Harness, Right, agg, events, window
+
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+SALES = "user string, n bigint, ts timestamp"
+
+
+def at(seconds: float) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+def plain(rows: Any) -> list[Any]:
+    return sorted(tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in rows)
+
+
+def sales(name: str | None = None, delay: str = "0s", **given: Any) -> sl.Stream:
+    return events(SALES, name).watermark("ts", delay, **given)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_late_events_of_built_in_aggregates_come_out_of_the_side(parallelism: int) -> None:
+    totals = window(sl.Tumbling("10s"), lateness="2s", late="late").sum("n")
+    with Harness(totals, schema=SALES, key="user", event_time="ts", watermark="0s", parallelism=parallelism) as h:
+        h.push(("a", 1, at(3)), ("b", 2, at(11)))
+        assert plain(h.tick()) == [("a", 0, 10, 1)]
+        assert plain(h.push(("a", 4, at(9)), ("a", 8, None))) == [("a", 0, 10, 5)]
+        assert plain((u, n) for u, n, _ in h.side("late")) == [("a", 8)]
+        h.push(("b", 16, at(12)))
+        assert h.push(("a", 32, at(8)), ("b", 64, at(13))) == []
+        assert plain((u, n) for u, n, _ in h.side("late")) == [("a", 8), ("a", 32)]
+        assert h.late_rows == 1
+        h.crash()
+        assert (h.side("late"), h.output) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("inner", [(1, 5, 1, "card", 4)]),
+        ("full", [(1, 5, 1, "card", 4), (2, 6, 30, None, None), (3, None, None, "cash", 31)]),
+    ],
+)
+def test_joins_by_time(how: Any, expected: list[Any]) -> None:
+    orders = events("id int, amount int, ts timestamp", "orders").watermark("ts").key_by("id")
+    payments = events("id int, method string, ts timestamp", "payments").watermark("ts").key_by("id")
+    joined = orders.join(payments, ("-5s", "5s"), "paid", how=how, prefixes=("", "paid_"))
+    with Harness(joined, parallelism=2) as h:
+        h.push(orders=[(1, 5, at(1)), (2, 6, at(30))], payments=[(1, "card", at(4)), (3, "cash", at(31))])
+        assert h.watermark == at(30)
+        h.advance_watermark(at(100))
+        assert sorted(map(repr, plain_of(h.output))) == sorted(map(repr, expected))
+
+
+def plain_of(rows: Any) -> list[Any]:
+    return [tuple(int((v - START).total_seconds()) if isinstance(v, dt.datetime) else v for v in row) for row in rows]
+
+
+def test_window_joins() -> None:
+    left = sales("left_sales").key_by("user")
+    right = events("user string, page string, ts timestamp", "visits").watermark("ts").key_by("user")
+    joined = left.window_join(right, sl.Tumbling("10s"), "joined", prefixes=("", "r_"))
+    with Harness(joined) as h:
+        h.push(left_sales=[("a", 1, at(1)), ("a", 2, at(12))], visits=[("a", "x", at(2)), ("a", "y", at(3))])
+        h.advance_watermark(at(10))
+        assert sorted((row.n, row.r_page) for row in h.output) == [(1, "x"), (1, "y")]
+
+
+def test_chains_of_any_operators() -> None:
+    """A map, windows of windows, and a process function behind: what one gives has the time for the next."""
+
+    class Count(sl.KeyedProcess):
+        seen = sl.Value("bigint", default=0)
+
+        def on_event(self, event: Any, ctx: Any) -> Any:
+            self.seen.value += 1
+            yield event.all, event.grand, self.seen.value
+
+    doubled = sales().flat_map(lambda e: [(e.user, e.n, e.ts)] * 2, SALES)
+    totals = doubled.key_by("user").window(sl.Tumbling("10s")).sum("n", uid="totals")
+    everyone = totals.map(lambda row: ("all", row.n), "all string, n bigint").key_by("all")
+    grand = everyone.window(sl.Tumbling("10s")).agg(grand=sl.agg.sum("n"), uid="grand")
+    counted = grand.key_by("all").process(Count(), "all string, grand bigint, seen bigint", "count")
+    with Harness(counted, parallelism=2) as h:
+        h.push(("a", 1, at(1)), ("b", 2, at(2)), ("a", 4, at(11)))
+        h.snapshot()
+        h.push(("c", 100, at(5)))
+        h.crash()
+        h.push(("c", 8, at(25)))
+        h.tick()
+        assert h.output == [("all", 6, 1), ("all", 8, 2)]
+        assert h.state("all", "count") == {"seen": 2}
+
+
+def test_one_stream_may_come_of_several_branches() -> None:
+    source = sales()
+    small, large = (
+        source.flat_map(lambda e, large=large: [e] if (e.n > 10) is large else [], SALES).key_by("user")
+        for large in (False, True)
+    )
+
+    class Match(sl.KeyedCoProcess):
+        def on_left(self, event: Any, ctx: Any) -> Any:
+            yield "small", event.n
+
+        def on_right(self, event: Any, ctx: Any) -> Any:
+            yield "large", event.n
+
+    with Harness(small.connect(large).process(Match(), "what string, n bigint", "both")) as h:
+        rows = h.push(("a", 1, at(1)), ("a", 20, at(2)), ("a", 3, at(3)))
+        assert rows == [("small", 1), ("large", 20), ("small", 3)]
+        assert h.watermark == at(3)
+
+
+def test_watermarks_per_device_and_idle_ones() -> None:
+    seen = sales(per="user", idle="1 min").key_by("user").window(sl.Tumbling("10s")).count(uid="n")
+    with Harness(seen) as h:
+        h.push(("a", 1, at(30)), ("b", 1, at(5)))
+        assert h.watermark == at(5)
+        h.advance_clock("30s")
+        h.push(("a", 1, at(42)))
+        h.advance_clock("40s")
+        assert h.watermark == at(42)
+        assert plain(h.tick()) == []
+        assert plain(h.output) == [("a", 30, 40, 1), ("b", 0, 10, 1)]
+
+
+def test_what_windows_hold_is_shown() -> None:
+    kinds: list[tuple[Any, list[Any]]] = [
+        (sl.Tumbling("10s"), [("a", 0, 10, 3), ("a", 10, 20, 4)]),
+        (sl.Sliding("10s", every="5s"), [("a", -5, 5, 3), ("a", 0, 10, 3), ("a", 5, 15, 4), ("a", 10, 20, 4)]),
+        (sl.Session("3s"), [("a", 1, 5, 3), ("a", 11, 14, 4)]),
+    ]
+    for kind, expected in kinds:
+        keyed = sales().key_by("user").window(kind)
+        folded = keyed.fold("n bigint", 0, lambda n, e: n + e.n, "sum", merge=lambda a, b: a + b)
+        for stream in (folded, keyed.sum("n", uid="sum")):
+            with Harness(stream, parallelism=2) as h:
+                h.push(("a", 1, at(1)), ("b", 8, at(1)), ("a", 2, at(2)), ("a", 4, at(11)))
+                assert plain(h.state("a")["results"]) == expected, (kind, stream)
+                h.advance_watermark(at(1000))
+                assert h.state("a") == {"results": []}
+
+
+@pytest.mark.parametrize("count", [None, 3])
+def test_what_aggregates_hold_is_shown(count: int | None) -> None:
+    keyed = events(SALES).key_by("user")
+    given = {"n": sl.agg.count(), "total": sl.agg.sum("n")}
+    stream = keyed.agg(given, uid="x") if count is None else keyed.window(sl.Global(count=count)).agg(given, uid="x")
+    with Harness(stream, parallelism=2) as h:
+        h.push(("a", 1, at(1)), ("a", 2, at(2)), ("b", 4, at(1)))
+        assert [h.state(key) for key in "abc"] == [
+            {"results": [("a", 2, 3)]},
+            {"results": [("b", 1, 4)]},
+            {"results": []},
+        ]
+
+
+def test_an_agg_reads_numbers_out_of_texts_as_spark_does() -> None:
+    with Harness(agg(total=sl.agg.sum("s")), schema="k int, s string", key="k") as h:
+        assert h.push((1, "2.5"), (1, None), (1, "4")) == [(1, 6.5)]
+
+
+def test_steps_of_sparks_are_refused() -> None:
+    stream = events(SALES)
+    for step in (
+        lambda: stream.where("n > 1"), lambda: stream.select("user"), lambda: stream.select_expr("n + 1 as m"),
+        lambda: stream.transform(lambda df: df), lambda: stream.schema,
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=r"is Spark's to run.*no Spark") as caught:
+            step()
+        assert "map()" in str(caught.value)
+    with pytest.raises(
+        ConfigurationError, match=r"the aggregate 'm' is over 'n \* 2', and the columns are user, n, ts"
+    ):
+        stream.key_by("user").agg(m=sl.agg.sum("n * 2"), uid="m")
+
+
+def test_a_job_is_not_made_of_events() -> None:
+    with pytest.raises(ConfigurationError, match="a stream of a test's events is no source of a job"):
+        sl.Job("x", sinks=[events(SALES).to(sl.sinks.noop())], checkpoints=sl.Checkpoints("ck"))
+
+
+def test_mistakes() -> None:
+    two = sales("one").key_by("user").connect(sales("two").key_by("user"))
+    stream = two.process(Never(), "n int", "never")
+    with Harness(stream) as h:
+        for push in (lambda: h.push((1,)), lambda: h.push(three=[])):
+            with pytest.raises(ConfigurationError, match=r"push\(\) was given events of .*the sources are one, two"):
+                push()
+        with pytest.raises(ConfigurationError, match="there is no right stream"):
+            h.push(Right((1,)))
+        with pytest.raises(UserCodeError, match="never"):
+            h.push(one=[("a", 1, at(1))])
+    with pytest.raises(ConfigurationError, match="schema or key was given, and a stream has them already"):
+        Harness(stream, schema=SALES)
+    with pytest.raises(ConfigurationError, match="it is not said what the events are"):
+        Harness(Never())
+
+
+class Never(sl.KeyedCoProcess):
+    def on_left(self, event: Any, ctx: Any) -> Any:
+        raise ValueError("never")
+
+    def on_right(self, event: Any, ctx: Any) -> Any:
+        raise ValueError("never")
