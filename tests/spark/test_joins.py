@@ -8,13 +8,12 @@ import os
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strandline as sl
-from strandline.api.windows import Session, Tumbling
+from strandline.api.windows import Tumbling
 from tests.spark.harness import Case, settle
 
 pytestmark = pytest.mark.spark
@@ -207,42 +206,3 @@ def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None
         second = Counter((n, "event", 2, "new" if n % 10 == 3 else None) for n in many)
         fired = Counter((n, "timer", 2, labels.get(n % 10)) for n in many)
         assert shown(sink) == first + second + fired + Counter([(99, "event", 1, None)])
-
-
-def test_what_is_refused(spark: Any, tmp_path: Path) -> None:
-    every = sl.stream(spark.readStream.schema(SCHEMA).json(str(tmp_path)))
-    timed = every.watermark("at")
-    by_id, by_text = timed.key_by("order_id"), timed.key_by("v")
-    narrow = timed.select_expr("order_id", "v as w").key_by("order_id")
-    for refused, said in (
-        (
-            lambda: by_id.connect(by_text),
-            "connect: the keys of the streams differ: order_id bigint here, v string there",
-        ),
-        (lambda: by_id.connect(timed), "connect: the other stream is a Stream, expected a keyed stream"),
-        (lambda: by_id.connect(every.key_by("order_id")), "connect: only the left stream has event time"),
-        (lambda: by_id.connect(timed.key_by("order_id", order_by="at")), "the order_by of the streams differ: nothing"),
-        (lambda: by_id.join(by_id, ("1s", "0s"), "u"), "its first bound is the later one"),
-        (lambda: by_id.join(by_id, "1s", "u"), "join: within is '1s', expected a pair of durations"),
-        (lambda: by_id.join(by_id, ("0s", "1s"), "u"), "the result would have the column at, v, what twice"),
-        (lambda: by_id.join(by_id, ("0s", "1s"), "u", how="outer"), "how='outer', expected one of inner, left"),
-        (lambda: by_id.join(narrow, ("0s", "1s"), ""), "has no uid"),
-        (lambda: by_id.join(by_id, ("0s", "1s"), "u", prefixes=("", None)), "prefixes=('', None), expected a pair of"),  # type: ignore[arg-type]
-        (
-            lambda: by_id.broadcast(timed.select_expr("map(v, v) as m", "at"), order_by="m"),
-            "broadcast: order_by names 'm', a map<string,string>, and maps have no order",
-        ),
-        (lambda: by_id.window_join(narrow, Session("1s"), "u"), "expected Tumbling or Sliding ones"),
-        (lambda: every.key_by("v").join(every.key_by("v"), ("0s", "1s"), "u"), "join: the streams have no event time"),
-        (
-            lambda: by_id.process(Match(), "a int", "u"),
-            "after key_by(), process() was given Match, expected a KeyedProcess or",
-        ),
-        (lambda: by_id.broadcast(by_id), "broadcast() was given a KeyedStream, expected a Stream"),
-        (lambda: by_id.broadcast(timed, order_by="z"), "broadcast: order_by names 'z'; the broadcast stream has what"),
-        (lambda: every.key_by("v").broadcast(timed), "broadcast: only the broadcast stream has event time"),
-        (lambda: by_id.connect(narrow).process(Passed(), "a int", "u"), "expected a KeyedCoProcess"),
-    ):
-        with pytest.raises(sl.errors.ConfigurationError) as caught:
-            refused()
-        assert said in caught.value.message

@@ -85,11 +85,3 @@ def test_late_events_come_out_of_the_side(spark: Any, case: Case, reduce: bool, 
     assert given == [("a", 0, 1), ("a", 10, 56), ("b", 0, 2), ("b", 10, 4)]
     assert sorted((seconds(row, "window_start"), row.grand) for row in sinks["overall"].rows) == [(0, 3), (10, 60)]
     assert sinks["none"].rows == []
-
-
-def test_late_events_alone_are_refused(spark: Any, case: Case) -> None:
-    totals, _ = totals_of(spark, case)
-    with pytest.raises(sl.errors.ConfigurationError, match="late events of the operator 'totals' go to a sink, its"):
-        job(case, {"late": totals.side("late")}, {"late": sl.sinks.memory()}).start(spark)
-    with pytest.raises(sl.errors.ConfigurationError, match="no side output 'other', known: late"):
-        totals.side("other")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import decode_manifest
 from tests.spark import small
 from tests.spark.functions import CountRecent
@@ -57,9 +56,3 @@ def test_state_expires_with_the_watermark_and_stays_so_after_a_restart(spark: An
         settle(run)
         expected.update([("c", 1 + 1), ("a", 1), ("c", 3)])
         assert small.rows_of(sink) == expected
-
-
-def test_event_time_that_is_not_there_is_refused_at_once(spark: Any, case: Case) -> None:
-    rows = sl.stream(small.source(spark, case.root / "in"))
-    with pytest.raises(ConfigurationError, match="operator 'count': state 'seen' of CountRecent expires by event time"):
-        small.job(rows, case.root, case.local_dir, process=CountRecent())

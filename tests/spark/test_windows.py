@@ -86,29 +86,6 @@ def test_windows_of_a_stream_with_late_events_across_a_restart(spark: Any, case:
     assert sessions == Counter([("a", 1, 8, "1"), ("a", 9, 23, "3,4,5"), ("b", 3, 11, "100,2"), ("b", 12, 26, "6,7")])
 
 
-def test_what_window_refuses(spark: Any, case: Case) -> None:
-    (case.root / "in").mkdir()
-    plain = sl.stream(spark.readStream.schema(SCHEMA).json(str(case.root / "in")))
-    timed = plain.watermark("ts")
-    refused = [
-        ("no watermark", lambda: plain.key_by("user").window(sl.Tumbling("1s"))),
-        ("a kind of window", lambda: timed.key_by("user").window("10s")),  # type: ignore[arg-type]
-        ("no late events", lambda: timed.key_by("user").window(sl.Global(count=1), late="late")),
-        ("'event' or 'processing'", lambda: timed.key_by("user").window(sl.Session("1s"), time="any")),  # type: ignore[arg-type]
-        ("early is '0s'", lambda: timed.key_by("user").window(sl.Session("1s"), early="0s")),
-        ("no `merge`", lambda: timed.key_by("user").window(sl.Session("1s")).fold("n int", 0, max, uid="x")),
-        ("initial value", lambda: timed.key_by("user").window(sl.Tumbling("1s")).fold("n int", "0", max, uid="x")),
-        ("'user' has a name", lambda: timed.key_by("user").window(sl.Tumbling("1s")).fold("user int", 0, max, uid="x")),
-        (
-            "no columns beside",
-            lambda: timed.select("user").key_by("user").window(sl.Tumbling("1s")).reduce(max, uid="x"),
-        ),
-    ]
-    for message, attempt in refused:
-        with pytest.raises(sl.errors.ConfigurationError, match=message):
-            attempt()
-
-
 def test_the_columns_of_results(spark: Any, case: Case) -> None:
     (case.root / "in").mkdir()
     keyed = sl.stream(spark.readStream.schema(SCHEMA).json(str(case.root / "in"))).watermark("ts").key_by("user", "v")
