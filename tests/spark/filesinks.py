@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,12 @@ class Rows:
     def __init__(self, *files: Sequence[Any]) -> None:
         self._files = files
 
+    def where(self, nothing: str) -> Rows:
+        return Rows([])
+
+    def collect(self) -> list[Any]:
+        return [row for file in self._files for row in file]
+
     @property
     def write(self) -> Rows:
         return self
@@ -40,6 +47,7 @@ class Rows:
 
     def save(self, where: str) -> None:
         directory = Path(where.removeprefix("file:"))
+        shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         for i, rows in enumerate(self._files):
             (directory / f"part-{i:05d}-made.json").write_text("".join(json.dumps(row) + "\n" for row in rows))

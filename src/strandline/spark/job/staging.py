@@ -10,10 +10,10 @@ from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
-from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.base import Sink, committables_of
 
 Staged = list[tuple[str, str]]
-"""What sinks said of one epoch's rows, by the sink's name."""
+"""One epoch's committables, each with its sink's name."""
 
 
 class Staging:
@@ -25,15 +25,13 @@ class Staging:
         self._lock = threading.Lock()
 
     def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
-        """Have the sinks write an epoch's rows; return what they say of those that they do not show yet."""
-        found = []
+        """Have the sinks write an epoch's rows; return what stands for those that they do not show yet."""
+        found: Staged = []
         for name, sink, rows in built.outputs:
             failpoints.hit("epoch.sink.before")
             if is_over():
                 raise KeeperError("the run ended in the middle of an epoch")
-            staged = sink.write(rows, epoch)
-            if staged is not None:
-                found.append((name, staged))
+            found += [(name, text) for text in committables_of(name, sink.write(rows, epoch))]
         return found
 
     def keep(self, staged: Staged) -> None:
