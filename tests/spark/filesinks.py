@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from strandline.core import failpoints
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.sinks import place
@@ -101,6 +104,27 @@ def shown_files(path: Path) -> list[Path]:
 def records(path: Path) -> list[Path]:
     """Return the sink's records of what it has shown, oldest first."""
     return sorted(path.glob("_strandline/*/shown-*"))
+
+
+def rows(*epochs: int) -> Counter[int]:
+    """The rows of `staged` epochs."""
+    return Counter(row for epoch in epochs for row in (epoch * 10, epoch * 10 + 1))
+
+
+def staged(sink: Any, *epochs: int) -> list[str]:
+    """Stage epochs of two files each, with a row in each of them."""
+    return [stage(sink, epoch, [epoch * 10], [epoch * 10 + 1]) for epoch in epochs]
+
+
+def commit_crashing(sink: Any, pending: list[str], failpoint: str, at: int = 1) -> None:
+    """Begin a commit, and crash where this failpoint is hit so often."""
+
+    def crash() -> None:
+        raise Crash(failpoint)
+
+    failpoints.arm(failpoint, crash, at=at)
+    with pytest.raises(Crash):
+        sink.commit(pending)
 
 
 class Crash(BaseException):
