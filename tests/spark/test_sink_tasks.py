@@ -15,6 +15,7 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import Manifest, decode_manifest
+from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks
 from strandline.spark.sinks.base import committables_of
 from tests.pages import run_page
@@ -25,7 +26,7 @@ from tests.spark.harness import Case, settle
 def staging(directory: Path) -> tasks.WriteTask:
     """Return a function that stages a task's numbers as a file of its attempt."""
 
-    def write(batches: Iterator[Any], attempt: sl.sinks.Attempt) -> str:
+    def write(batches: Iterator[Any], attempt: sl.sinks.TaskAttempt) -> str:
         numbers = [n for batch in batches for n in batch["n"].to_pylist()]
         (directory / attempt.name).write_text(json.dumps(numbers))
         return f"{attempt.partition} {attempt.name}"
@@ -130,10 +131,20 @@ def test_a_checkpoint_lists_every_task_and_the_restart_shows_them(spark: Any, ca
     assert shown() == Counter({1: 20, 2: 20, 3: 20})
 
 
-@pytest.mark.parametrize("given", [b"bytes", ("a", "b"), ["a", None], ["a", "a"], 1, [["a"]]])
-def test_committables_are_strings_of_which_no_two_are_the_same(given: Any) -> None:
+@pytest.mark.parametrize("given", [b"bytes", ("a", "b"), ["a", None], 1, [["a"]]])
+def test_committables_are_strings(given: Any) -> None:
     with pytest.raises(sl.errors.ConfigurationError, match="sink 'out'"):
         committables_of("out", given)
+
+
+@pytest.mark.parametrize("epochs", [["a", "a"], ["a", "b", "a"]])
+def test_no_two_that_wait_for_a_checkpoint_are_the_same(epochs: list[str]) -> None:
+    staging = Staging([("out", sl.sinks.memory()), ("other", sl.sinks.memory())])
+    staging.keep([("other", epochs[-1])])
+    for text in epochs[:-1]:
+        staging.keep([("out", text)])
+    with pytest.raises(sl.errors.ConfigurationError, match=r"sink 'out'.* the same: a"):
+        staging.keep([("out", epochs[-1])])
 
 
 @pytest.mark.parametrize(

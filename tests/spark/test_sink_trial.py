@@ -186,7 +186,9 @@ class Locking(sl.sinks.Sink):
 
     def write(self, df: Any, epoch: int) -> None:
         for _ in range(2):
-            with self.lock:
+            with (
+                self.lock,
+            ):
                 self.done += 1
                 self.done += 1
 

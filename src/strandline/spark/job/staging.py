@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from strandline.core import failpoints
-from strandline.core.errors import KeeperError
+from strandline.core.errors import ConfigurationError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
@@ -21,7 +21,8 @@ class Staging:
 
     def __init__(self, sinks: Sequence[tuple[str, Sink]]) -> None:
         self._sinks = list(sinks)
-        self._staged: dict[str, list[str]] = {name: [] for name, _ in sinks}
+        # In order, and each once: the values mean nothing.
+        self._staged: dict[str, dict[str, None]] = {name: {} for name, _ in sinks}
         self._lock = threading.Lock()
 
     def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
@@ -38,7 +39,12 @@ class Staging:
         """All keepers have applied the epoch: what was written of it is to be shown."""
         with self._lock:
             for name, text in staged:
-                self._staged[name].append(text)
+                if text in self._staged[name]:
+                    raise ConfigurationError(
+                        f"sink '{name}': two committables that wait for a checkpoint are the same: {text:.300}",
+                        hint="let each name what was staged, by a name that is never used again",
+                    )
+                self._staged[name][text] = None
 
     def pending(self) -> list[SinkInfo]:
         """Return what a checkpoint of now makes visible."""
@@ -52,5 +58,5 @@ class Staging:
             sink.commit(listed.get(name, []))
         with self._lock:
             for name, texts in listed.items():
-                done = set(texts)
-                self._staged[name] = [text for text in self._staged.get(name, []) if text not in done]
+                for text in texts:
+                    self._staged.get(name, {}).pop(text, None)

@@ -23,13 +23,13 @@ from strandline.spark.sinks.simple import (
 from strandline.spark.sinks.simple import (
     NoopSink as noop,
 )
-from strandline.spark.sinks.tasks import Attempt, write_tasks
+from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 
 __all__ = [
-    "Attempt",
     "Committables",
     "Sink",
     "SinkContext",
+    "TaskAttempt",
     "console",
     "files",
     "foreach",

@@ -17,7 +17,7 @@ _COLUMN = "committable"
 
 
 @dataclass(frozen=True)
-class Attempt:
+class TaskAttempt:
     """One attempt of a task to write its partition's rows of an epoch."""
 
     partition: int
@@ -26,7 +26,7 @@ class Attempt:
     """What this attempt stages must bear it: no other attempt, of this or any other run, has the same."""
 
 
-WriteTask = Callable[[Iterator[pa.RecordBatch], Attempt], str | None]
+WriteTask = Callable[[Iterator[pa.RecordBatch], TaskAttempt], str | None]
 """Stages a partition's rows; returns the committable that shows them, or None if nothing has to."""
 
 
@@ -57,7 +57,7 @@ class TaskWriter:
         context = TaskContext.get()
         assert context is not None
         rows = itertools.chain([first], filled)
-        committable = self._write(rows, Attempt(context.partitionId(), unique_name()))
+        committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
         # A keeper has applied an epoch when all of its output was read.
         for _ in rows:
             pass

@@ -68,7 +68,9 @@ class Trial:
 
     def stage(self, sink: Sink, *epochs: int, version: int = 0, tasks: int = TASKS) -> list[str]:
         """Write epochs; return their committables."""
-        return [text for epoch in epochs for text in self.write(sink, epoch, self.rows(epoch, version, tasks))]
+        found = [text for epoch in epochs for text in self.write(sink, epoch, self.rows(epoch, version, tasks))]
+        assert len(set(found)) == len(found), f"committables that are the same: {found}"
+        return found
 
     def write(self, sink: Sink, epoch: int, df: DataFrame) -> list[str]:
         """Write these rows as an epoch; return its committables."""
@@ -133,14 +135,13 @@ class Steps:
         def stepped(frame: FrameType, event: str, arg: Any) -> Any:
             nonlocal before
             if event == "line":
-                # A crash where a `with` block ends would leave what it holds: a process that dies holds no locks.
-                is_end = frame.f_lineno < before and linecache.getline(file, frame.f_lineno).lstrip().startswith(
-                    "with "
-                )
-                before = frame.f_lineno
-                self.count += not is_end
-                if self.count - 1 == self._crash_at and not is_end:
-                    raise Crash
+                # Where it goes back, and not to a loop's next round, a `with` block may end: it would keep what it
+                # holds, while a process that dies holds no locks.
+                is_back, before = frame.f_lineno < before, frame.f_lineno
+                if not is_back or linecache.getline(file, before).lstrip().startswith(("for ", "while ")):
+                    if self.count == self._crash_at:
+                        raise Crash
+                    self.count += 1
             return stepped
 
         return stepped
