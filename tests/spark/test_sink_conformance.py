@@ -14,18 +14,14 @@ import strandline as sl
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.pages import run_page
 from tests.spark import filesinks
+from tests.spark.test_sink_trial import NEED_SPARK, frame
 
 EXACT = (Promise.EXACTLY_ONCE, Promise.TAKES_BACK)
-NEEDS_SPARK = {check for check in checks(*Promise) if check.__name__ == "rows_of_a_task_that_fails_are_seen"}
 
 NO_SPARK: Any = None
 
 Make = Callable[[Any, Path], Trial]
 Kinds = dict[str, tuple[Make, tuple[Promise, ...]]]
-
-
-def frame(spark: None, numbers: range, tasks: int) -> Any:
-    return filesinks.Rows(*(numbers[task::tasks] for task in range(tasks)))
 
 
 def files(path: Path, visibility: Any = "checkpoint") -> Trial:
@@ -97,7 +93,7 @@ def cases(kinds: Kinds) -> list[Any]:
         pytest.param(make, check, id=f"{kind}-{check.__name__}")
         for kind, (make, promises) in kinds.items()
         for check in checks(*promises)
-        if kinds is WITH_SPARK or check not in NEEDS_SPARK
+        if kinds is WITH_SPARK or check not in NEED_SPARK
     ]
 
 

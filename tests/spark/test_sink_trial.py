@@ -12,9 +12,19 @@ import pytest
 
 import strandline as sl
 from strandline.core.ids import unique_name
-from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.spark.sinks.conformance import (
+    Check,
+    Promise,
+    Trial,
+    checks,
+    name_of,
+    rows_are_read_once_and_to_their_end,
+    rows_of_a_task_that_fails_are_seen,
+)
 from strandline.spark.sinks.trial import Crash, Steps
 from tests.spark.filesinks import Rows
+
+NEED_SPARK = {rows_are_read_once_and_to_their_end, rows_of_a_task_that_fails_are_seen}
 
 Staged = tuple[str, int, int, list[int]]
 """Whose, of which generation and epoch, and the rows."""
@@ -40,6 +50,7 @@ class Shelving(sl.sinks.Sink):
     def open(self, context: sl.sinks.SinkContext) -> None:
         self.mine = "mine" if "knows no lives" in self.faults else context.identity
         self.generation = context.generation
+        self.thread = threading.get_ident()
 
     def close(self) -> None:
         if "closes what it never opened" in self.faults:
@@ -62,6 +73,7 @@ class Shelving(sl.sinks.Sink):
 
     def commit(self, pending: Sequence[str]) -> None:
         self._check("commits unfenced", self.shelf.runs.get(self.mine) == self.generation)
+        assert "is one thread's" not in self.faults or self.thread == threading.get_ident()
         self._show(pending)
 
     def recover(self, pending: Sequence[str], epoch: int, *, fresh: bool) -> None:
@@ -116,7 +128,7 @@ def failing(faults: Collection[str], *, tidy: bool = True) -> set[str]:
     """Return which checks a sink with these faults does not pass; with `tidy`, also for what it leaves staged."""
     found = set()
     for check in checks(*Promise):
-        if name_of(check) != "rows_of_a_task_that_fails_are_seen" and not passes(check, faults, tidy):
+        if check not in NEED_SPARK and not passes(check, faults, tidy):
             found.add(name_of(check))
     return found
 
@@ -147,6 +159,7 @@ def test_a_sink_as_it_should_be_passes() -> None:
     [
         ("closes what it never opened", "it_runs_and_closes"),
         ("fails without rows", "an_epoch_without_rows"),
+        ("is one thread's", "commits_come_from_another_thread"),
         ("writes one task", "every_row_of_every_task_is_seen"),
         ("shows at once", "nothing_is_visible_before_its_commit"),
         ("shows all that is staged", "nothing_is_visible_before_its_commit"),
@@ -210,3 +223,25 @@ def test_a_crash_comes_before_each_line_and_holds_nothing() -> None:
 
 def test_a_crash_is_no_error_that_a_sink_would_handle() -> None:
     assert not issubclass(Crash, Exception)
+
+
+class Looking(sl.sinks.memory):
+    """Looks whether there are rows before it reads them."""
+
+    def write(self, df: Any, epoch: Any) -> str | None:
+        return None if df.isEmpty() else super().write(df, epoch)
+
+
+class Half(sl.sinks.memory):
+    """Reads some of the rows, and stages all the same."""
+
+    def write(self, df: Any, epoch: Any) -> str | None:
+        return super().write(df.limit(2), epoch)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", [Looking, Half])
+def test_rows_that_are_not_read_once_are_noticed(spark: Any, kind: Any) -> None:
+    sink = kind()
+    with pytest.raises(AssertionError, match="read to their end"):
+        rows_are_read_once_and_to_their_end(Trial(spark, make=lambda: sink))

@@ -9,19 +9,15 @@ Each check needs a place of its own, and a session whose tasks are tried again: 
 
 from __future__ import annotations
 
-import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from pyspark.sql import DataFrame
-
-from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks.trial import Steps, Trial
+from strandline.spark.sinks.trial import Steps, Trial, failing_once, noting_ends
 
 __all__ = ["Check", "Promise", "Trial", "checks", "name_of"]
 
@@ -90,6 +86,16 @@ def an_epoch_without_rows(trial: Trial) -> None:
     trial.expect()
 
 
+@_needs(None)
+def rows_are_read_once_and_to_their_end(trial: Trial) -> None:
+    """An operator's state is touched once an epoch; with `reads_once = False` the engine keeps its rows."""
+    sink = trial.start()
+    with tempfile.TemporaryDirectory(prefix="strandline-") as directory:
+        trial.write(sink, 1, noting_ends(trial.rows(1), Path(directory)))
+        read = sorted(path.name.partition("-")[0] for path in Path(directory).iterdir())
+    assert read == ["0", "1", "2"] or (not sink.reads_once and read), f"partitions that were read to their end: {read}"
+
+
 # -- SEEN
 
 
@@ -111,27 +117,25 @@ def rows_of_a_task_that_fails_are_seen(trial: Trial) -> None:
     sink = trial.start()
     with tempfile.TemporaryDirectory(prefix="strandline-") as directory:
         marker = Path(directory) / "failed"
-        pending = trial.write(sink, 1, _failing_once(trial.rows(1), marker))
+        pending = trial.write(sink, 1, failing_once(trial.rows(1), marker))
         assert marker.exists(), "write has not read all rows"
     sink.commit(pending)
     trial.expect(1, at_least=sink.visibility == "epoch")
     trial.start(pending, 1)
 
 
-def _failing_once(df: DataFrame, marker: Path) -> DataFrame:
-    master = df.sparkSession.sparkContext.master or ""
-    if re.fullmatch(r"local(\[[^,]*\])?", master):
-        raise ConfigurationError(f"the master {master} tries no task again", hint="say how often: local[2,4]")
-
-    def step(batches: Iterator[Any]) -> Iterator[Any]:
-        yield from batches
-        try:
-            marker.touch(exist_ok=False)
-        except FileExistsError:
-            return
-        raise RuntimeError("a task fails once, to see what becomes of its rows")
-
-    return df.mapInArrow(step, df.schema)
+@_needs(Promise.SEEN)
+def commits_come_from_another_thread(trial: Trial) -> None:
+    """Not the one that opened the sink, and while the next epoch is written."""
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    with ThreadPoolExecutor(1) as other:
+        for epoch in (2, 3):
+            committing = other.submit(sink.commit, pending)
+            pending = trial.stage(sink, epoch)
+            committing.result()
+        other.submit(sink.commit, pending).result()
+    trial.expect(1, 2, 3, at_least=sink.visibility == "epoch")
 
 
 # -- EXACTLY_ONCE

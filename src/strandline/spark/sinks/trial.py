@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from inspect import isfunction
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.ids import Epoch, Generation
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import Epoch, Generation, unique_name
 from strandline.spark.sinks.base import Sink, SinkContext, committables_of
 
 TASKS = 3
@@ -34,6 +38,33 @@ def numbers_of(epoch: int, version: int = 0) -> range:
 def frame_of(spark: SparkSession, numbers: range, tasks: int) -> DataFrame:
     """Return a DataFrame of these rows in so many partitions: one column, `n bigint`."""
     return spark.range(numbers.start, numbers.stop, 1, tasks).toDF("n")
+
+
+def failing_once(df: DataFrame, marker: Path) -> DataFrame:
+    """Return these rows, of which one task fails once it has given all of its own; `marker` says that it did."""
+    master = df.sparkSession.sparkContext.master or ""
+    if re.fullmatch(r"local(\[[^,]*\])?", master):
+        raise ConfigurationError(f"the master {master} tries no task again", hint="say how often: local[2,4]")
+
+    def step(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        with suppress(FileExistsError):
+            marker.touch(exist_ok=False)
+            raise RuntimeError("a task fails once, to see what becomes of its rows")
+
+    return df.mapInArrow(step, df.schema)
+
+
+def noting_ends(df: DataFrame, directory: Path) -> DataFrame:
+    """Return these rows; whenever a partition was read to its end, there is a file more that is named after it."""
+
+    def step(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        context = TaskContext.get()
+        assert context is not None
+        (directory / f"{context.partitionId()}-{unique_name()}").touch()
+
+    return df.mapInArrow(step, df.schema)
 
 
 @dataclass
