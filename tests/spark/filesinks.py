@@ -14,11 +14,14 @@ import pytest
 from strandline.core import failpoints
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import LocalFiles
-from strandline.spark.sinks import place
+from strandline.spark.sinks import conformance, place
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
 
 NAME = "out"
+
+NEED_SPARK = {conformance.rows_are_read_once_and_to_their_end, conformance.rows_of_a_task_that_fails_are_seen}
+"""The checks of a sink that `Rows` are not enough for."""
 
 
 class Rows:
@@ -56,6 +59,11 @@ class Rows:
             (directory / f"part-{i:05d}-made.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
             (directory / f".part-{i:05d}-made.json.crc").touch()
         (directory / "_SUCCESS").touch()
+
+
+def frame(spark: None, numbers: range, tasks: int) -> Any:
+    """Return numbers in so many tasks, for a trial without Spark."""
+    return Rows(*(numbers[task::tasks] for task in range(tasks)))
 
 
 def sink_at(path: Path, generation: int, *, visibility: Any = "checkpoint", fsync: bool = False) -> FileSink:

@@ -14,7 +14,7 @@ import strandline as sl
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.pages import run_page
 from tests.spark import filesinks
-from tests.spark.test_sink_trial import NEED_SPARK, frame
+from tests.spark.filesinks import NEED_SPARK, frame
 
 EXACT = (Promise.EXACTLY_ONCE, Promise.TAKES_BACK)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import TaskContext
 
 import strandline as sl
 from strandline.core import failpoints
@@ -73,7 +74,9 @@ class FailingLate(tasks.TaskWriter):
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in super().__call__(batches):
             yield batch
-            marker = self._directory / batch[0][0].as_py().partition(" ")[0]
+            context = TaskContext.get()
+            assert context is not None
+            marker = self._directory / str(context.partitionId())
             if not marker.exists():
                 marker.touch()
                 raise RuntimeError("the task fails once")
@@ -88,6 +91,24 @@ def test_of_a_task_that_comes_again_only_one_attempt_counts(spark: Any, tmp_path
     found = sl.sinks.write_tasks(spark.range(0, 10, 1, 2).toDF("n"), staging(written))
     assert staged(written, found) == list(range(10))
     assert (len(found), len(list(written.iterdir()))) == (2, 4)
+
+
+@pytest.mark.spark
+def test_what_a_lost_attempt_has_staged_is_never_shown_and_forgotten_by_a_restart(
+    spark: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    monkeypatch.setattr(tasks, "TaskWriter", lambda write: FailingLate(write, failed))
+    trial = run_page("sinks.md", 2)["trial_of"](spark, tmp_path / "results.db")
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    sink.commit(pending)
+    trial.expect(1)
+    # As many rows as were shown: each task was through twice.
+    assert sorted(trial.left()) == sorted(trial.visible())
+    trial.start(pending, 1)
+    trial.expect(1)
 
 
 def newest(directory: Path) -> Manifest:

@@ -19,12 +19,9 @@ from strandline.spark.sinks.conformance import (
     checks,
     name_of,
     rows_are_read_once_and_to_their_end,
-    rows_of_a_task_that_fails_are_seen,
 )
 from strandline.spark.sinks.trial import Crash, Steps
-from tests.spark.filesinks import Rows
-
-NEED_SPARK = {rows_are_read_once_and_to_their_end, rows_of_a_task_that_fails_are_seen}
+from tests.spark.filesinks import NEED_SPARK, frame
 
 Staged = tuple[str, int, int, list[int]]
 """Whose, of which generation and epoch, and the rows."""
@@ -118,10 +115,6 @@ class Shelving(sl.sinks.Sink):
             shelf.shown[name] = shelf.staged[name]
         shelf.done.add(name)
         del shelf.staged[name]
-
-
-def frame(spark: None, numbers: range, tasks: int) -> Any:
-    return Rows(*(numbers[task::tasks] for task in range(tasks)))
 
 
 def failing(faults: Collection[str], *, tidy: bool = True) -> set[str]:
