@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from strandline.core import failpoints
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import LocalFiles
-from strandline.spark.sinks import place
+from strandline.spark.sinks import conformance, place
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink
 
 NAME = "out"
+
+NEED_SPARK = {conformance.rows_are_read_once_and_to_their_end, conformance.rows_of_a_task_that_fails_are_seen}
+"""The checks of a sink that `Rows` are not enough for."""
 
 
 class Rows:
@@ -22,6 +29,12 @@ class Rows:
 
     def __init__(self, *files: Sequence[Any]) -> None:
         self._files = files
+
+    def where(self, nothing: str) -> Rows:
+        return Rows([])
+
+    def collect(self) -> list[Any]:
+        return [row for file in self._files for row in file]
 
     @property
     def write(self) -> Rows:
@@ -40,11 +53,17 @@ class Rows:
 
     def save(self, where: str) -> None:
         directory = Path(where.removeprefix("file:"))
+        shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         for i, rows in enumerate(self._files):
             (directory / f"part-{i:05d}-made.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
             (directory / f".part-{i:05d}-made.json.crc").touch()
         (directory / "_SUCCESS").touch()
+
+
+def frame(spark: None, numbers: range, tasks: int) -> Any:
+    """Return numbers in so many tasks, for a trial without Spark."""
+    return Rows(*(numbers[task::tasks] for task in range(tasks)))
 
 
 def sink_at(path: Path, generation: int, *, visibility: Any = "checkpoint", fsync: bool = False) -> FileSink:
@@ -93,6 +112,27 @@ def shown_files(path: Path) -> list[Path]:
 def records(path: Path) -> list[Path]:
     """Return the sink's records of what it has shown, oldest first."""
     return sorted(path.glob("_strandline/*/shown-*"))
+
+
+def rows(*epochs: int) -> Counter[int]:
+    """The rows of `staged` epochs."""
+    return Counter(row for epoch in epochs for row in (epoch * 10, epoch * 10 + 1))
+
+
+def staged(sink: Any, *epochs: int) -> list[str]:
+    """Stage epochs of two files each, with a row in each of them."""
+    return [stage(sink, epoch, [epoch * 10], [epoch * 10 + 1]) for epoch in epochs]
+
+
+def commit_crashing(sink: Any, pending: list[str], failpoint: str, at: int = 1) -> None:
+    """Begin a commit, and crash where this failpoint is hit so often."""
+
+    def crash() -> None:
+        raise Crash(failpoint)
+
+    failpoints.arm(failpoint, crash, at=at)
+    with pytest.raises(Crash):
+        sink.commit(pending)
 
 
 class Crash(BaseException):

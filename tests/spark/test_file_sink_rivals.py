@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 
 from strandline.core.errors import CorruptionError, UnavailableError
-from tests.spark.filesinks import Disk, sink_at, stage, started, visible
+from tests.spark.filesinks import Disk, sink_at, staged, started, visible
 
 Checkpoint = tuple[list[str], int]
-
-
-def staged(sink: Any, *epochs: int) -> list[str]:
-    """Stage epochs of two files each, with a row in each of them: the same rows, whoever stages them."""
-    return [stage(sink, epoch, [epoch * 10], [epoch * 10 + 1]) for epoch in epochs]
 
 
 def rows(last: int) -> dict[int, int]:

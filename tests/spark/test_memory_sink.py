@@ -9,39 +9,12 @@ import pytest
 import strandline as sl
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Epoch
-
-
-class Rows:
-    def __init__(self, *rows: Any) -> None:
-        self._rows = rows
-
-    def collect(self) -> list[Any]:
-        return list(self._rows)
+from tests.spark.filesinks import Rows
 
 
 def stage(sink: Any, epoch: int) -> str:
-    staged: str = sink.write(Rows(epoch), Epoch(epoch))
+    staged: str = sink.write(Rows([epoch]), Epoch(epoch))
     return staged
-
-
-def test_a_commit_shows_what_it_lists_once() -> None:
-    sink = sl.sinks.memory()
-    first, second = stage(sink, 1), stage(sink, 2)
-    sink.commit([first])
-    sink.commit([first, second])
-    assert sink.rows == [1, 2]
-
-
-def test_a_restart_shows_what_was_published_and_takes_back_what_came_later() -> None:
-    sink = sl.sinks.memory()
-    sink.commit([stage(sink, 1)])
-    second = stage(sink, 2)
-    stage(sink, 3)
-    sink.recover([second], Epoch(2), fresh=False)
-    assert sink.rows == [1, 2]
-    sink.commit([stage(sink, 3)])
-    sink.recover([], Epoch(1), fresh=False)
-    assert sink.rows == [1]
 
 
 def test_rows_that_it_staged_itself_and_has_no_more_are_an_error() -> None:

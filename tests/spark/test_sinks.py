@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
 from strandline.spark.base.filesystem import FileSystem, HadoopFiles, LocalFiles
 from strandline.spark.sinks import place
+from tests.pages import run_page
 from tests.spark import pipeline, small
 from tests.spark.filesinks import Crash, shown_files, stage, started, visible
 from tests.spark.functions import Count
@@ -98,7 +101,7 @@ def fail_once_at_the_end(marker: Path) -> Any:
     return lambda df: df.mapInArrow(step, df.schema)
 
 
-@pytest.mark.parametrize("how", ["files", "several actions", "one row only"])
+@pytest.mark.parametrize("how", ["files", "tasks", "several actions", "one row only"])
 def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, case: Case, how: str) -> None:
     case.add(3)
     marker = case.root / "failed"
@@ -113,6 +116,7 @@ def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, 
 
     sink = {
         "files": lambda: sl.sinks.files(str(case.out), format="json"),
+        "tasks": lambda: run_page("sinks.md", 2)["Results"](case.root / "results.db"),
         "several actions": lambda: sl.sinks.foreach_batch(several),
         "one row only": lambda: sl.sinks.foreach_batch(one_row),
     }[how]()
@@ -136,6 +140,10 @@ def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, 
     assert small.rows_of(watched) == small.counted(users(case))
     if how == "files":
         assert Counter((row["user"], row["n"]) for row in pipeline.read_json(case.out)) == small.counted(users(case))
+    if how == "tasks":
+        with contextlib.closing(sqlite3.connect(case.root / "results.db")) as db:
+            ns = Counter(n for (n,) in db.execute("select n from results"))
+        assert ns == Counter(row[1] for row in small.counted(users(case)).elements())
     if how == "several actions":
         assert seen == small.counted(users(case))
 

@@ -31,7 +31,7 @@ def check_compatible(
         else:
             found += _differences(stored, operator, backend)
     found += [
-        f"the program has no sink named '{sink.name}', which has {len(sink.pending)} epochs to commit"
+        f"the program has no sink named '{sink.name}', which has {len(sink.pending)} committables pending"
         for sink in manifest.sinks
         if sink.pending and sink.name not in sinks
     ]

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Sequence
 
 from strandline.core import failpoints
-from strandline.core.errors import KeeperError
+from strandline.core.errors import ConfigurationError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
-from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.base import Sink, committables_of
 
 Staged = list[tuple[str, str]]
-"""What sinks said of one epoch's rows, by the sink's name."""
+"""One epoch's committables, each with its sink's name."""
 
 
 class Staging:
@@ -21,26 +21,30 @@ class Staging:
 
     def __init__(self, sinks: Sequence[tuple[str, Sink]]) -> None:
         self._sinks = list(sinks)
-        self._staged: dict[str, list[str]] = {name: [] for name, _ in sinks}
+        # In order, and each once: the values mean nothing.
+        self._staged: dict[str, dict[str, None]] = {name: {} for name, _ in sinks}
         self._lock = threading.Lock()
 
     def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:
-        """Have the sinks write an epoch's rows; return what they say of those that they do not show yet."""
-        found = []
+        """Have the sinks write an epoch's rows; return what stands for those that they do not show yet."""
+        found: Staged = []
         for name, sink, rows in built.outputs:
             failpoints.hit("epoch.sink.before")
             if is_over():
                 raise KeeperError("the run ended in the middle of an epoch")
-            staged = sink.write(rows, epoch)
-            if staged is not None:
-                found.append((name, staged))
+            found += [(name, text) for text in committables_of(name, sink.write(rows, epoch))]
         return found
 
     def keep(self, staged: Staged) -> None:
         """All keepers have applied the epoch: what was written of it is to be shown."""
         with self._lock:
             for name, text in staged:
-                self._staged[name].append(text)
+                if text in self._staged[name]:
+                    raise ConfigurationError(
+                        f"sink '{name}': two committables that wait for a checkpoint are the same: {text:.300}",
+                        hint="let each name what was staged, by a name that is never used again",
+                    )
+                self._staged[name][text] = None
 
     def pending(self) -> list[SinkInfo]:
         """Return what a checkpoint of now makes visible."""
@@ -54,5 +58,5 @@ class Staging:
             sink.commit(listed.get(name, []))
         with self._lock:
             for name, texts in listed.items():
-                done = set(texts)
-                self._staged[name] = [text for text in self._staged.get(name, []) if text not in done]
+                for text in texts:
+                    self._staged.get(name, {}).pop(text, None)

@@ -2,10 +2,11 @@
 
 `files` and `memory` show results exactly once, with the checkpoint that holds them. All others, and `files` with
 `visibility="epoch"`, show them at once: at least once, because epochs after the last checkpoint are repeated after a
-failure.
+failure. Your own derive from `Sink`, may write on the executors with `write_tasks`, and are put on trial by
+`strandline.spark.sinks.conformance`.
 """
 
-from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.files import FileSink as files
 from strandline.spark.sinks.simple import (
     ConsoleSink as console,
@@ -22,5 +23,18 @@ from strandline.spark.sinks.simple import (
 from strandline.spark.sinks.simple import (
     NoopSink as noop,
 )
+from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 
-__all__ = ["Sink", "SinkContext", "console", "files", "foreach", "foreach_batch", "memory", "noop"]
+__all__ = [
+    "Committables",
+    "Sink",
+    "SinkContext",
+    "TaskAttempt",
+    "console",
+    "files",
+    "foreach",
+    "foreach_batch",
+    "memory",
+    "noop",
+    "write_tasks",
+]

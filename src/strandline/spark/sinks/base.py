@@ -15,6 +15,9 @@ from strandline.core.ids import Epoch, Generation
 
 Visibility = Literal["checkpoint", "epoch"]
 
+Committables = str | list[str] | None
+"""What a sink has staged of an epoch: one for all of it, one from each task, or nothing that waits for a commit."""
+
 
 @dataclass(frozen=True)
 class SinkContext:
@@ -51,13 +54,17 @@ class Sink(ABC):
         """Get ready for a run, the first or one after a failure."""
 
     @abstractmethod
-    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
-        """Write an epoch's rows; return what `commit` needs to make them visible, or None if they already are."""
+    def write(self, df: DataFrame, epoch: Epoch) -> Committables:
+        """Write an epoch's rows; return what `commit` needs to make them visible: nothing if they already are.
+
+        No two that a checkpoint lists may be the same. `write_tasks` gathers one from each task that writes on an
+        executor. An epoch may be written again in the same run: what was staged of it before is in no checkpoint.
+        """
 
     def commit(self, pending: Sequence[str]) -> None:
-        """Make staged epochs visible, oldest first. Called once the checkpoint that lists them is published.
+        """Make staged rows visible, in this order. Called once the checkpoint that lists them is published.
 
-        Runs in another thread than `write`, and at the same time.
+        Committables may come again, here and in `recover`. Runs in another thread than `write`, and at the same time.
         """
         if pending:
             raise NotImplementedError(f"{type(self).__name__} stages rows and does not define commit")
@@ -65,9 +72,19 @@ class Sink(ABC):
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         """After a restore: commit what the checkpoint lists as pending, forget everything later than `epoch`.
 
+        What older generations have staged besides is in no checkpoint: only now, since a run that ends does not know
+        whether its last one was published. Nothing that they do from now on may show.
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
         """
         self.commit(pending)
 
     def close(self) -> None:  # noqa: B027
-        """Let go of what the run held."""
+        """Let go of what the run held, if it was opened."""
+
+
+def committables_of(sink: str, written: Committables) -> list[str]:
+    """Return what a sink's `write` gave as a list; raise ConfigurationError if it is something else."""
+    found = written if isinstance(written, list) else [] if written is None else [written]
+    if not all(isinstance(text, str) for text in found):
+        raise ConfigurationError(f"sink '{sink}': write gave {found!r:.300}, expected strings")
+    return found

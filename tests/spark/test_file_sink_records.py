@@ -1,0 +1,112 @@
+"""A file sink's records of what it has shown: what they tell, their bytes, and what becomes of damaged ones."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.ids import Epoch
+from strandline.spark.base import filesystem
+from strandline.spark.sinks.shown import Committable, Shown, ShownRecords, decode_shown, encode_shown
+from tests.spark.filesinks import (
+    Rows,
+    commit_crashing,
+    records,
+    rows,
+    sink_at,
+    staged,
+    started,
+    visible,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+RECORD = Shown(
+    generation=2,
+    epoch=7,
+    intent=[
+        Committable("/out", 2, 8, "_strandline/0f/g2/epoch-0000000008", ["part-00000-a.json", "part-00001-a.json"])
+    ],
+)
+
+
+@pytest.mark.parametrize("cut", ["in half", "empty"])
+def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, cut: str) -> None:
+    sink = started(tmp_path, 1)
+    sink.commit(staged(sink, 1))
+    pending = staged(sink, 2)
+    last = records(tmp_path)[-1]
+    data = last.read_bytes()
+    torn = last.with_name(f"shown-{int(last.name[6:]) + 1:012d}")
+    torn.write_bytes(data[: len(data) // 2 if cut == "in half" else 0])
+    with caplog.at_level(logging.WARNING):
+        started(tmp_path, 2, pending, 2)
+    assert visible(tmp_path) == rows(1, 2)
+    assert f"{torn.name}: " in caplog.text
+    assert [decode_shown(path.read_bytes(), "") for path in records(tmp_path)] == [Shown(generation=2, epoch=2)]
+
+
+def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: Path) -> None:
+    class Stale(filesystem.LocalFiles):
+        """Another driver's record comes right after the look at what is there."""
+
+        def list(self, path: str) -> list[tuple[str, int]]:
+            return []
+
+    one, other = (ShownRecords(kind(tmp_path), "root", "home") for kind in (filesystem.LocalFiles, Stale))
+    one.write(Shown(generation=2))
+    with pytest.raises(UnavailableError, match="another driver"):
+        other.write(Shown(generation=1))
+    assert ShownRecords(filesystem.LocalFiles(tmp_path), "root", "home").newest == Shown(generation=2)
+
+
+def test_a_job_that_has_lost_all_its_checkpoints_does_not_show_its_rows_again(tmp_path: Path) -> None:
+    started(tmp_path, 1)
+    sink = started(tmp_path, 2)
+    sink.commit(staged(sink, 1, 2))
+    with pytest.raises(CorruptionError, match=r"up to epoch 2 .* without any checkpoint"):
+        started(tmp_path, 3)
+    assert visible(tmp_path) == rows(1, 2)
+
+
+@pytest.mark.parametrize(("failpoint", "at"), [("sink.intent_written", 1), ("sink.file_shown", 2)])
+def test_rows_that_were_just_being_shown_are_not_shown_again_without_their_checkpoint(
+    tmp_path: Path, failpoint: str, at: int
+) -> None:
+    """The very first checkpoint was published, its rows were half shown, and then it was deleted."""
+    sink = started(tmp_path, 1)
+    commit_crashing(sink, staged(sink, 1, 2), failpoint, at)
+    before = visible(tmp_path)
+    with pytest.raises(CorruptionError, match=r"up to epoch 2 .* without any checkpoint"):
+        started(tmp_path, 2)
+    assert visible(tmp_path) == before
+
+
+def test_with_its_epoch_rows_are_visible_at_once_and_need_no_record(tmp_path: Path) -> None:
+    sink = sink_at(tmp_path, 1, visibility="epoch")
+    sink.recover([], Epoch(0), fresh=True)
+    before = records(tmp_path)
+    assert sink.write(Rows([1], [2]), Epoch(1)) is None  # type: ignore[arg-type]
+    assert visible(tmp_path) == Counter([1, 2])
+    assert records(tmp_path) == before
+    sink = sink_at(tmp_path, 2, visibility="epoch")
+    sink.recover([], Epoch(0), fresh=False)
+    assert visible(tmp_path) == Counter([1, 2])
+
+
+def test_a_golden_record() -> None:
+    data = (GOLDEN / "shown").read_bytes()
+    assert decode_shown(data, "golden") == RECORD
+    assert encode_shown(RECORD) == data
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-1], lambda data: data[:40] + b"x" + data[41:], lambda data: b""]
+)
+def test_a_damaged_record_is_recognised(damage: Any) -> None:
+    with pytest.raises(CorruptionError, match="golden"):
+        decode_shown(damage(encode_shown(RECORD)), "golden")

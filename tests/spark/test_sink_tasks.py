@@ -1,0 +1,175 @@
+"""Sinks that write on the executors: one committable from each task that was through, and what becomes of it in a job."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+
+import strandline as sl
+from strandline.core import failpoints
+from strandline.format.manifest import Manifest, decode_manifest
+from strandline.spark.job.staging import Staging
+from strandline.spark.sinks import tasks
+from strandline.spark.sinks.base import committables_of
+from tests.pages import run_page
+from tests.spark import small
+from tests.spark.harness import Case, settle
+
+
+def staging(directory: Path) -> tasks.WriteTask:
+    """Return a function that stages a task's numbers as a file of its attempt."""
+
+    def write(batches: Iterator[Any], attempt: sl.sinks.TaskAttempt) -> str:
+        numbers = [n for batch in batches for n in batch["n"].to_pylist()]
+        (directory / attempt.name).write_text(json.dumps(numbers))
+        return f"{attempt.partition} {attempt.name}"
+
+    return write
+
+
+def staged(directory: Path, committables: list[str]) -> list[int]:
+    names = [text.partition(" ")[2] for text in committables]
+    return [n for name in names for n in json.loads((directory / name).read_text())]
+
+
+@pytest.mark.spark
+def test_each_partition_with_rows_gives_one_in_their_order(spark: Any, tmp_path: Path) -> None:
+    df = spark.range(0, 30, 1, 6).toDF("n")
+    found = sl.sinks.write_tasks(df.where("n < 10 or n >= 20"), staging(tmp_path))
+    assert [text.partition(" ")[0] for text in found] == ["0", "1", "4", "5"]
+    assert staged(tmp_path, found) == [*range(10), *range(20, 30)]
+    assert sl.sinks.write_tasks(df.where("n < 0"), staging(tmp_path)) == []
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.spark
+def test_rows_that_nobody_wants_are_read_all_the_same(spark: Any, tmp_path: Path) -> None:
+    def count(batches: Iterator[Any]) -> Iterator[Any]:
+        rows = 0
+        for batch in batches:
+            rows += batch.num_rows
+            yield batch
+        (tmp_path / str(rows)).touch()
+
+    df = spark.range(0, 25_000, 1, 1).toDF("n")
+    assert sl.sinks.write_tasks(df.mapInArrow(count, df.schema), lambda batches, attempt: None) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["25000"]
+
+
+class FailingLate(tasks.TaskWriter):
+    """Fails a task of each partition when everything was written and the committable was given."""
+
+    def __init__(self, write: Any, directory: Path) -> None:
+        super().__init__(write)
+        self._directory = directory
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in super().__call__(batches):
+            yield batch
+            context = TaskContext.get()
+            assert context is not None
+            marker = self._directory / str(context.partitionId())
+            if not marker.exists():
+                marker.touch()
+                raise RuntimeError("the task fails once")
+
+
+@pytest.mark.spark
+def test_of_a_task_that_comes_again_only_one_attempt_counts(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    written, failed = tmp_path / "written", tmp_path / "failed"
+    written.mkdir()
+    failed.mkdir()
+    monkeypatch.setattr(tasks, "TaskWriter", lambda write: FailingLate(write, failed))
+    found = sl.sinks.write_tasks(spark.range(0, 10, 1, 2).toDF("n"), staging(written))
+    assert staged(written, found) == list(range(10))
+    assert (len(found), len(list(written.iterdir()))) == (2, 4)
+
+
+@pytest.mark.spark
+def test_what_a_lost_attempt_has_staged_is_never_shown_and_forgotten_by_a_restart(
+    spark: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    failed = tmp_path / "failed"
+    failed.mkdir()
+    monkeypatch.setattr(tasks, "TaskWriter", lambda write: FailingLate(write, failed))
+    trial = run_page("sinks.md", 2)["trial_of"](spark, tmp_path / "results.db")
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    sink.commit(pending)
+    trial.expect(1)
+    # As many rows as were shown: each task was through twice.
+    assert sorted(trial.left()) == sorted(trial.visible())
+    trial.start(pending, 1)
+    trial.expect(1)
+
+
+def newest(directory: Path) -> Manifest:
+    path = max(directory.glob("chk-*/_metadata"), key=lambda path: int(path.parent.name[4:]))
+    return decode_manifest(path.read_bytes(), str(path))
+
+
+@pytest.mark.spark
+def test_a_checkpoint_lists_every_task_and_the_restart_shows_them(spark: Any, case: Case) -> None:
+    def fail() -> None:
+        raise OSError("the commit fails")
+
+    path = case.root / "results.db"
+    results = run_page("sinks.md", 2)["Results"]
+
+    def run() -> sl.Run:
+        return small.job(
+            sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=results(path)
+        ).start(spark)
+
+    def shown() -> Counter[int]:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            return Counter(n for (n,) in db.execute("select n from results"))
+
+    users = [f"u{i}" for i in range(20)]
+    for epoch in range(2):
+        small.write_rows(case.root / "in", epoch, [(user, "x", 1) for user in users])
+    failpoints.arm("checkpoint.commit_sinks.before", fail)
+    with run() as running:
+        running.process_all_available(60)
+        with pytest.raises(sl.errors.StrandlineError, match="the commit fails"):
+            running.checkpoint(60)
+    (sink,) = newest(case.root / "ck" / "small").sinks
+    # Two epochs of two tasks, each of them with rows.
+    assert len(set(sink.pending)) == 4
+    assert not shown()
+    small.write_rows(case.root / "in", 2, [(user, "x", 1) for user in users])
+    with run() as running:
+        settle(running)
+        assert running.status().restored_from is not None
+    assert shown() == Counter({1: 20, 2: 20, 3: 20})
+
+
+@pytest.mark.parametrize("given", [b"bytes", ("a", "b"), ["a", None], 1, [["a"]]])
+def test_committables_are_strings(given: Any) -> None:
+    with pytest.raises(sl.errors.ConfigurationError, match="sink 'out'"):
+        committables_of("out", given)
+
+
+@pytest.mark.parametrize("epochs", [["a", "a"], ["a", "b", "a"]])
+def test_no_two_that_wait_for_a_checkpoint_are_the_same(epochs: list[str]) -> None:
+    staging = Staging([("out", sl.sinks.memory()), ("other", sl.sinks.memory())])
+    staging.keep([("other", epochs[-1])])
+    for text in epochs[:-1]:
+        staging.keep([("out", text)])
+    with pytest.raises(sl.errors.ConfigurationError, match=r"sink 'out'.* the same: a"):
+        staging.keep([("out", epochs[-1])])
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, []), ("", [""]), ("one", ["one"]), ([], []), (["b", "a"], ["b", "a"])]
+)
+def test_none_one_or_a_list(given: Any, expected: list[str]) -> None:
+    assert committables_of("out", given) == expected
