@@ -72,7 +72,7 @@ class Store:
         if isinstance(process, KeyedBroadcastProcess):
             rule = schema.fields[1].type
             assert isinstance(rule, StructType)
-            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order, groups.first)
+            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order)
         self.timers = self._bind_timers(groups, timed=program.layout.timed)
         """Those of event time and of processing time, if the function handles timers."""
         self.expiry: Expiry | None = None
