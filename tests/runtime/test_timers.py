@@ -309,6 +309,13 @@ def test_timers_that_are_moved_on_and_on_take_no_more_memory(table: Table, monke
     assert table.fire_all() == [(1000, b"\0\0a")]
 
 
+def test_a_timer_that_is_gone_before_it_was_written_wakes_nobody(table: Table) -> None:
+    for wanted, change in ((5, table.timers.set), (None, table.timers.delete)):
+        change(b"\0\0a", 5)
+        table.timers.commit()
+        assert table.timers.next_us() == wanted
+
+
 def test_many_timers_are_found_in_chunks_and_told_ahead(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers, "_CHUNK", 10)
     wanted = sorted((number * 7919 % 1000, b"\0" + bytes([number % 4]) + str(number).encode()) for number in range(95))

@@ -98,7 +98,7 @@ class StateTable(Generic[Layer]):
 
     def _drop_written(self) -> None:
         """Let go of what is written; in the thread of the epochs, when nothing that goes on relies on it."""
-        while self._written.acquire(blocking=False):
+        while self._frozen and self._written.acquire(blocking=False):
             self._let_go(self._frozen.pop(0))
 
     def _let_go(self, layer: Layer) -> None:
