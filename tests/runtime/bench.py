@@ -225,6 +225,8 @@ def batch_of(events: Sequence[Event], schema: str = EVENTS, keys: Sequence[str] 
 class Bench:
     """A partition over one kind of backend: epochs, background writes, snapshots, restores."""
 
+    number = Partition(0)
+
     def __init__(
         self, kind: str, root: Path, process: Process | None = None, cache_bytes: int = MIB, **given: Any
     ) -> None:
@@ -254,7 +256,7 @@ class Bench:
             self.backend = HeapBackend(directory, states, inline=inline, limit_bytes=limit)
         self._backends.append(self.backend)
         self.process = process
-        self.task = Task(self.program, process, Partition(0), self.backend, self.cache_bytes)
+        self.task = Task(self.program, process, self.number, self.backend, self.cache_bytes)
         self.partition = OperatorPartition(self.task, Epoch(self.epoch))
 
     def run(self, *batches: Sequence[Event] | pa.RecordBatch, abort: bool = False) -> list[tuple[Any, ...]]:

@@ -10,18 +10,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedProcess
 from strandline.api.states import List, Map, Value
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.core.ids import Epoch, Partition
-from strandline.core.keygroups import range_of
+from strandline.core.ids import Partition
 from strandline.runtime.operators.joins import LEFT, RIGHT
-from strandline.runtime.partition import EpochTimes, OperatorPartition
 from strandline.runtime.program import state_infos
 from strandline.runtime.state.scope import as_datetime
-from strandline.runtime.task.task import Task
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.soak import examples
 
@@ -130,18 +128,17 @@ def test_the_order_of_arrival_does_not_matter(tmp_path: Path) -> None:
     assert "('x', 5)" in said[0][0][3]
 
 
-def test_rules_lie_in_the_first_key_group_of_each_partition(tmp_path: Path) -> None:
-    bench = make("rocksdb", tmp_path, parallelism=3)
-    task = Task(bench.program, Check(), Partition(2), bench.backend, 1 << 20)
-    first = range_of(Partition(2), bench.program.max_parallelism, 3).first
-    last = OperatorPartition(task, Epoch(0))
-    assert not list(last.run(Epoch(1), EpochTimes(), [batch([], [("x", 1, 1)], first)]))
-    last.commit()
-    frozen = task.store.freeze()
-    bench.backend.write(frozen.changes())
-    frozen.release()
-    ((entry, _),) = bench.backend.scan("rules")
-    assert entry[:2] == first.to_bytes(2, "big")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_one_partition_has_stored_is_a_copy_for_any_range_of_key_groups(tmp_path: Path, kind: str) -> None:
+    bench = make(kind, tmp_path)
+    bench.run(batch([], [("x", 1, 1), ("y", 2, 1)]))
+    frozen = bench.freeze()
+    assert {entry[:2] for entry, _ in frozen.changes()["rules"]} == {b"\xff\xff"}
+    files = bench.persist(frozen)
+    for partition, parallelism in ((2, 3), (0, 3), (127, 128)):
+        bench.number, bench.program = Partition(partition), replace(bench.program, parallelism=parallelism)
+        bench.restore(files, 1)
+        assert bench.run(batch([("a", 1)], [("y", None, 2)])) == [("a", 1, 1, "[('x', 1)]")]
     bench.close()
 
 

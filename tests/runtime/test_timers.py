@@ -22,7 +22,7 @@ from strandline.backends.rocksdb import RocksDBBackend
 from strandline.core.ids import KeyGroup
 from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.state import timers
-from strandline.runtime.state.timers import Layer, TimerTable
+from strandline.runtime.state.timers import TimerTable
 from tests.runtime.bench import BUDGET
 from tests.soak import examples
 
@@ -309,6 +309,13 @@ def test_timers_that_are_moved_on_and_on_take_no_more_memory(table: Table, monke
     assert table.fire_all() == [(1000, b"\0\0a")]
 
 
+def test_a_timer_that_is_gone_before_it_was_written_wakes_nobody(table: Table) -> None:
+    for wanted, change in ((5, table.timers.set), (None, table.timers.delete)):
+        change(b"\0\0a", 5)
+        table.timers.commit()
+        assert table.timers.next_us() == wanted
+
+
 def test_many_timers_are_found_in_chunks_and_told_ahead(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timers, "_CHUNK", 10)
     wanted = sorted((number * 7919 % 1000, b"\0" + bytes([number % 4]) + str(number).encode()) for number in range(95))
@@ -325,29 +332,3 @@ def test_many_timers_are_found_in_chunks_and_told_ahead(table: Table, monkeypatc
         found.append(timer)
     assert found == wanted
     assert max(map(len, told)) <= (95 if table.kind == "filesystem" else 10)
-
-
-def test_a_layer_taken_out_by_the_other_thread_is_no_trouble_to_release(tmp_path: Path) -> None:
-    """Between two steps of `release`, the epochs' thread notices that the layer before was written."""
-    table = Table("rocksdb", tmp_path)
-
-    class Noticed(Layer):
-        __slots__ = ()
-
-        @property
-        def written(self) -> bool:  # type: ignore[override]
-            table.timers._frozen[:] = [layer for layer in table.timers._frozen if layer is not self]
-            return True
-
-        @written.setter
-        def written(self, value: bool) -> None:
-            pass
-
-    table.timers.set(b"\0\0a", 5)
-    table.timers.commit()
-    table.freeze(set())
-    table.timers._frozen.insert(0, Noticed())
-    table.write_oldest(snapshot=False)
-    assert [layer.written for layer in table.timers._frozen] == [True]
-    assert table.fire_all(5) == [(5, b"\0\0a")]
-    table.close()

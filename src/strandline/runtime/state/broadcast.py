@@ -1,6 +1,7 @@
 """Rules that all partitions hear of: applied once an epoch, in one order, to maps that are the same everywhere.
 
-A Broadcast state is a map of no key. Its entries are stored in each partition under the partition's first key group.
+A Broadcast state is a map of no key. Its entries are stored in each partition, under a key group that no key has: they
+are the same bytes everywhere, so that whoever has any range of key groups can be given a copy.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import pyarrow.compute as pc
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.backends.base import Backend
 from strandline.core.errors import OutputError, UserCodeError
-from strandline.core.ids import KeyGroup
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.rowlayout import RowLayout
@@ -25,7 +25,7 @@ from strandline.types.columns import to_python
 from strandline.types.datatypes import StructType, parse_type
 from strandline.types.ordering import comparable
 
-GROUP_BYTES = 2
+_NO_GROUP = b"\xff\xff"
 
 
 class BroadcastTable(MapTable):
@@ -105,15 +105,12 @@ class _Context:
 class Broadcasts:
     """One partition's part in a broadcast: the rules of this epoch, until all of them are there."""
 
-    def __init__(
-        self, process: KeyedBroadcastProcess, scope: Scope, rule: StructType, order_by: Sequence[str], first: KeyGroup
-    ) -> None:
+    def __init__(self, process: KeyedBroadcastProcess, scope: Scope, rule: StructType, order_by: Sequence[str]) -> None:
         self._process = process
         self._scope = scope
         self._rule = rule
         self._codec = ValueCodec(rule)
         self._order = [(at, comparable(rule.fields[at].type)) for at in map(rule.names.index, order_by)]
-        self._prefix = first.to_bytes(GROUP_BYTES, "big")
         self._waiting: list[tuple[Any, Any, int | None]] = []
 
     def bind(self, name: str, state: Broadcast, backend: Backend, cache_bytes: int) -> tuple[MapTable, MapHandle]:
@@ -122,8 +119,8 @@ class Broadcasts:
         table = BroadcastTable(
             name,
             backend,
-            lambda key: self._prefix,
-            lambda entry: (None, GROUP_BYTES),
+            lambda key: _NO_GROUP,
+            lambda entry: (None, len(_NO_GROUP)),
             sub.encode_sub,
             sub.decode_sub,
             values,

@@ -24,6 +24,9 @@ Cell = dict[Any, Any]
 class MapTable(ObjectTable):
     """Entries (key, sub key) → value of one declared state."""
 
+    live: dict[Any, Cell]
+    undo: dict[tuple[Any, Any], Any]
+
     def __init__(
         self,
         name: str,
@@ -36,11 +39,7 @@ class MapTable(ObjectTable):
         cache_bytes: int,
     ) -> None:
         super().__init__(name, backend, cache_bytes)
-        self.live: dict[Any, Cell] = {}
-        self.undo: dict[tuple[Any, Any], Any] = {}
-        self.dirty: dict[Any, Cell] = {}
         self._complete: set[Any] = set()
-        self._absent: set[tuple[Any, Any]] = set()
         self._encode_key = encode_key
         self._decode_key = decode_key
         self._encode_sub = encode_sub
@@ -58,10 +57,7 @@ class MapTable(ObjectTable):
         if value is not _MISSING:
             self.hits += 1
             return value
-        value = self._find(key, sub)
-        cell[sub] = value
-        if value is None and self._holds_all:
-            self._absent.add((key, sub))
+        value = cell[sub] = self._find(key, sub)
         return value
 
     def load(self, entries: Iterable[tuple[Any, Any]]) -> None:
@@ -69,8 +65,8 @@ class MapTable(ObjectTable):
         if self._holds_all:
             return
         missing = []
+        known = (self.live, self._dirty, *self._inflight)
         for key, sub in entries:
-            known = (self.live, self.dirty, *self.inflight)
             if key not in self._complete and not any(sub in layer.get(key, ()) for layer in known):
                 missing.append((key, sub))
         self.misses += len(missing)
@@ -129,20 +125,17 @@ class MapTable(ObjectTable):
         return cell
 
     def commit(self) -> None:
-        """Keep this epoch's writes."""
-        dirty, cells = self.dirty, self.live
+        dirty, cells = self._dirty, self.live
         if self._holds_all:
             self._absent.update((key, sub) for key, sub in self.undo if cells[key][sub] is None)
-            self.undo.clear()
-            return
-        for key, sub in self.undo:
-            dirty.setdefault(key, {})[sub] = cells[key][sub]
-        self._writes += len(self.undo)
+        else:
+            for key, sub in self.undo:
+                dirty.setdefault(key, {})[sub] = cells[key][sub]
+            self._writes += len(self.undo)
         self.undo.clear()
         self._held = 0
 
     def abort(self) -> None:
-        """Forget this epoch's writes."""
         for (key, sub), value in self.undo.items():
             self.live[key][sub] = value
             if value is None and self._holds_all:
@@ -151,18 +144,11 @@ class MapTable(ObjectTable):
         self._held = 0
 
     def changed(self) -> Iterator[Entry]:
-        """Encode what this epoch wrote so far."""
         for key, sub in self.undo:
             value = self.live[key][sub]
             yield self._encode_key(key) + self._encode_sub(sub), None if value is None else self._values.encode(value)
 
-    def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take what the backend must be given for a snapshot; later writes do not show in it."""
-        self._writes = 0
-        return super().freeze()
-
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the entries of a backend that keeps nothing itself."""
         for entry, value in entries:
             key, end = self._decode_key(entry)
             self.live.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
@@ -179,21 +165,26 @@ class MapTable(ObjectTable):
 
     @property
     def dirty_bytes(self) -> int:
-        """About how much memory the unwritten changes hold on to."""
         return self._writes * _ENTRY_BYTES
 
     @property
     def cached_bytes(self) -> int:
-        """About how much memory the cached cells take."""
         return int(len(self.live) * self._entry_bytes)
 
-    def _copied(self) -> dict[Any, Cell]:
+    def _copy(self) -> dict[Any, Cell]:
         return {key: dict(cell) for key, cell in self.live.items()}
 
+    def _take(self) -> dict[Any, Cell]:
+        self._writes = 0
+        return super()._take()
+
     def _find(self, key: Any, sub: Any) -> Any:
-        if key in self._complete or self._holds_all:
+        if self._holds_all:
+            self._absent.add((key, sub))
             return None
-        for layer in (self.dirty, *self.inflight[::-1]):
+        if key in self._complete:
+            return None
+        for layer in (self._dirty, *self._inflight[::-1]):
             value = layer.get(key, {}).get(sub, _MISSING)
             if value is not _MISSING:
                 return value
@@ -203,35 +194,29 @@ class MapTable(ObjectTable):
 
     def _scan(self, key: Any) -> Cell:
         self.misses += 1
-        layers = [*self.inflight, self.dirty]
         prefix = self._encode_key(key)
         found = {
             self._decode_sub(entry, len(prefix)): self._values.decode(value)
             for entry, value in self._backend.read_group(self.name, prefix)
         }
-        # Laid over from old to new, and read before the scan: what a background write moves meanwhile is in both.
-        for layer in layers:
+        for layer in (*self._inflight, self._dirty):
             found.update(layer.get(key, {}))
         return found
 
-    def _drop_absent(self) -> None:
-        for key, sub in self._absent.difference(self.undo):
+    def _drop_absent(self, absent: set[tuple[Any, Any]]) -> None:
+        for key, sub in absent:
             cell = self.live.get(key, {})
             if cell.get(sub, sub) is None:
                 del cell[sub]
             if not cell:
                 self.live.pop(key, None)
-        self._absent.intersection_update(self.undo)
 
     def _sampled_bytes(self) -> float:
         some = [cell for cell, _ in zip(reversed(self.live.values()), range(16), strict=False)]
         return sum(map(deep_size, some)) / len(some) + 2 * _ENTRY_BYTES
 
-    def _encode(self, changes: dict[Any, Cell], *, with_absent: bool) -> Iterator[Entry]:
+    def _encode(self, changes: dict[Any, Cell]) -> Iterator[Entry]:
         for key, cell in changes.items():
             prefix = self._encode_key(key)
             for sub, value in cell.items():
-                if value is not None:
-                    yield prefix + self._encode_sub(sub), self._values.encode(value)
-                elif with_absent:
-                    yield prefix + self._encode_sub(sub), None
+                yield prefix + self._encode_sub(sub), None if value is None else self._values.encode(value)

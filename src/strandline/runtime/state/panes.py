@@ -8,8 +8,8 @@ Stored is, for each key group, pane and snapshot, one entry of all keys: `key gr
 A pane's entries together are the pane; they are merged in the order of their epochs. A key group is one range, a pane
 within it too. See docs/format.md.
 
-Layers, from old to new: what the backend has, frozen changes on their way there, dirty ones of committed epochs, and
-the present epoch's. A pane is `whole` when memory holds all that the backend has of it; a pane that was evicted is not.
+A pane is `whole` when memory holds all that the backend has of it; a pane that was evicted is not. See table.py for the
+layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +24,7 @@ import pyarrow as pa
 from strandline.backends.base import Backend, Entry
 from strandline.core.errors import CorruptionError
 from strandline.core.keygroups import KeyGroupRange
+from strandline.runtime.state.table import StateTable
 
 Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
 """Make one batch of several, older ones first, in which each key is once."""
@@ -71,26 +71,22 @@ class Layer:
         """Panes of which `added` is everything: older entries go."""
         self.dropped: dict[int, Pane] = {}
         self.mark_us: int | None = None
-        self.written = False
 
 
-class PaneTable:
-    """Panes of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
-
-    hits = misses = 0
+class PaneTable(StateTable[Layer]):
+    """Panes of one operator partition."""
 
     def __init__(
         self, name: str, backend: Backend, groups: KeyGroupRange, schema: pa.Schema, merge: Merge, cache_bytes: int
     ) -> None:
         """`schema` is that of the stored columns; in memory the key group stands before them."""
-        self.name = name
+        super().__init__(name, backend)
         self.epoch = self.next_epoch = 0
         """The epoch that was committed last names what is frozen; the present one is told in advance."""
         self.panes: dict[int, Pane] = {}
         self.mark_us: int | None = None
         """A time that the operator wants to find again after a restore; it is stored when `marked`."""
         self.marked = False
-        self._backend = backend
         self._groups = groups
         self._schema = schema
         self._full = pa.schema([pa.field(GROUP, pa.int32()), *schema])
@@ -102,8 +98,7 @@ class PaneTable:
         self._new: set[int] = set()
         self._gone: dict[int, Pane] = {}
         self._dropped: dict[int, Pane] = {}
-        self._frozen: list[Layer] = []
-        if not backend.keeps_all:
+        if not self._holds_all:
             self._find_panes()
 
     def add(self, end_us: int, batch: pa.RecordBatch) -> None:
@@ -149,7 +144,6 @@ class PaneTable:
     # -- as every table
 
     def commit(self) -> None:
-        """Keep this epoch's changes."""
         self.epoch = self.next_epoch
         for end in self._touched:
             pane = self.panes.get(end)
@@ -159,14 +153,13 @@ class PaneTable:
                 settle(pane.dirty, self._merge)
         for end, pane in self._gone.items():
             pane.now = []
-            if not self._backend.keeps_all and (pane.entries != [] or pane.clean or self._is_in_flight(end)):
+            if pane.entries != [] or pane.clean or self._is_in_flight(end):
                 self._dropped[end] = pane
         self._touched, self._new, self._gone = set(), set(), {}
         self._mark_before = self.mark_us
-        self._notice_written()
+        self._drop_written()
 
     def abort(self) -> None:
-        """Forget this epoch's changes."""
         self.panes.update(self._gone)
         for end in self._touched:
             self.panes[end].now = []
@@ -176,52 +169,29 @@ class PaneTable:
         self.mark_us = self._mark_before
 
     def changed(self) -> Iterator[Entry]:
-        """Encode what this epoch changed so far, where the state's size is limited: each changed pane in full."""
+        # Where the state's size is limited: each changed pane in full.
         for end in self._gone:
             for group in range(self._groups.first, self._groups.last + 1):
                 yield _key(group, end, 0), None
         for end in sorted(self._touched & self.panes.keys()):
             yield from self._encode_batches(end, 0, self.panes[end].batches)
 
-    def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take what the backend must be given for a snapshot; later changes do not show in it."""
-        layer = Layer(self.epoch)
-        if self.marked and self.mark_us is not None and (self._backend.keeps_all or self.mark_us != self._mark_stored):
-            layer.mark_us = self._mark_stored = self.mark_us
-        if self._backend.keeps_all:
-            layer.added = {end: (pane, [*pane.clean, *pane.dirty]) for end, pane in self.panes.items()}
-            layer.epoch = 0
-            return lambda: self._encode(layer)
-        layer.dropped, self._dropped = self._dropped, {}
-        for end, pane in self.panes.items():
-            if pane.dirty:
-                self._freeze_pane(layer, end, pane)
-        self._frozen.append(layer)
-        return lambda: self._encode(layer)
-
-    def release(self) -> None:
-        """The oldest frozen changes are in the backend now."""
-        if not self._backend.keeps_all:
-            next(layer for layer in self._frozen if not layer.written).written = True
-
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the panes of a backend that keeps nothing itself."""
         for key, value in entries:
             group, end, _ = _parts(key)
             if end == _MARK_END:
                 self.mark_us = self._mark_before = _read_mark(value)
                 continue
             pane = self.panes.setdefault(end, Pane(whole=True))
-            pane.clean.append(self._decode(group, value))
+            pane.dirty.append(self._decode(group, value))
         for pane in self.panes.values():
-            pane.clean = [self._merge(pane.clean)]
+            pane.dirty = [self._merge(pane.dirty)]
 
     def evict(self) -> None:
-        """Let go of panes beyond the budget, those that are due last first: they are read again when they are due."""
-        if self._backend.keeps_all or self.cached_bytes <= self._cache_bytes:
-            return
-        over = self.cached_bytes - self._cache_bytes
-        for end in sorted(self.panes, reverse=True):
+        # Where all is held, nothing is clean: it need not be looked for.
+        over = 0 if self._holds_all else self.cached_bytes - self._cache_bytes
+        # Those that are due last go first: they are read again when they are due.
+        for end in sorted(self.panes, reverse=True) if over > 0 else ():
             pane = self.panes[end]
             over -= _bytes(pane.clean)
             if pane.clean:
@@ -229,21 +199,32 @@ class PaneTable:
             if over <= 0:
                 return
 
-    def unwritten(self) -> list[dict[Any, Any]]:
-        """Return nothing: panes hold their keys themselves."""
-        return []
-
     @property
     def dirty_bytes(self) -> int:
-        """About how much memory changes hold on to that the backend does not have."""
-        return 0 if self._backend.keeps_all else sum(_bytes(pane.dirty) for pane in self.panes.values())
+        return sum(_bytes(pane.dirty) for pane in self.panes.values())
 
     @property
     def cached_bytes(self) -> int:
-        """About how much memory the rest takes."""
         return sum(_bytes(pane.clean) for pane in self.panes.values())
 
     # -- layers
+
+    def _copy(self) -> Layer:
+        layer = Layer(0)
+        layer.mark_us = self.mark_us if self.marked else None
+        # Its own panes note which entries are written: nobody asks, and there would be more with each snapshot.
+        layer.added = {end: (Pane(whole=False), list(pane.dirty)) for end, pane in self.panes.items()}
+        return layer
+
+    def _take(self) -> Layer:
+        layer = Layer(self.epoch)
+        if self.marked and self.mark_us != self._mark_stored:
+            layer.mark_us = self._mark_stored = self.mark_us
+        layer.dropped, self._dropped = self._dropped, {}
+        for end, pane in self.panes.items():
+            if pane.dirty:
+                self._freeze_pane(layer, end, pane)
+        return layer
 
     def _freeze_pane(self, layer: Layer, end: int, pane: Pane) -> None:
         added = list(pane.dirty)
@@ -268,7 +249,7 @@ class PaneTable:
         if pane.whole:
             return pane.batches
         found: list[pa.RecordBatch] = []
-        for layer in self._frozen:
+        for layer in self._inflight:
             if end in layer.replaced:
                 found = []
             if end in layer.added:
@@ -277,8 +258,8 @@ class PaneTable:
 
     def _stored(self, group: int, end: int) -> list[pa.RecordBatch]:
         """Read one key group's part of a pane, without what frozen layers hold or replace."""
-        held = {layer.epoch for layer in self._frozen if end in layer.added}
-        least = max((layer.epoch for layer in self._frozen if end in layer.replaced), default=-1)
+        held = {layer.epoch for layer in self._inflight if end in layer.added}
+        least = max((layer.epoch for layer in self._inflight if end in layer.replaced), default=-1)
         found = []
         for key, value in self._backend.scan(self.name, _key(group, end, 0)[:10]):
             epoch = _parts(key)[2]
@@ -287,11 +268,7 @@ class PaneTable:
         return found
 
     def _is_in_flight(self, end: int) -> bool:
-        return any(end in layer.added for layer in self._frozen)
-
-    def _notice_written(self) -> None:
-        while self._frozen and self._frozen[0].written:
-            self._frozen.pop(0)
+        return any(end in layer.added for layer in self._inflight)
 
     def _find_panes(self) -> None:
         """Learn which panes the backend has, by looking at the first entry of each in each key group."""
@@ -311,7 +288,6 @@ class PaneTable:
     # -- bytes
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
-        """Run in the thread that writes: what was frozen before is in the backend already."""
         if layer.mark_us is not None:
             for group in range(self._groups.first, self._groups.last + 1):
                 yield _key(group, _MARK_END, 0), _HEAD + _NUMBER.pack(layer.mark_us)

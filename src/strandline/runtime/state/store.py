@@ -72,21 +72,21 @@ class Store:
         if isinstance(process, KeyedBroadcastProcess):
             rule = schema.fields[1].type
             assert isinstance(rule, StructType)
-            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order, groups.first)
+            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order)
         self.timers = self._bind_timers(groups, timed=program.layout.timed)
         """Those of event time and of processing time, if the function handles timers."""
         self.expiry: Expiry | None = None
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys.encode)
-        own: Sequence[StateTable] = ()
+        own: Sequence[StateTable[Any]] = ()
         if isinstance(process, ColumnarProcess):
             process.bind(Place(backend, groups, cache_bytes))
             own = process.tables
         self._values: list[ValueTable] = []
         bound = self._bind_states(cache_bytes)
         ttl = self.expiry.tables if self.expiry else ()
-        self._tables: list[StateTable] = [*bound, *(self.timers or ()), *ttl, *own]
+        self._tables: list[StateTable[Any]] = [*bound, *(self.timers or ()), *ttl, *own]
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
         if backend.keeps_all:
             self._adopt()
@@ -204,14 +204,14 @@ class Store:
         self._scope.timers.bind(self.keys.encode, event if timed else None, processing, why)
         return event, processing
 
-    def _bind_states(self, cache_bytes: int) -> list[StateTable]:
+    def _bind_states(self, cache_bytes: int) -> list[StateTable[Any]]:
         """Put a handle into the place of each declaration; return their tables."""
         states = declared_states(self._process)
         binder = Binder(
             self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
             cache_bytes // max(1, len(states)), vectorised=self._vectorised,
         )  # fmt: skip
-        bound: list[StateTable] = []
+        bound: list[StateTable[Any]] = []
         for name, state in states.items():
             table, vars(self._process)[name] = binder.bind(name, state)
             if isinstance(table, ValueTable):

@@ -1,122 +1,145 @@
 """What every kind of state is to its partition: a table whose writes of an epoch are kept or forgotten together.
 
-What is written belongs to one of four layers, from new to old: the present epoch's, which `abort` takes back; `dirty`,
-what committed epochs wrote and the backend does not have yet; frozen changes, while a background thread writes them;
-and what the backend has. Freezing is a swap, so a checkpoint's synchronous part costs next to nothing.
+What is written belongs to one of four layers, from new to old: the present epoch's, which `abort` takes back; dirty,
+what committed epochs wrote and the backend does not have yet; what is in flight, frozen and given to a background
+thread to write; and what the backend has. Freezing is a swap, so a checkpoint's synchronous part costs next to nothing.
 
-Where the backend `keeps_all`, it keeps nothing itself: the table holds everything as live objects and takes them over
-with `adopt`, and each freeze is a copy of everything.
+Where the backend `keeps_all`, it keeps nothing itself: the table takes everything over with `adopt`, all of it is dirty
+for ever, and each freeze is a copy, in which reads need not look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from threading import Semaphore
+from typing import Any, Generic, TypeVar
 
 from strandline.backends.base import Backend, Entry
 
+Layer = TypeVar("Layer")
+"""Changes that belong together, as a kind of state holds them."""
 
-class StateTable(Protocol):
+
+class StateTable(Generic[Layer]):
     """One state of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
 
-    name: str
-    hits: int
-    misses: int
+    def __init__(self, name: str, backend: Backend) -> None:
+        self.name = name
+        self.hits = self.misses = 0
+        self._backend = backend
+        self._holds_all = backend.keeps_all
+        self._frozen: list[Layer] = []
+        """What was frozen and is not known to be written, older first."""
+        self._inflight: list[Layer] = [] if self._holds_all else self._frozen
+        """The same, where reads have to look into it."""
+        self._written = Semaphore(0)
+        """Counts what is written, and still among what was frozen."""
 
     @property
     def dirty_bytes(self) -> int:
         """About how much memory changes hold on to that the backend does not have yet."""
-        ...
+        raise NotImplementedError
 
     @property
     def cached_bytes(self) -> int:
         """About how much memory the rest takes."""
-        ...
+        return 0
 
     def commit(self) -> None:
         """Keep this epoch's writes."""
-        ...
+        raise NotImplementedError
 
     def abort(self) -> None:
         """Forget this epoch's writes."""
-        ...
+        raise NotImplementedError
 
     def changed(self) -> Iterator[Entry]:
         """Encode what this epoch wrote so far."""
-        ...
+        raise NotImplementedError
 
     def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take what the backend must be given for a snapshot; later writes do not show in it.
+        """Between epochs: take what the backend must be given for a snapshot; later writes do not show in it.
 
         The result is called in a background thread, and `release` in the end.
         """
-        ...
+        self._drop_written()
+        frozen = self._copy() if self._holds_all else self._take()
+        self._frozen.append(frozen)
+        return lambda: self._encode(frozen)
 
     def release(self) -> None:
         """The oldest frozen changes are in the backend now."""
-        ...
+        self._written.release()
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over the entries of a backend that keeps nothing itself."""
-        ...
+        raise NotImplementedError
 
     def evict(self) -> None:
         """Keep what is cached within its budget."""
-        ...
 
-    def unwritten(self) -> list[dict[Any, Any]]:
+    def unwritten(self) -> list[Any]:
         """Return the layers of what the backend does not have yet, by key; none where entries carry their keys."""
-        ...
+        return []
+
+    # -- what freezing is, by kind
+
+    def _copy(self) -> Layer:
+        """Return all that there is, so that later writes do not show in it."""
+        raise NotImplementedError
+
+    def _take(self) -> Layer:
+        """Return the dirty changes, and go on with none."""
+        raise NotImplementedError
+
+    def _encode(self, layer: Layer) -> Iterator[Entry]:
+        """Encode what was frozen, in the thread that writes: all that was frozen before is in the backend."""
+        raise NotImplementedError
+
+    def _drop_written(self) -> None:
+        """Let go of what is written; in the thread of the epochs, when nothing that goes on relies on it."""
+        while self._frozen and self._written.acquire(blocking=False):
+            self._let_go(self._frozen.pop(0))
+
+    def _let_go(self, layer: Layer) -> None:
+        """Do what there is to be done when reads find a layer's changes in the backend from now on."""
 
 
-class ObjectTable:
+class ObjectTable(StateTable[dict[Any, Any]]):
     """What tables of live objects have in common: by key, in dicts that stay the same, for handles hold on to them."""
 
     def __init__(self, name: str, backend: Backend, cache_bytes: int) -> None:
-        self.name = name
-        self.hits = 0
-        self.misses = 0
+        super().__init__(name, backend)
         self.live: dict[Any, Any] = {}
         """What the user's function reads and writes."""
         self.undo: dict[Any, Any] = {}
         """What stood there before, of all that this epoch has written."""
-        self.dirty: dict[Any, Any] = {}
-        self.inflight: list[dict[Any, Any]] = []
-        """Frozen changes, older first."""
-        self._backend = backend
-        self._holds_all = backend.keeps_all
+        self._dirty: dict[Any, Any] = self.live if self._holds_all else {}
+        self._absent: set[Any] = set()
+        """Where all is live: what may stand there as absent. It goes, so that memory follows the state."""
         self._cache_bytes = cache_bytes
         self._entry_bytes = 0.0
         """About how much memory a live entry takes; 0 before the first look."""
 
-    def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take what the backend must be given for a snapshot; later writes do not show in it."""
-        if self._holds_all:
-            frozen = self._copied()
-        else:
-            frozen, self.dirty = self.dirty, {}
-        self.inflight.append(frozen)
-        return lambda: self._encode(frozen, with_absent=not self._holds_all)
-
-    def release(self) -> None:
-        """The oldest frozen changes are in the backend now."""
-        self.inflight.pop(0)
-
     def unwritten(self) -> list[dict[Any, Any]]:
-        """Return the layers of what the backend does not have yet, by key."""
-        return [self.live if self._holds_all else self.dirty, *self.inflight]
+        return [self._dirty, *self._frozen]
 
     def evict(self) -> None:
-        """Keep what is cached within its budget."""
+        self._drop_written()
         if self._holds_all:
-            self._drop_absent()
+            self._drop_absent(self._absent.difference(self.undo))
+            self._absent.intersection_update(self.undo)
         elif self.live:
             size = self._sampled_bytes()
             self._entry_bytes = size if not self._entry_bytes else 0.8 * self._entry_bytes + 0.2 * size
             self._shrink()
 
-    def _drop_absent(self) -> None:
-        """Forget that something is not there, where everything else stays: memory follows the state."""
+    def _take(self) -> dict[Any, Any]:
+        taken, self._dirty = self._dirty, {}
+        return taken
+
+    def _drop_absent(self, absent: set[Any]) -> None:
+        """Forget of these that they are not there, unless they are."""
         raise NotImplementedError
 
     def _sampled_bytes(self) -> float:
@@ -125,12 +148,4 @@ class ObjectTable:
 
     def _shrink(self) -> None:
         """Let go of live entries if they are beyond the budget."""
-        raise NotImplementedError
-
-    def _copied(self) -> dict[Any, Any]:
-        """Return all that there is, so that later writes do not show in it."""
-        raise NotImplementedError
-
-    def _encode(self, changes: dict[Any, Any], *, with_absent: bool) -> Iterator[Entry]:
-        """Encode a layer; what is not there is left out unless somebody must be told."""
         raise NotImplementedError

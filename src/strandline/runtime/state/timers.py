@@ -21,6 +21,7 @@ import numpy as np
 from strandline.backends.base import Backend, Entry
 from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.state.sortedbag import Runs
+from strandline.runtime.state.table import StateTable
 
 _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
@@ -35,36 +36,34 @@ _END = b"\xff" * 9
 class Layer:
     """Changes that belong together, and the timers they set in the order of their times."""
 
-    __slots__ = ("changes", "fresh", "order", "written")
+    __slots__ = ("changes", "fresh", "order")
 
     def __init__(self) -> None:
         self.changes: dict[bytes, bool] = {}
         self.order = Runs()
         self.fresh: set[bytes] = set()
         """Set timers that no older layer and not the backend knows: deleting them leaves nothing to write."""
-        self.written = False
-        """Whether the backend has them; set by the thread that writes."""
+
+    def pending(self, timers: list[bytes], newer: list[dict[bytes, bool]]) -> list[bytes]:
+        """Return those of some timers that it sets and of which nothing newer says anything."""
+        return _untold([timer for timer in timers if self.changes.get(timer)], newer)
 
 
-class TimerTable:
-    """Timers of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
-
-    hits = misses = cached_bytes = 0
+class TimerTable(StateTable[Layer]):
+    """Timers of one operator partition."""
 
     def __init__(self, name: str, backend: Backend, groups: KeyGroupRange) -> None:
-        self.name = name
-        self._backend = backend
+        super().__init__(name, backend)
         self._now: dict[bytes, bool] = {}
         self._set_now: list[bytes] = []
         """A heap of the timers that this epoch set."""
         self._dirty = Layer()
-        self._frozen: list[Layer] = []
         self._taken: list[tuple[Layer, list[bytes]]] = []
         self._first: dict[int, bytes] = {}
         self._first_before: dict[int, bytes] | None = None
         self._due: list[bytes] | None = None
         self._limit = b""
-        if not backend.keeps_all:
+        if not self._holds_all:
             for group in range(groups.first, groups.last + 1):
                 self._look_for_first(group)
 
@@ -93,7 +92,7 @@ class TimerTable:
         the encoded ones. After about `most` timers, those in memory not counted, the others stay pending.
         """
         bound = _TIME.pack(until_us + _BIAS) + _END
-        self._notice_written()
+        self._drop_written()
         # The layers are looked at before the backend is read: what is written meanwhile is in both.
         stored = self._stored_until(bound)
         given = 0
@@ -101,7 +100,7 @@ class TimerTable:
             chunk = list(islice(stored, _CHUNK))
             limit = chunk[-1] if len(chunk) == _CHUNK else bound
             due = self._take_until(limit)
-            due += [timer for timer in chunk if self._is_set(timer)]
+            due += _untold(chunk, [self._now, *(layer.changes for layer in self._layers())])
             due.sort()
             encoded = [timer[8:] for timer in due]
             keys = prepare(encoded) or encoded
@@ -122,23 +121,24 @@ class TimerTable:
 
     def next_us(self) -> int | None:
         """Return a time before which no timer is pending; None when there is none at all. Between epochs."""
-        self._notice_written()
+        self._drop_written()
         earliest = list(self._first.values())
-        for layer in (self._dirty, *self._frozen):
-            while (least := layer.order.least()) is not None and not self._is_set(least):
+        newer: list[dict[bytes, bool]] = []
+        for layer in self._layers():
+            while (least := layer.order.least()) is not None and not layer.pending([least], newer):
                 layer.order.drop_least()
             earliest += [] if least is None else [least]
+            newer.append(layer.changes)
         return _TIME.unpack_from(min(earliest))[0] - _BIAS if earliest else None
 
     # -- as every table
 
     def commit(self) -> None:
-        """Keep this epoch's changes."""
         now, dirty = self._now, self._dirty
         gone = {timer for layer, taken in self._taken if layer is dirty for timer in taken}
         # One that is set again and again, epoch after epoch, is in order once.
         dirty.order.add(timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
-        if self._backend.keeps_all:
+        if self._holds_all:
             for timer, is_set in now.items():
                 if is_set:
                     dirty.changes[timer] = True
@@ -154,7 +154,7 @@ class TimerTable:
     def _keep(self, now: dict[bytes, bool]) -> None:
         """Add this epoch's changes to those that are to be written; a fresh timer that is gone again leaves none."""
         changes, fresh = self._dirty.changes, self._dirty.fresh
-        first, older = self._first_before or self._first, [layer.changes for layer in self._frozen]
+        first, older = self._first_before or self._first, [layer.changes for layer in self._inflight]
         for timer, is_set in now.items():
             if timer in fresh:
                 if not is_set:
@@ -172,7 +172,6 @@ class TimerTable:
             changes[timer] = is_set
 
     def abort(self) -> None:
-        """Forget this epoch's changes."""
         for layer, taken in self._taken:
             layer.order.add(taken)
         if self._first_before is not None:
@@ -181,46 +180,40 @@ class TimerTable:
         self._now, self._set_now = {}, []
 
     def changed(self) -> Iterator[Entry]:
-        """Encode what this epoch changed so far."""
         return _encode(self._now)
 
-    def freeze(self) -> Callable[[], Iterator[Entry]]:
-        """Take what the backend must be given for a snapshot; later changes do not show in it."""
-        if self._backend.keeps_all:
-            everything = Layer()
-            everything.changes = dict(self._dirty.changes)
-            everything.written = True
-            self._frozen.append(everything)
-            return lambda: _encode(everything.changes)
-        frozen, self._dirty = self._dirty, Layer()
-        self._frozen.append(frozen)
-        return lambda: _encode(frozen.changes)
-
-    def release(self) -> None:
-        """The oldest frozen changes are in the backend now."""
-        if self._backend.keeps_all:
-            self._frozen.pop(0)
-            return
-        # A copy: the other thread may take written ones out meanwhile.
-        next(layer for layer in tuple(self._frozen) if not layer.written).written = True
-
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the timers of a backend that keeps nothing itself."""
         for entry, _ in entries:
             self._dirty.changes[_timer(entry)] = True
         self._dirty.order = Runs(self._dirty.changes)
 
-    def evict(self) -> None:
-        """Do nothing: what is in memory is not in the backend."""
-
-    def unwritten(self) -> list[dict[bytes, bool]]:
-        """Return nothing: timers carry their encoded keys."""
-        return []
-
     @property
     def dirty_bytes(self) -> int:
-        """About how much memory the unwritten changes hold on to."""
-        return 0 if self._backend.keeps_all else len(self._dirty.changes) * _TIMER_BYTES
+        return len(self._dirty.changes) * _TIMER_BYTES
+
+    def _copy(self) -> Layer:
+        everything = Layer()
+        everything.changes = dict(self._dirty.changes)
+        return everything
+
+    def _take(self) -> Layer:
+        taken, self._dirty = self._dirty, Layer()
+        return taken
+
+    def _encode(self, layer: Layer) -> Iterator[Entry]:
+        return _encode(layer.changes)
+
+    def _drop_written(self) -> None:
+        # An abort would need them.
+        if not self._taken and self._first_before is None:
+            super()._drop_written()
+
+    def _let_go(self, layer: Layer) -> None:
+        for timer in layer.order:
+            group = _GROUP.unpack_from(timer, 8)[0]
+            first = self._first.get(group)
+            if first is None or timer < first:
+                self._first[group] = timer
 
     # -- firing
 
@@ -258,24 +251,13 @@ class TimerTable:
             taken = layer.order.take_until(limit)
             if taken:
                 self._taken.append((layer, taken))
-                changes = layer.changes
-                # Often nothing newer says anything of them.
-                found += [t for t in taken if changes.get(t) and not any(t in layer for layer in newer)]
+                found += layer.pending(taken, newer)
             newer.append(layer.changes)
         return found
 
-    def _is_set(self, timer: bytes) -> bool:
-        """Whether a timer that some layer or the backend sets is pending."""
-        if timer in self._now:
-            return self._now[timer]
-        for layer in self._layers():
-            if timer in layer.changes:
-                return layer.changes[timer]
-        return not self._backend.keeps_all
-
     def _layers(self) -> list[Layer]:
-        """Return the layers that count, from new to old; a frozen copy of everything says nothing that is new."""
-        return [self._dirty] if self._backend.keeps_all else [self._dirty, *self._frozen[::-1]]
+        """Return what may hide timers of the backend, from new to old."""
+        return [self._dirty, *self._inflight[::-1]]
 
     # -- what the backend holds
 
@@ -300,18 +282,6 @@ class TimerTable:
             self._first[group] = _timer(entry)
             return
 
-    def _notice_written(self) -> None:
-        """Drop layers that the backend has meanwhile; what they still set is found there from now on."""
-        if self._taken or self._first_before is not None:
-            # An abort would need them.
-            return
-        while self._frozen and self._frozen[0].written and not self._backend.keeps_all:
-            for timer in self._frozen.pop(0).order:
-                group = _GROUP.unpack_from(timer, 8)[0]
-                first = self._first.get(group)
-                if first is None or timer < first:
-                    self._first[group] = timer
-
 
 def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:
     """Whether the watermark or the clock has reached the first timer of its kind; None: there is none."""
@@ -325,6 +295,15 @@ def _times(timers: list[bytes]) -> list[int]:
     packed = np.frombuffer(b"".join([timer[:8] for timer in timers]), ">u8")
     found: list[int] = (packed.astype(np.uint64) ^ np.uint64(_BIAS)).view(np.int64).tolist()
     return found
+
+
+def _untold(timers: list[bytes], changes: list[dict[bytes, bool]]) -> list[bytes]:
+    """Return the timers of which none of these changes says anything."""
+    for told in changes:
+        # Often it says nothing at all.
+        if told:
+            timers = [timer for timer in timers if timer not in told]
+    return timers
 
 
 def _timer(entry: bytes) -> bytes:

@@ -32,7 +32,6 @@ class ValueTable(ObjectTable):
     ) -> None:
         super().__init__(name, backend, cache_bytes)
         self._evicted: dict[Any, Any] = {}
-        self._absent: set[Any] = set()
         self._encode_keys = encode_keys
         self._encode_values = encode_values
         self._decode_values = decode_values
@@ -50,9 +49,10 @@ class ValueTable(ObjectTable):
             self._absent |= missing
             return
         # New before old: the first layer that has a key has its newest value.
-        for layer in (self.dirty, *self.inflight[::-1], self._evicted):
+        for layer in (self._dirty, *self._inflight[::-1], self._evicted):
             if layer:
-                found = missing.intersection(layer)
+                # Of keys: a dict would be walked through, however few are missing.
+                found = missing & layer.keys()
                 self.live.update((key, layer[key]) for key in found)
                 missing -= found
         if not missing:
@@ -63,25 +63,20 @@ class ValueTable(ObjectTable):
         self.live.update(zip(absent, self._decode_values(stored), strict=True))
 
     def commit(self) -> None:
-        """Keep this epoch's writes."""
         if self._holds_all:
             self._absent.update(key for key in self.undo if self.live[key] is None)
-            self.undo.clear()
-            return
-        self.dirty.update(zip(self.undo, map(self.live.__getitem__, self.undo), strict=True))
+        else:
+            self._dirty.update(zip(self.undo, map(self.live.__getitem__, self.undo), strict=True))
         self.undo.clear()
 
     def abort(self) -> None:
-        """Forget this epoch's writes."""
         self.live.update(self.undo)
         self.undo.clear()
 
     def changed(self) -> Iterator[Entry]:
-        """Encode what this epoch wrote so far."""
-        return self._encode({key: self.live[key] for key in self.undo}, with_absent=True)
+        return self._encode({key: self.live[key] for key in self.undo})
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Take over the entries of a backend that keeps nothing itself."""
         keys, values = [], []
         for entry, value in entries:
             keys.append(self._decode_key(entry))
@@ -98,34 +93,30 @@ class ValueTable(ObjectTable):
 
     @property
     def dirty_bytes(self) -> int:
-        """About how much memory the unwritten changes hold on to."""
-        return int(len(self.dirty) * (self._entry_bytes or 200.0))
+        return int(len(self._dirty) * (self._entry_bytes or 200.0))
 
     @property
     def cached_bytes(self) -> int:
-        """About how much memory the cached objects take."""
         return int((len(self.live) + len(self._evicted)) * self._entry_bytes)
 
-    def _copied(self) -> dict[Any, Any]:
+    def _copy(self) -> dict[Any, Any]:
         return dict(self.live)
 
-    def _drop_absent(self) -> None:
-        for key in self._absent.difference(self.undo):
+    def _drop_absent(self, absent: set[Any]) -> None:
+        for key in absent:
             if self.live.get(key, key) is None:
                 del self.live[key]
-        self._absent.intersection_update(self.undo)
 
     def _sampled_bytes(self) -> float:
         sampled = [k for k, _ in zip(self.live, range(_SAMPLE), strict=False)]
         sampled += [k for k, _ in zip(reversed(self.live), range(_SAMPLE), strict=False)]
         return sum(deep_size(k) + deep_size(self.live[k]) for k in sampled) / len(sampled) + _DICT_SLOT_BYTES
 
-    def _encode(self, changes: dict[Any, Any], *, with_absent: bool) -> Iterator[Entry]:
+    def _encode(self, changes: dict[Any, Any]) -> Iterator[Entry]:
         gone = [key for key, value in changes.items() if value is None]
         if gone:
             changes = {key: value for key, value in changes.items() if value is not None}
-            if with_absent:
-                yield from ((key, None) for key in self._encode_keys(gone))
+            yield from ((key, None) for key in self._encode_keys(gone))
         keys = list(changes)
         # Piece by piece: encoding a large table at once would double its memory and hold the interpreter for long.
         for start in range(0, len(keys), 4096):

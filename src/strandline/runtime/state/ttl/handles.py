@@ -79,17 +79,12 @@ class ExpiringValueHandle:
         self._set(self._scope.key, None)
 
     def clean(self, entries: list[bytes]) -> None:
-        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
         keys = [self._decode_key(entry)[0] for entry in entries]
         self._table.load(keys)
         for key, entry in zip(keys, entries, strict=True):
             pair = self._table.live[key]
-            if pair is None or pair[0] is None:
-                continue
-            if self._life.is_over(pair[0]):
+            if pair is not None and self._life.has_ended(entry, pair[0]):
                 self._set(key, None)
-            else:
-                self._life.watch_encoded(entry, pair[0])
 
     def _put(self, key: Any, old: Any, expires_us: int, value: Any) -> None:
         if old is None or old[0] is None:
@@ -161,7 +156,6 @@ class ExpiringMapHandle(MapHandle):
         return sum(1 for _ in self)
 
     def clean(self, entries: list[bytes]) -> None:
-        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
         found = []
         for entry in entries:
             key, end = self._decode_key(entry)
@@ -169,12 +163,8 @@ class ExpiringMapHandle(MapHandle):
         self._table.load(found)
         for (key, sub), entry in zip(found, entries, strict=True):
             pair = self._table.get(key, sub)
-            if pair is None or pair[0] is None:
-                continue
-            if self._life.is_over(pair[0]):
+            if pair is not None and self._life.has_ended(entry, pair[0]):
                 self._table.put(key, sub, None)
-            else:
-                self._life.watch_encoded(entry, pair[0])
 
     def _living(self, sub: Any) -> Any:
         pair = self._table.get(self._scope.key, sub)
@@ -225,17 +215,12 @@ class ExpiringListHandle(ListHandle):
         return bool(self._chunks())
 
     def clean(self, entries: list[bytes]) -> None:
-        """Delete those of these lists that have expired; see to it that the others are looked at in time."""
         keys = [self._decode_key(entry)[0] for entry in entries]
         self._table.load([(key, _HEAD) for key in keys])
         for key, entry in zip(keys, entries, strict=True):
             head = self._table.get(key, _HEAD)
-            if head is None or head[0] is None:
-                continue
-            if self._life.is_over(head[0]):
+            if head is not None and self._life.has_ended(entry, head[0]):
                 self._drop(key)
-            else:
-                self._life.watch_encoded(entry, head[0])
 
     def _chunks(self) -> list[list[Any]]:
         cell = self._table.entries(self._scope.key)
@@ -310,19 +295,13 @@ class ExpiringVectorHandle(VectorValueHandle):
         return values if self._default is None else values.fill_null(self._default)
 
     def clean(self, entries: list[bytes]) -> None:
-        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
         self._table.load(entries)
         live = self._table.live
         for entry in entries:
             data = live[entry]
-            expires_us = None if data is None else expiry_of(data)
-            if expires_us is None:
-                continue
-            if self._life.is_over(expires_us):
+            if data is not None and self._life.has_ended(entry, expiry_of(data)):
                 self._table.undo.setdefault(entry, data)
                 live[entry] = None
-            else:
-                self._life.watch_encoded(entry, expires_us)
 
     def _finished(
         self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]

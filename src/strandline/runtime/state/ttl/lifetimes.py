@@ -62,6 +62,14 @@ class Lifetime:
         step_us = self._step_us
         self._timers.set(entry[:2] + self._tag + entry[2:], -(-expires_us // step_us) * step_us)
 
+    def has_ended(self, entry: bytes, expires_us: int | None) -> bool:
+        """For the cleaning: whether an entry has expired. Else it is looked at again in time, if it ever expires."""
+        if self.is_over(expires_us):
+            return True
+        if expires_us is not None:
+            self.watch_encoded(entry, expires_us)
+        return False
+
 
 class EventLifetime(Lifetime):
     """The TTL of one state of an operator partition, by event time.
