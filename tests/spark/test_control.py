@@ -19,9 +19,10 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Connection, Instructions
+from strandline.spark.base.marks import unmark
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet, Slot
-from strandline.spark.keepers.worker import ControlWorker, KeeperRef, unmark
+from strandline.spark.keepers.worker import ControlWorker, KeeperRef
 
 Answer = Callable[[Connection], None]
 

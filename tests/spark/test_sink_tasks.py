@@ -17,6 +17,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import Manifest, decode_manifest
 from strandline.spark.job.staging import Staging
+from strandline.spark.keepers.failures import find_error
 from strandline.spark.sinks import tasks
 from strandline.spark.sinks.base import committables_of
 from tests.pages import run_page
@@ -62,6 +63,16 @@ def test_rows_that_nobody_wants_are_read_all_the_same(spark: Any, tmp_path: Path
     df = spark.range(0, 25_000, 1, 1).toDF("n")
     assert sl.sinks.write_tasks(df.mapInArrow(count, df.schema), lambda batches, attempt: None) == []
     assert [path.name for path in tmp_path.iterdir()] == ["25000"]
+
+
+@pytest.mark.spark
+def test_what_a_task_raises_is_found_behind_sparks_words(spark: Any) -> None:
+    def refuse(batches: Iterator[Any], attempt: sl.sinks.TaskAttempt) -> str:
+        raise sl.errors.UserCodeError("the table is gone")
+
+    with pytest.raises(Exception, match="STRANDLINE-ERROR") as caught:
+        sl.sinks.write_tasks(spark.range(1), refuse)
+    assert str(find_error(caught.value)) == "the table is gone"
 
 
 class FailingLate(tasks.TaskWriter):

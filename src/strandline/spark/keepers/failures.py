@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from strandline.core.errors import StrandlineError, UserCodeError
-from strandline.spark.keepers.worker import unmark
+from strandline.spark.base.marks import unmark
 
 _DATA_EXCEPTION = re.compile(r"\[[A-Z][A-Z_.0-9]*\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
 

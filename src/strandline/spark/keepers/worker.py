@@ -6,10 +6,8 @@ the worker which starts a keeper reads.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-import re
 import shlex
 import socket
 import subprocess
@@ -22,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Begin, Connection, Failure, Instructions
+from strandline.keeper.protocol import Begin, Connection, Instructions
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
+from strandline.spark.base.marks import mark
 from strandline.spark.keepers.feeder import Feeder
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from pyspark import Accumulator, Broadcast
 
 _START_TIMEOUT_S = 60.0
-_MARK = "STRANDLINE-ERROR:"
 _PING_S = 2.0
 _PATIENCE_S = {p.PING: _PING_S, p.STOP: 15.0}
 """How long an answer is waited for that comes whatever the keeper does, unless the machine does not let it run. A poll,
@@ -265,17 +262,6 @@ class ControlWorker:
 
 def _as_keeper_error(error: Exception) -> KeeperError:
     return error if isinstance(error, KeeperError) else KeeperError(f"a keeper's connection broke: {error}")
-
-
-def mark(error: StrandlineError) -> str:
-    """Put an error into text that survives Spark's wrapping."""
-    return f"{_MARK}{base64.b64encode(msgspec.msgpack.encode(p.to_failure(error))).decode()}:"
-
-
-def unmark(text: str) -> StrandlineError | None:
-    """Find an error in a text made by `mark`, whatever Spark put around it."""
-    found = re.search(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):", text)
-    return p.from_failure(msgspec.msgpack.decode(base64.b64decode(found[1]), type=Failure)) if found else None
 
 
 def _executor_pid() -> int:

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from strandline.core.errors import StrandlineError
 from strandline.runtime.task.rowfunction import RowFunction
-from strandline.spark.keepers.worker import mark
+from strandline.spark.base.marks import marking
 
 
 class RowWorker:
@@ -18,7 +17,5 @@ class RowWorker:
         self._function = function
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
+        with marking():
             yield from self._function(batches)
-        except StrandlineError as error:
-            raise RuntimeError(mark(error)) from None

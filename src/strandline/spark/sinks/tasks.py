@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from strandline.core import failpoints
 from strandline.core.ids import unique_name
+from strandline.spark.base.marks import marking
 
 _COLUMN = "committable"
 
@@ -57,7 +58,8 @@ class TaskWriter:
         context = TaskContext.get()
         assert context is not None
         rows = itertools.chain([first], filled)
-        committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
+        with marking():
+            committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
         # A keeper has applied an epoch when all of its output was read.
         for _ in rows:
             pass
