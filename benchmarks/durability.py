@@ -18,10 +18,12 @@ from statistics import median
 from typing import Any
 
 from benchmarks._harness import emit, end_on_sigterm, progress, scratch
+from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
@@ -70,7 +72,7 @@ class Job:
             uid="operator", backend="rocksdb", parallelism=PARTITIONS, max_parallelism=128, key_schema="k string"
         )
         self._coordinator = Coordinator(
-            self._jobdir, owned, CheckpointConfig(interval_ms=0), clock, choice.next_id, None, "job", [plan],
+            self._jobdir, owned, Checkpoints(directory, every=0), clock, choice.next_id, None, "job", [plan],
             lambda manifest: None,
         )  # fmt: skip
 

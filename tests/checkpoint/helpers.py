@@ -6,11 +6,14 @@ import hashlib
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import Choice, choose
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
@@ -26,6 +29,11 @@ LIFE = "0123456789abcdef" * 2
 def late_clock() -> ManualClock:
     """A clock for which everything just written is two hours old."""
     return ManualClock(SystemClock().now_ms() + 2 * HOUR_MS)
+
+
+def every_epoch(**given: Any) -> Checkpoints:
+    """Each epoch ends with a checkpoint. Where they lie is said by the job's directory that a test gives."""
+    return Checkpoints("unused", every=0, **given)
 
 
 def plan(uid: str = "detect", parallelism: int = 2) -> OperatorPlan:
@@ -64,7 +72,7 @@ class Run:
         tmp: Path,
         clock: Clock,
         *,
-        config: CheckpointConfig | None = None,
+        config: Checkpoints | None = None,
         operators: list[OperatorPlan] | None = None,
         seed: int = 0,
         name: str = "job",
@@ -74,7 +82,7 @@ class Run:
         self.jobdir = JobDirectory(store, name)
         self.rng = random.Random(seed)
         self.tmp = tmp / f"run-{self.rng.getrandbits(64):x}"
-        self.config = config or CheckpointConfig(interval_ms=0)
+        self.config = config or every_epoch()
         self.operators = operators or [plan()]
         self.claim: Claim = claim(self.jobdir, clock)
         self.choice: Choice = choose(self.jobdir, self.claim)

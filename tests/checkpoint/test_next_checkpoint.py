@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.core import failpoints
 from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
-from tests.checkpoint.helpers import Run, assert_restorable
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
 from tests.storage.faulty import FaultyStore
 
 WHILE = ["commit", "subsume", "fail"]
@@ -22,7 +21,7 @@ WHILE = ["commit", "subsume", "fail"]
 
 @pytest.fixture
 def run(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> Run:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, tolerable_failures=None))
+    run = Run(store, tmp_path, clock, config=every_epoch(tolerable_failures=None))
     run.checkpoint()
     return run
 

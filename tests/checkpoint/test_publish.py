@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
@@ -15,10 +14,10 @@ from strandline.core.clock import ManualClock
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
-from tests.checkpoint.helpers import Run, assert_restorable, stored
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, stored
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
-TOLERANT = CheckpointConfig(interval_ms=0, tolerable_failures=None)
+TOLERANT = every_epoch(tolerable_failures=None)
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint import transfer
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError
 from strandline.format.manifest import Manifest
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import Run, assert_restorable
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
 from tests.storage.faulty import FaultyStore
 
 
@@ -26,7 +25,7 @@ class Job:
         self.taken_over = 0
         """How much had been committed when another driver took over."""
         self._tmp, self._clock = tmp, clock
-        self._config = CheckpointConfig(interval_ms=0, retain=retain, tolerable_failures=None)
+        self._config = every_epoch(retain=retain, tolerable_failures=None)
         self._seeds = 0
 
     def run(self, checkpoints: int) -> Run:

@@ -17,7 +17,7 @@ from strandline.core.errors import CheckpointError, CorruptionError, Unavailable
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 from strandline.storage.base import ObjectInfo
-from tests.checkpoint.helpers import Run, stored
+from tests.checkpoint.helpers import Run, every_epoch, stored
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 C1 = CheckpointId(1)
@@ -199,9 +199,7 @@ def test_choose_in_an_empty_directory(jobdir: JobDirectory) -> None:
 def test_choose_skips_what_cannot_be_restored_and_says_why(
     store: FaultyStore, tmp_path: Path, clock: ManualClock, jobdir: JobDirectory, damage: str
 ) -> None:
-    from strandline.checkpoint.coordinator import CheckpointConfig
-
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2))
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     run.checkpoint()
     first = {f.path for f in run.coordinator.confirmed_manifest.files()}  # type: ignore[union-attr]
     run.checkpoint()
@@ -254,11 +252,9 @@ def test_a_listing_that_is_older_than_a_file_makes_no_checkpoint_incomplete(
     store: FaultyStore, tmp_path: Path, clock: ManualClock, jobdir: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keepers of other machines have just written it."""
-    from strandline.checkpoint.coordinator import CheckpointConfig
-
-    Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2)).checkpoint()
+    Run(store, tmp_path, clock, config=every_epoch(retain=2)).checkpoint()
     before = {info.path for info in store.list("")}
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2), seed=1)
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2), seed=1)
     fresh = store.list
 
     def stale(prefix: str) -> Iterator[ObjectInfo]:

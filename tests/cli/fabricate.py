@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
@@ -44,8 +46,8 @@ class FabricatedJob:
             uid="detect", backend="rocksdb", parallelism=2, max_parallelism=128, key_schema="user string", states=STATES
         )
         self.coordinator = Coordinator(
-            self.jobdir, self._claim, CheckpointConfig(interval_ms=0, retain=retain), SystemClock(), choice.next_id,
-            restored, name, [plan], lambda _: None,
+            self.jobdir, self._claim, Checkpoints(directory, every=0, retain=retain), SystemClock(),
+            choice.next_id, restored, name, [plan], lambda _: None,
         )  # fmt: skip
 
     def checkpoint(self) -> CheckpointId:

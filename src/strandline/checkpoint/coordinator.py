@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from strandline.checkpoint.config import CheckpointConfig, OperatorPlan
+from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.pending import Pending
+from strandline.checkpoint.pending import OperatorPlan, Pending
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, Publisher
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
@@ -19,8 +19,6 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, SourceInfo, source_files
-
-__all__ = ["CheckpointConfig", "Coordinator", "OperatorPlan", "Trigger"]
 
 _CLEAN_AGAIN_MS = 5_000
 
@@ -45,7 +43,7 @@ class Coordinator:
         self,
         jobdir: JobDirectory,
         claim: Claim,
-        config: CheckpointConfig,
+        config: Checkpoints,
         clock: Clock,
         next_id: CheckpointId,
         restored: Manifest | None,

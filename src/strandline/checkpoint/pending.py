@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from strandline.checkpoint.config import OperatorPlan
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import (
@@ -16,8 +15,21 @@ from strandline.format.manifest import (
     PartitionInfo,
     SinkInfo,
     SourceInfo,
+    StateInfo,
     source_files,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """What the coordinator must know of a keyed operator."""
+
+    uid: str
+    backend: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: str
+    states: Sequence[StateInfo] = ()
 
 
 @dataclass

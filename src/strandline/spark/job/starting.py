@@ -12,8 +12,9 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.checkpoint.coordinator import Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
@@ -125,7 +126,7 @@ class Starting:
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, owned, b.config, b.clock, next_id, manifest, b.name,
+            b.jobdir, owned, b.checkpoints, b.clock, next_id, manifest, b.name,
             [self._operator_plan(operator) for operator in operators], staging.commit,
         )  # fmt: skip
         progress = manifest.source if manifest else None
@@ -211,9 +212,9 @@ class Starting:
             parallelism=operator.parallelism,
             max_parallelism=operator.max_parallelism,
             backend=b.settings.backend,
-            mode=b.config.mode,
+            mode=b.checkpoints.mode,
             store_url=b.store_url,
-            store_options=b.store_options,
+            store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,
             partition_memory_bytes=self._partition_memory(operator.parallelism),
             limit_bytes=b.settings.memory_backend_limit_bytes,
