@@ -27,7 +27,7 @@ from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
@@ -80,7 +80,7 @@ class Job:
         trigger = self._coordinator.trigger(Epoch(number + 1))
         assert trigger is not None
         confirmed = self._coordinator.confirmed_manifest
-        for partition in range(PARTITIONS):
+        for partition in map(Partition, range(PARTITIONS)):
             base = confirmed.operators[0].partitions[partition].files if confirmed else []
             done = upload(
                 self._jobdir, self._snapshot(number, partition), trigger.checkpoint,

@@ -16,7 +16,7 @@ from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError,
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, SourceInfo, source_files
 
@@ -79,7 +79,7 @@ class Coordinator:
     def confirmed(self) -> CheckpointId | None:
         """The newest published checkpoint of this run, else the restored one."""
         manifest = self._publisher.confirmed
-        return None if manifest is None else CheckpointId(manifest.checkpoint)
+        return None if manifest is None else manifest.checkpoint
 
     @property
     def confirmed_manifest(self) -> Manifest | None:
@@ -184,7 +184,7 @@ class Coordinator:
             return False
         return now_ms - self._last_trigger_ms >= interval_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
 
-    def report(self, uid: str, partition: int, checkpoint: CheckpointId, info: PartitionInfo) -> None:
+    def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
         """Take a partition's snapshot. One that nobody waits for is ignored, and its uploads are deleted later."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
@@ -205,7 +205,7 @@ class Coordinator:
             if pending is not None and pending.failure is None:
                 pending.failure = CheckpointError(f"checkpoint {checkpoint} failed: {message}")
 
-    def report_failure(self, uid: str, partition: int, checkpoint: CheckpointId, message: str) -> None:
+    def report_failure(self, uid: str, partition: Partition, checkpoint: CheckpointId, message: str) -> None:
         """Take a partition's failure: the checkpoint fails with the next `advance`."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
@@ -214,7 +214,7 @@ class Coordinator:
                     f"checkpoint {checkpoint} failed in operator '{uid}', partition {partition}: {message}"
                 )
 
-    def retake(self, uid: str, partition: int) -> None:
+    def retake(self, uid: str, partition: Partition) -> None:
         """Another process is in the place of one that was told of the pending checkpoint, and knows nothing of it.
 
         Unless its part is there already, the checkpoint fails with the next `advance`, and another one is taken for

@@ -51,7 +51,7 @@ _VERSION = 1
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A claim. The owner's random name tells a lost answer from a competitor."""
 
-    generation: int
+    generation: Generation
     owner: str
     claimed_ms: int
 
@@ -64,7 +64,7 @@ class Claim:
         self.generation = generation
         self.owner = owner
         self.has_base = False
-        self.highest_seen = 0
+        self.highest_seen = CheckpointId(0)
         """The highest checkpoint number that was found in storage when this driver chose what to restore."""
         self.life = ""
         """Names the job's life, from its very first base on; known once there is a base."""
@@ -111,7 +111,7 @@ class Claim:
             generation=self.generation,
             checkpoint=checkpoint,
             checkpoint_generation=chosen.generation if chosen else None,
-            highest_seen=max(self.highest_seen, checkpoint or 0),
+            highest_seen=max(self.highest_seen, checkpoint or self.highest_seen),
             life=self.life,
         )
         hit("generation.base.before")

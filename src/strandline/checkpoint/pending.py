@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from strandline.core.errors import CheckpointError
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import (
     FileRef,
     Manifest,
@@ -41,7 +41,7 @@ class Pending:
     triggered_ms: int
     deadline_ms: float
     waiting: list[Future[CheckpointId]]
-    partitions: dict[tuple[str, int], PartitionInfo] = field(default_factory=dict)
+    partitions: dict[tuple[str, Partition], PartitionInfo] = field(default_factory=dict)
     source: SourceInfo | None = None
     source_added: bool = False
     watermarks: Mapping[str, int] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Pending:
         missing = [
             f"operator '{plan.uid}' partition {i}"
             for plan in plans
-            for i in range(plan.parallelism)
+            for i in map(Partition, range(plan.parallelism))
             if (plan.uid, i) not in self.partitions
         ]
         missing += [] if self.source_added else ["the source"]
@@ -70,7 +70,7 @@ class Pending:
             OperatorInfo(
                 uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
                 key_schema=plan.key_schema, states=list(plan.states),
-                partitions=[self.partitions[plan.uid, i] for i in range(plan.parallelism)],
+                partitions=[self.partitions[plan.uid, i] for i in map(Partition, range(plan.parallelism))],
             )
             for plan in plans
         ]  # fmt: skip

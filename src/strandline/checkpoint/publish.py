@@ -117,7 +117,7 @@ class Publisher:
             invariants.check_publication(self._jobdir, manifest)
         # 3. One conditional create makes the checkpoint.
         hit("checkpoint.publish.before")
-        path, data = manifest_path(CheckpointId(manifest.checkpoint)), encode_manifest(manifest)
+        path, data = manifest_path(manifest.checkpoint), encode_manifest(manifest)
         try:
             self._jobdir.create(path, data)
         except ConflictError:
@@ -251,7 +251,7 @@ class Publisher:
             return
         catalog = read_catalog(self._jobdir)
         if self._confirmed is not None:
-            newest = CheckpointId(self._confirmed.checkpoint)
+            newest = self._confirmed.checkpoint
             lacks = lacking(self._jobdir, catalog.missing(self._confirmed))
             problems: Iterable[str] = (f"{file.path}: {problem}" for file, problem in lacks)
             if newest not in catalog.manifests:

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
-from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, unique_name
+from strandline.core.ids import Epoch, Generation, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
 from strandline.keeper.kept import KeptOutput
@@ -179,7 +179,7 @@ class Keeper:
         instructions = begin.instructions
         self._get_program(connection, Epoch(instructions.epoch - 1))
         opened = self._checked(instructions)
-        epoch = Epoch(instructions.epoch)
+        epoch = instructions.epoch
         if epoch == self._version and self._kept is not None and self._ack is not None:
             self._replay(connection)
             return
@@ -277,7 +277,7 @@ class Keeper:
 
     def _poll(self, connection: Connection, instructions: Instructions) -> None:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""
-        self._get_program(connection, Epoch(instructions.epoch))
+        self._get_program(connection, instructions.epoch)
         opened = self._checked(instructions)
         self._heed(instructions)
         opened.snapshots.raise_error()
@@ -302,10 +302,7 @@ class Keeper:
 
     def _heed(self, instructions: Instructions) -> None:
         assert self._opened is not None
-        confirmed, pending = instructions.confirmed, instructions.pending
-        self._opened.snapshots.heed(
-            None if confirmed is None else CheckpointId(confirmed), None if pending is None else CheckpointId(pending)
-        )
+        self._opened.snapshots.heed(instructions.confirmed, instructions.pending)
 
     @property
     def _version(self) -> Epoch:
@@ -358,7 +355,7 @@ class Keeper:
         connection.send(p.NEED_PROGRAM)
         _, payload = connection.expect(p.PROGRAM)
         program = msgspec.msgpack.decode(payload, type=Program)
-        restored = Epoch(program.restore.epoch if program.restore else 0)
+        restored = program.restore.epoch if program.restore else Epoch(0)
         if restored != expected:
             raise VersionMismatchError(
                 f"operator '{program.uid}', partition {self._partition}: the keeper would start at epoch {restored}, "

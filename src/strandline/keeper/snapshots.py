@@ -51,7 +51,7 @@ class Snapshots:
         self._jobdir = jobdir
         self._directory = directory
         self._base = dict(base)
-        self._base_of = CheckpointId(program.restore.checkpoint) if program.restore else None
+        self._base_of = program.restore.checkpoint if program.restore else None
         self._write_behind_bytes = write_behind_bytes
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
@@ -82,7 +82,7 @@ class Snapshots:
     def trigger(self, trigger: Trigger) -> float:
         """Freeze the state for a checkpoint; return how many milliseconds that held the epoch up."""
         started = time.perf_counter()
-        checkpoint = CheckpointId(trigger.checkpoint)
+        checkpoint = trigger.checkpoint
         if checkpoint == self._triggered:
             # A poll that Spark repeated: taking it again would pull the files away from under the upload.
             return 0.0
@@ -183,7 +183,7 @@ class Snapshots:
 
     def _report(self, report: Report) -> None:
         with self._lock:
-            self._reports[CheckpointId(report.checkpoint)] = report
+            self._reports[report.checkpoint] = report
 
     def _fail(self, error: Exception) -> None:
         if error is self._error:

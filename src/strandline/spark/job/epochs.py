@@ -14,7 +14,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError
-from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.keeper.protocol import Ack, Instructions, Trigger
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Progress:
     """What has been done in this run, for people to look at."""
 
-    epoch: int
+    epoch: Epoch
     epochs: int = 0
     rows_in: int = 0
     last_epoch_ms: float = 0.0
@@ -205,7 +205,7 @@ class EpochDriver:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            epoch = Epoch(self.progress.epoch)
+            epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
             acks = self._fleet.poll(self._instructions(epoch, trigger))
             missing = self._fleet.slots - acks.keys()
@@ -255,7 +255,7 @@ class EpochDriver:
         self._watermarks.fired_us = instructions.watermark_us
         self._advance()
         if trigger is not None:
-            self._add_sinks(CheckpointId(trigger.checkpoint))
+            self._add_sinks(trigger.checkpoint)
             self.epoch_carries_trigger = False
         self._heed(acks, trigger)
         failpoints.hit("epoch.done")
@@ -328,11 +328,10 @@ class EpochDriver:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
                 self._coordinator.retake(*slot)
             for report in ack.reports:
-                checkpoint, partition = CheckpointId(report.checkpoint), Partition(ack.partition)
                 if report.info is not None:
-                    self._coordinator.report(ack.uid, partition, checkpoint, report.info)
+                    self._coordinator.report(*slot, report.checkpoint, report.info)
                 else:
-                    self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
+                    self._coordinator.report_failure(*slot, report.checkpoint, report.failure)
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
         counting = self._plan.counting

@@ -101,10 +101,10 @@ class Starting:
         operators = self._settle(manifest)
         start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
-        owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
+        owned.set_base(None if manifest is None else manifest.checkpoint)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
-        epoch = Epoch(manifest.epoch if manifest else 0)
+        epoch = manifest.epoch if manifest else Epoch(0)
         exchange = Exchange(b.spark, self._parallelism(manifest), f"strandline-{b.places.root.name}-{owned.generation}")
         self._cleanup.callback(exchange.close)
         programs = [self._program(owned, operator, manifest) for operator in operators]
@@ -136,7 +136,7 @@ class Starting:
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
         if manifest is not None and batch >= 0:
-            cleaner.restored(CheckpointId(manifest.checkpoint), batch, spark_dir)
+            cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
             start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
@@ -178,7 +178,7 @@ class Starting:
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
-        epoch = Epoch(manifest.epoch if manifest else 0)
+        epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in self._b.plan.sinks:
             owned.check()
             sink.open(
