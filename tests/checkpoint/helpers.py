@@ -13,6 +13,7 @@ from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import Choice, choose
 from strandline.checkpoint.source_log import upload_source
@@ -137,7 +138,9 @@ class Run:
         }  # fmt: skip
 
     def snapshot(self, uid: str, partition: int, checkpoint: CheckpointId, mode: Mode = "incremental") -> PartitionInfo:
-        done = upload(self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), mode)
+        done = upload(
+            self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), kind_of(mode)
+        )
         return PartitionInfo(
             index=partition, first_key_group=0, last_key_group=127, files=done.refs, sync_ms=1.0, async_ms=2.0,
             uploaded_bytes=done.uploaded_bytes,
@@ -145,8 +148,7 @@ class Run:
 
     def trigger(self) -> CheckpointId | None:
         self.epoch += 1
-        trigger = self.coordinator.trigger(Epoch(self.epoch))
-        return trigger.checkpoint if trigger else None
+        return self.coordinator.trigger(Epoch(self.epoch))
 
     def deliver(self, checkpoint: CheckpointId) -> None:
         for uid, partition in self.files:

@@ -167,7 +167,7 @@ def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: Manual
     assert trigger is not None
     assert not wanted.done()
     complete()
-    assert wanted.result(0) == trigger.checkpoint
+    assert wanted.result(0) == trigger
     assert [s.epoch for s in c.history] == [2, 5, 7]
     clock.advance(5000)
     assert c.trigger(Epoch(8), changed=True) is not None

@@ -22,7 +22,7 @@ from strandline.core.ids import Generation, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
+from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report
 from strandline.keeper.tally import Tally
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
@@ -229,9 +229,9 @@ class Keeper:
             _, payload = talk.ask(p.POLL, self.instructions(self.epoch if epoch is None else epoch, **given), p.ACK)
         return msgspec.msgpack.decode(payload, type=Ack)
 
-    def checkpoint(self, number: int, mode: Any = "incremental", confirmed: int | None = None) -> Report:
+    def checkpoint(self, number: int, confirmed: int | None = None) -> Report:
         """Take a checkpoint without an epoch; return its report."""
-        self.poll(trigger=Trigger(number, mode), pending=number, confirmed=confirmed)
+        self.poll(trigger=number, pending=number, confirmed=confirmed)
         return self.report(number)
 
     def report(self, number: int) -> Report:

@@ -11,7 +11,6 @@ import pytest
 
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
 from strandline.keeper import protocol as p
-from strandline.keeper.protocol import Trigger
 from tests.runtime.bench import KINDS
 from tests.runtime.clients import Keeper, Nursery, answers, eventually
 
@@ -256,7 +255,7 @@ def test_a_trigger_that_comes_twice_takes_one_snapshot(nursery: Nursery) -> None
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.upload.before=sleep:0.5"})
     keeper.run([(str(n), "fill", 500, 0) for n in range(50)])
     for _ in range(2):
-        keeper.poll(trigger=Trigger(1, "incremental"), pending=1)
+        keeper.poll(trigger=1, pending=1)
     report = keeper.report(1)
     assert report.info is not None, report.failure
     assert nursery.objects() == {f"job/{ref.path}" for ref in report.info.files if ref.path}

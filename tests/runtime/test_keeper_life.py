@@ -123,7 +123,7 @@ def test_stop_ends_a_keeper_at_once_and_lets_the_function_close(nursery: Nursery
 
 def test_stop_removes_everything_when_it_is_to_forget(nursery: Nursery) -> None:
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.persist.before=sleep:0.3"})
-    keeper.run([(str(n), "fill", 500, 0) for n in range(100)], trigger=p.Trigger(1, "incremental"), pending=1)
+    keeper.run([(str(n), "fill", 500, 0) for n in range(100)], trigger=1, pending=1)
     keeper.stop(forget=True)
     assert left(keeper) == set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
@@ -18,17 +17,9 @@ from strandline.core.errors import CheckpointError, CorruptionError, FencedError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, SourceInfo, source_files
+from strandline.format.manifest import FileRef, Manifest, PartitionInfo, SinkInfo, SourceInfo, source_files
 
 _CLEAN_AGAIN_MS = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """What an epoch's instructions carry: take this checkpoint once the epoch is applied."""
-
-    checkpoint: CheckpointId
-    mode: Mode
 
 
 class Coordinator:
@@ -145,8 +136,8 @@ class Coordinator:
             if self._pending is not None:
                 self._pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
 
-    def trigger(self, epoch: Epoch, changed: bool = True) -> Trigger | None:
-        """Say whether the epoch that begins now shall end with a checkpoint.
+    def trigger(self, epoch: Epoch, changed: bool = True) -> CheckpointId | None:
+        """Say with which checkpoint the epoch that begins now shall end, if with any.
 
         `changed`: whether the epoch may change anything. Without any change since the last checkpoint, only a
         request triggers one.
@@ -168,7 +159,7 @@ class Coordinator:
                     sum(plan.parallelism for plan in self._operators.values()),
                 )
             )  # fmt: skip
-            return Trigger(checkpoint, self._config.mode)
+            return checkpoint
 
     @property
     def is_due(self) -> bool:

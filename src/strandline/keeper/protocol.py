@@ -19,7 +19,7 @@ import pyarrow as pa
 from strandline.core import errors
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
-from strandline.format.manifest import Mode, PartitionInfo
+from strandline.format.manifest import PartitionInfo
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -39,20 +39,14 @@ STOP: Final = 12
 PING: Final = 13
 
 
-class Trigger(msgspec.Struct, frozen=True):
-    """Take checkpoint `checkpoint` once the epoch is applied."""
-
-    checkpoint: CheckpointId
-    mode: Mode
-
-
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """What the driver tells keepers with every epoch and poll."""
 
     generation: Generation
     epoch: Epoch
     """The epoch to process; in a poll, the epoch the keeper is expected to have applied."""
-    trigger: Trigger | None = None
+    trigger: CheckpointId | None = None
+    """The checkpoint to take once the epoch is applied."""
     confirmed: CheckpointId | None = None
     """The newest published checkpoint of this run."""
     pending: CheckpointId | None = None

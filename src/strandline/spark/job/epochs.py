@@ -15,7 +15,7 @@ from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation
-from strandline.keeper.protocol import Ack, Instructions, Trigger
+from strandline.keeper.protocol import Ack, Instructions
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
 from strandline.spark.base.reported import errors_reported
@@ -255,7 +255,7 @@ class EpochDriver:
         self._watermarks.fired_us = instructions.watermark_us
         self._advance()
         if trigger is not None:
-            self._add_sinks(trigger.checkpoint)
+            self._add_sinks(trigger)
             self.epoch_carries_trigger = False
         self._heed(acks, trigger)
         failpoints.hit("epoch.done")
@@ -291,20 +291,19 @@ class EpochDriver:
         routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
-    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> Trigger | None:
+    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
         trigger = self._coordinator.trigger(epoch, changed=not idle)
-        if trigger is None:
-            return None
-        self._sources.want(trigger.checkpoint, self._batch)
-        if idle:
-            self._add_sinks(trigger.checkpoint)
-        return Trigger(trigger.checkpoint, trigger.mode)
+        if trigger is not None:
+            self._sources.want(trigger, self._batch)
+            if idle:
+                self._add_sinks(trigger)
+        return trigger
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
         self._coordinator.add_sinks(checkpoint, self._staging.pending(), self._watermarks.stored())
 
-    def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
+    def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
         pending = self._coordinator.pending
         confirmed = self._coordinator.confirmed
@@ -319,7 +318,7 @@ class EpochDriver:
             now_us=self.now_us,
         )
 
-    def _heed(self, acks: dict[Slot, Ack], trigger: Trigger | None) -> None:
+    def _heed(self, acks: dict[Slot, Ack], trigger: CheckpointId | None) -> None:
         """Take in what keepers say, who have just been told of the trigger, if there is one."""
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
