@@ -16,7 +16,7 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from strandline.checkpoint import transfer
+from strandline.checkpoint import parallel
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
@@ -59,7 +59,7 @@ class Checkpoints(RuleBasedStateMachine):
     def start(self, seed: int, rate: float, retain: int) -> None:
         # One thread and seeded names: the same steps must always do the same.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(transfer, "_THREADS", 1)
+        self.patch.setattr(parallel, "_THREADS", 1)
         self.patch.setattr(ids, "_random", random.Random(seed))
         self.scratch = tempfile.TemporaryDirectory()
         self.tmp = Path(self.scratch.name)

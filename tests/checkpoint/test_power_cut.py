@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from strandline.checkpoint import transfer
+from strandline.checkpoint import parallel
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
@@ -95,7 +95,7 @@ def deaths(tmp_path: Path, act: Callable[[Machine], None]) -> Iterator[Machine]:
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_THREADS", 1)
+    monkeypatch.setattr(parallel, "_THREADS", 1)
 
 
 @pytest.mark.parametrize("act", [take_checkpoint, restart, collect_garbage])

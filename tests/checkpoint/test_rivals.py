@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.checkpoint import transfer
+from strandline.checkpoint import parallel
 from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError
 from strandline.format.manifest import Manifest
@@ -48,7 +48,7 @@ class Job:
 def test_a_driver_that_is_stopped_anywhere_and_goes_on_as_its_successor_runs(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, retain: int
 ) -> None:
-    monkeypatch.setattr(transfer, "_THREADS", 1)
+    monkeypatch.setattr(parallel, "_THREADS", 1)
     # What looks again before each deletion takes what a successor has subsumed meanwhile for a fault.
     monkeypatch.delenv("STRANDLINE_VERIFY", raising=False)
     at = 0

@@ -72,7 +72,7 @@ def test_rows_that_did_not_all_come_are_not_applied(keeper: Keeper) -> None:
     with keeper.connect() as talk:
         talk.begin(keeper.instructions(keeper.epoch + 1))
         talk.rows([("k", "count", 0, 0)])
-        talk.tally.add(pa.array([1], pa.int32()))
+        talk.counter.add(pa.array([1], pa.int32()))
         talk.end()
         with pytest.raises(KeeperError):
             talk.finish()

@@ -16,8 +16,8 @@ from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import lacking, mark_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.registry import SharedFiles
-from strandline.checkpoint.transfer import in_parallel
 from strandline.core.errors import (
     CheckpointError,
     ConflictError,

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from strandline.checkpoint.catalog import Catalog, first_published, lacking, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
-from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest

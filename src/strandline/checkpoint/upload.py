@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
 from strandline.checkpoint.kinds import SnapshotKind
-from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CheckpointError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId

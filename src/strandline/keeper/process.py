@@ -32,11 +32,11 @@ from strandline.core.errors import KeeperError, StrandlineError, VersionMismatch
 from strandline.core.ids import Epoch, Generation, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
-from strandline.keeper.kept import KeptOutput
 from strandline.keeper.lock import PartitionLock
 from strandline.keeper.opening import Opened, open_partition
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions
-from strandline.keeper.tally import Whole
+from strandline.keeper.replay import KeptOutput
+from strandline.keeper.rowproof import RowProof
 from strandline.keeper.watchdog import Watchdog
 from strandline.runtime.partition import EpochTimes
 from strandline.runtime.program import Program
@@ -250,7 +250,7 @@ class Keeper:
             came += batch.num_rows
             yield batch
             failpoints.hit("keeper.epoch.middle")
-        kept.input = msgspec.msgpack.decode(payload, type=Whole)
+        kept.input = msgspec.msgpack.decode(payload, type=RowProof)
         if came != kept.input.rows:
             raise KeeperError(f"epoch {begin.instructions.epoch}: {came} rows came, and {kept.input.rows} were sent")
 
@@ -259,13 +259,13 @@ class Keeper:
         assert self._ack is not None
         connection.send(p.REPLAY)
         _, payload = connection.expect(p.END)
-        self._refuse_other_rows(self._kept.input, msgspec.msgpack.decode(payload, type=Whole))
+        self._refuse_other_rows(self._kept.input, msgspec.msgpack.decode(payload, type=RowProof))
         log.info("epoch %d is replayed", self._version)
         for frame in self._kept.frames():
             connection.send(p.OUTPUT, frame)
         connection.send(p.ACK, self._ack)
 
-    def _refuse_other_rows(self, applied: Whole, again: Whole) -> None:
+    def _refuse_other_rows(self, applied: RowProof, again: RowProof) -> None:
         if again == applied:
             return
         raise VersionMismatchError(
