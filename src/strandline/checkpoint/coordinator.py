@@ -11,7 +11,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.pending import OperatorPlan, Pending
-from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, Publisher
+from strandline.checkpoint.retention import NumberTakenError, OutcomeUnknownError, Publisher
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit

@@ -12,7 +12,7 @@ An older driver may also be in the middle of deleting: it has checked its claim,
 older than the newest manifest it has published itself, and was found to be complete. A new driver goes on from that one
 or a later one, unless it was damaged in between: then, and only then, the old driver may take away what the new one
 went on from. Nothing in an object store can prevent it, since no deletion can depend on another object. The new driver
-sees it when it fetches the files, or before it deletes anything itself (publish.py), and fails loudly.
+sees it when it fetches the files, or before it deletes anything itself (retention.py), and fails loudly.
 """
 
 from __future__ import annotations
