@@ -54,13 +54,13 @@ def end_second(run: Run, when: str, meanwhile: Callable[[CheckpointId], None]) -
         run.coordinator.abort("checkpoint 2 fails")
         assert asked.done()
         # The files of a failed checkpoint are let go of when it is no longer the pending one.
-        abandon = run.coordinator._publisher.abandon
+        abandon = run.coordinator._retention.abandon
 
         def abandon_and_go_on(*args: object) -> None:
             abandon(*args)  # type: ignore[arg-type]
             go_on()
 
-        run.coordinator._publisher.abandon = abandon_and_go_on  # type: ignore[method-assign, assignment]
+        run.coordinator._retention.abandon = abandon_and_go_on  # type: ignore[method-assign, assignment]
     if when != "fail":
         run.deliver(second)
     assert run.coordinator.advance() == (None if when == "fail" else 2)

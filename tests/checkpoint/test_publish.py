@@ -325,9 +325,9 @@ def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
     assert run.coordinator.confirmed_manifest is not None
     path = next(f.path for f in run.coordinator.confirmed_manifest.files() if f.path)
     run.jobdir.put("shared/aa/garbage", b"")
-    run.coordinator._publisher._registry._live.clear()
-    run.coordinator._publisher._registry._files.clear()
-    run.coordinator._publisher._garbage |= {path, "shared/aa/garbage"}
+    run.coordinator._retention._registry._live.clear()
+    run.coordinator._retention._registry._files.clear()
+    run.coordinator._retention._garbage |= {path, "shared/aa/garbage"}
     before = stored(run.jobdir)
     with pytest.raises(CorruptionError, match=f"^invariant broken.*{path} is to be deleted, and checkpoint 1 needs it"):
         run.coordinator.advance()
@@ -335,7 +335,7 @@ def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
 
 
 def test_an_invariant_that_is_broken_by_deleting_the_last(run: Run) -> None:
-    run.coordinator._publisher._retain = -1
+    run.coordinator._retention._retain = -1
     with pytest.raises(CorruptionError, match=r"^invariant broken.*no other would stay"):
         run.coordinator.advance()
     assert list(read_catalog(run.jobdir).live) == [1]

@@ -80,6 +80,14 @@ class Claim:
             raise _fenced(self._jobdir, self.generation)
         self.check_there()
 
+    def check_based(self) -> None:
+        """Raise CheckpointError if readers cannot know yet what this generation goes on from."""
+        if not self.has_base:
+            raise CheckpointError(
+                f"generation {self.generation} has not recorded what it goes on from",
+                hint="call claim.set_base(…) after choosing what to restore",
+            )
+
     def check_there(self) -> None:
         """Raise FencedError if this claim is gone or not ours, whether or not there is a newer one."""
         # Somebody may have emptied the directory and begun anew, or made our number theirs.

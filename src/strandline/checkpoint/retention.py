@@ -1,4 +1,4 @@
-"""Making a checkpoint the job's newest, and taking the older ones away. The only writer of manifests.
+"""Which files a checkpoint may reference, which stay, and which go: older checkpoints' and those of failed ones.
 
 A manifest is in doubt when storage did not say whether it was written: it may be there, or appear later. As long as it
 could be the job's newest, a driver that takes over may base itself on it, so it stays as it is, with all its files:
@@ -20,7 +20,6 @@ from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.registry import SharedFiles
 from strandline.core.errors import (
     CheckpointError,
-    ConflictError,
     CorruptionError,
     FencedError,
     NotFoundError,
@@ -29,27 +28,19 @@ from strandline.core.errors import (
 )
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef, Manifest, encode_manifest
+from strandline.format.manifest import FileRef, Manifest
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
 
 
-class OutcomeUnknownError(CheckpointError):
-    """Storage did not say whether the manifest was written."""
-
-
-class NumberTakenError(CheckpointError):
-    """A manifest of a replaced driver has the checkpoint's number. Carries `next_id`."""
-
-
 class _IncompleteError(CheckpointError):
     """The newest checkpoint lacks a file: what goes on from it would, too."""
 
 
-class Publisher:
-    """Publishes, subsumes and deletes under one claim. Called by one thread at a time.
+class Retention:
+    """What the owner of a claim knows of the job's files, and may delete. Called by one thread at a time.
 
     With `verify`, invariants.py looks before each publication and each deletion, and raises CorruptionError.
     """
@@ -91,20 +82,8 @@ class Publisher:
     def _confirmed_paths(self) -> set[str]:
         return {f.path for f in self._confirmed.files() if f.path} if self._confirmed else set()
 
-    def publish(self, manifest: Manifest) -> None:
-        """Steps 1 to 3 of completing a checkpoint.
-
-        Raises FencedError, NumberTakenError, OutcomeUnknownError (the manifest may be there), CheckpointError when
-        the manifest references what it must not or what is not there; after any other error the manifest is not there.
-        """
-        # 1. Only the job's owner publishes, and only once readers know what it goes on from.
-        if not self._claim.has_base:
-            raise CheckpointError(
-                f"generation {self._claim.generation} has not recorded what it goes on from",
-                hint="call claim.set_base(…) after choosing what to restore",
-            )
-        self._claim.check()
-        # 2. Every file is held by the last confirmed checkpoint, or new, and then in storage.
+    def check(self, manifest: Manifest) -> None:
+        """Raise CheckpointError if a checkpoint references what it must not, or what is not there."""
         if self._newest_lacks_files:
             self._fill_registry()
         new = self._new_files(manifest)
@@ -115,18 +94,6 @@ class Publisher:
             )
         if self._verify:
             invariants.check_publication(self._jobdir, manifest)
-        # 3. One conditional create makes the checkpoint.
-        hit("checkpoint.publish.before")
-        path, data = manifest_path(manifest.checkpoint), encode_manifest(manifest)
-        try:
-            self._jobdir.create(path, data)
-        except ConflictError:
-            self._resolve_conflict(manifest, path, data)
-        except StrandlineError as error:
-            # Whatever it says, it may be about a second try whose first one has done the work.
-            raise OutcomeUnknownError(
-                f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
-            ) from error
 
     def _new_files(self, manifest: Manifest) -> list[FileRef]:
         """Return the files that this checkpoint has uploaded; refuse one that it may not reference."""
@@ -151,24 +118,8 @@ class Publisher:
             return f"{file.path} ('{file.name}'): missing"
         return "" if size == file.size else f"{file.path} ('{file.name}'): {size} bytes, expected {file.size}"
 
-    def _resolve_conflict(self, manifest: Manifest, path: str, data: bytes) -> None:
-        """Our own bytes: the answer to an earlier try was lost. Others': find out who may go on."""
-        try:
-            if self._jobdir.get(path) == data:
-                return
-        except NotFoundError:
-            pass
-        except UnavailableError as error:
-            raise OutcomeUnknownError(f"checkpoint {manifest.checkpoint}: {error.message}") from error
-        self._claim.check()
-        raise NumberTakenError(
-            f"checkpoint {manifest.checkpoint}: a driver that was replaced has published under this number",
-            next_id=read_catalog(self._jobdir).next_id,
-        )
-
     def confirm(self, manifest: Manifest) -> None:
-        """Step 4: register a published checkpoint."""
-        hit("checkpoint.publish.after")
+        """Take a checkpoint that is published for the newest: later ones may reference its files."""
         self._registry.complete(manifest)
         self._confirmed = manifest
         if not self._has_marked:
@@ -177,22 +128,9 @@ class Publisher:
                 mark_published(self._jobdir, manifest)
                 self._has_marked = True
 
-    def subsume(self) -> None:
-        """Step 6: delete the checkpoints beyond `retain`. What storage refuses now, `clean` tries again.
-
-        Raises FencedError, and CorruptionError if an invariant is broken that is verified. A newest checkpoint that
-        lacks a file is warned of: nothing is deleted, and nothing published, until it is whole again.
-        """
-        hit("checkpoint.subsume.before")
-        if self._delete_what_is_due():
-            hit("checkpoint.subsume.after")
-
     def clean(self) -> bool:
-        """Delete what late reports, failed checkpoints and earlier refusals have left; False if something remains.
-
-        Raises as `subsume` does.
-        """
-        return not (self._garbage or self._overdue() or self._settled()) or self._delete_what_is_due()
+        """Delete what late reports, failed checkpoints and earlier refusals have left; return as `delete_due` does."""
+        return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
         return self._registry.checkpoints[: -self._retain]
@@ -202,8 +140,12 @@ class Publisher:
         newest = self._confirmed.checkpoint if self._confirmed else 0
         return [checkpoint for checkpoint in self._doubtful if checkpoint < newest]
 
-    def _delete_what_is_due(self) -> bool:
-        """Delete old manifests, then garbage; False if storage refused and something remains."""
+    def delete_due(self) -> bool:
+        """Delete manifests beyond `retain`, then garbage; False if storage refused and something remains.
+
+        Raises FencedError, and CorruptionError if an invariant is broken that is verified. A newest checkpoint that
+        lacks a file is warned of: nothing is deleted, and nothing published, until it is whole again.
+        """
         try:
             self._claim.check()
             self._fill_registry()

@@ -1,0 +1,50 @@
+"""Writing a manifest: one conditional create, whose answer may be lost, or come from another driver's object."""
+
+from __future__ import annotations
+
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.generation import Claim
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.core.errors import CheckpointError, ConflictError, NotFoundError, StrandlineError, UnavailableError
+from strandline.format.manifest import Manifest, encode_manifest
+
+
+class OutcomeUnknownError(CheckpointError):
+    """Storage did not say whether the manifest was written."""
+
+
+class NumberTakenError(CheckpointError):
+    """A manifest of a replaced driver has the checkpoint's number. Carries `next_id`."""
+
+
+def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
+    """Create a checkpoint's manifest, which makes it complete; creating the same again changes nothing.
+
+    Raises FencedError, NumberTakenError, and OutcomeUnknownError when it may be there or appear later.
+    """
+    path, data = manifest_path(manifest.checkpoint), encode_manifest(manifest)
+    try:
+        jobdir.create(path, data)
+    except ConflictError:
+        _resolve_conflict(jobdir, claim, manifest, path, data)
+    except StrandlineError as error:
+        # Whatever it says, it may be about a second try whose first one has done the work.
+        raise OutcomeUnknownError(
+            f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
+        ) from error
+
+
+def _resolve_conflict(jobdir: JobDirectory, claim: Claim, manifest: Manifest, path: str, data: bytes) -> None:
+    """Our own bytes: the answer to an earlier try was lost. Others': find out who may go on."""
+    try:
+        if jobdir.get(path) == data:
+            return
+    except NotFoundError:
+        pass
+    except UnavailableError as error:
+        raise OutcomeUnknownError(f"checkpoint {manifest.checkpoint}: {error.message}") from error
+    claim.check()
+    raise NumberTakenError(
+        f"checkpoint {manifest.checkpoint}: a driver that was replaced has published under this number",
+        next_id=read_catalog(jobdir).next_id,
+    )
