@@ -20,7 +20,6 @@ A garbage collection deletes nothing while a record on the way is damaged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -115,7 +114,7 @@ def read_chain(jobdir: JobDirectory, paths: Iterable[str], manifests: Iterable[M
     newest = next((g for g in sorted(recorded, reverse=True) if can_read(g) or g in published), None)
     if newest is None:
         return Chain(bases, damaged, None, None)
-    limits = {newest: math.inf}
+    limits = {newest: float("inf")}
     generation = newest
     while generation in bases:
         base = bases[generation]

@@ -42,17 +42,15 @@ class _IncompleteError(CheckpointError):
 class Retention:
     """What the owner of a claim knows of the job's files, and may delete. Called by one thread at a time.
 
-    With `verify`, invariants.py looks before each publication and each deletion, and raises CorruptionError.
+    Where it is wanted, invariants.py looks before each publication and each deletion, and raises CorruptionError.
     """
 
-    def __init__(
-        self, jobdir: JobDirectory, claim: Claim, retain: int, restored: Manifest | None, verify: bool | None = None
-    ) -> None:
+    def __init__(self, jobdir: JobDirectory, claim: Claim, retain: int, restored: Manifest | None) -> None:
         self._jobdir = jobdir
         self._claim = claim
         self._retain = retain
         self._confirmed = restored
-        self._verify = invariants.wanted() if verify is None else verify
+        self._verify = invariants.wanted()
         self._registry = SharedFiles()
         self._registry_is_full = False
         self._newest_lacks_files = False

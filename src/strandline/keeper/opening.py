@@ -87,8 +87,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         program, partition, task.store, backend, jobdir, directory, base,
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
-    version = restore.epoch if restore else Epoch(0)
-    return Opened(program, OperatorPartition(task, version), snapshots)
+    return Opened(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
 
 
 def _open(program: Program, process: Process, partition: Partition, database: Path) -> tuple[Backend, Task]:
