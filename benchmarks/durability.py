@@ -18,14 +18,17 @@ from statistics import median
 from typing import Any
 
 from benchmarks._harness import emit, end_on_sigterm, progress, scratch
+from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
@@ -70,25 +73,25 @@ class Job:
             uid="operator", backend="rocksdb", parallelism=PARTITIONS, max_parallelism=128, key_schema="k string"
         )
         self._coordinator = Coordinator(
-            self._jobdir, owned, CheckpointConfig(interval_ms=0), clock, choice.next_id, None, "job", [plan],
+            self._jobdir, owned, Checkpoints(directory, every=0), clock, choice.next_id, None, "job", [plan],
             lambda manifest: None,
         )  # fmt: skip
 
     def checkpoint(self, number: int) -> None:
-        trigger = self._coordinator.trigger(Epoch(number + 1))
-        assert trigger is not None
+        checkpoint = self._coordinator.trigger(Epoch(number + 1))
+        assert checkpoint is not None
         confirmed = self._coordinator.confirmed_manifest
-        for partition in range(PARTITIONS):
+        for partition in map(Partition, range(PARTITIONS)):
             base = confirmed.operators[0].partitions[partition].files if confirmed else []
             done = upload(
-                self._jobdir, self._snapshot(number, partition), trigger.checkpoint,
-                {file.name: file for file in base}, trigger.mode,
+                self._jobdir, self._snapshot(number, partition), checkpoint,
+                {file.name: file for file in base}, kind_of("incremental"),
             )  # fmt: skip
             info = PartitionInfo(index=partition, first_key_group=0, last_key_group=127, files=done.refs)
-            self._coordinator.report("operator", partition, trigger.checkpoint, info)
-        self._coordinator.add_source(trigger.checkpoint, None)
-        self._coordinator.add_sinks(trigger.checkpoint, [], {})
-        assert self._coordinator.advance() == trigger.checkpoint
+            self._coordinator.report("operator", partition, checkpoint, info)
+        self._coordinator.add_source(checkpoint, None)
+        self._coordinator.add_sinks(checkpoint, [], {})
+        assert self._coordinator.advance() == checkpoint
 
     def _snapshot(self, number: int, partition: int) -> list[LocalFile]:
         files = []

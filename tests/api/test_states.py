@@ -144,7 +144,7 @@ def test_checkpoints() -> None:
     given = Checkpoints("/tmp/x", every="10s", timeout="1 min", min_pause=0.5, storage_options={"secret": "hush"})
     assert (given.interval_ms, given.timeout_ms, given.min_pause_ms) == (10_000, 60_000, 500)
     assert Checkpoints("/tmp/x").interval_ms is None
-    assert Checkpoints("/tmp/x", every=0).interval_ms == 1
+    assert Checkpoints("/tmp/x", every=0).interval_ms == 0
     assert "hush" not in repr(given)
 
 
@@ -157,7 +157,9 @@ def test_checkpoints() -> None:
         ({"tolerable_failures": -1}, "tolerable_failures is -1"),
         ({"directory": " "}, "the directory is empty"),
         ({"every": "soon"}, "checkpoints: every is 'soon'"),
+        ({"timeout": 0}, "checkpoints: timeout is 0, expected more than 0"),
         ({"timeout": "x"}, "checkpoints: timeout is 'x'"),
+        ({"every": -1}, "checkpoints: every is -1"),
         ({"min_pause": -1}, "checkpoints: min_pause is -1"),
     ],
 )

@@ -6,11 +6,15 @@ import hashlib
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import Choice, choose
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
@@ -26,6 +30,11 @@ LIFE = "0123456789abcdef" * 2
 def late_clock() -> ManualClock:
     """A clock for which everything just written is two hours old."""
     return ManualClock(SystemClock().now_ms() + 2 * HOUR_MS)
+
+
+def every_epoch(**given: Any) -> Checkpoints:
+    """Each epoch ends with a checkpoint. Where they lie is said by the job's directory that a test gives."""
+    return Checkpoints("unused", every=0, **given)
 
 
 def plan(uid: str = "detect", parallelism: int = 2) -> OperatorPlan:
@@ -64,7 +73,7 @@ class Run:
         tmp: Path,
         clock: Clock,
         *,
-        config: CheckpointConfig | None = None,
+        config: Checkpoints | None = None,
         operators: list[OperatorPlan] | None = None,
         seed: int = 0,
         name: str = "job",
@@ -74,7 +83,7 @@ class Run:
         self.jobdir = JobDirectory(store, name)
         self.rng = random.Random(seed)
         self.tmp = tmp / f"run-{self.rng.getrandbits(64):x}"
-        self.config = config or CheckpointConfig(interval_ms=0)
+        self.config = config or every_epoch()
         self.operators = operators or [plan()]
         self.claim: Claim = claim(self.jobdir, clock)
         self.choice: Choice = choose(self.jobdir, self.claim)
@@ -129,7 +138,9 @@ class Run:
         }  # fmt: skip
 
     def snapshot(self, uid: str, partition: int, checkpoint: CheckpointId, mode: Mode = "incremental") -> PartitionInfo:
-        done = upload(self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), mode)
+        done = upload(
+            self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), kind_of(mode)
+        )
         return PartitionInfo(
             index=partition, first_key_group=0, last_key_group=127, files=done.refs, sync_ms=1.0, async_ms=2.0,
             uploaded_bytes=done.uploaded_bytes,
@@ -137,8 +148,7 @@ class Run:
 
     def trigger(self) -> CheckpointId | None:
         self.epoch += 1
-        trigger = self.coordinator.trigger(Epoch(self.epoch))
-        return trigger.checkpoint if trigger else None
+        return self.coordinator.trigger(Epoch(self.epoch))
 
     def deliver(self, checkpoint: CheckpointId) -> None:
         for uid, partition in self.files:

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pytest
 
+from strandline.api.config import Checkpoints
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import ManualClock
-from strandline.core.errors import CheckpointError, ConfigurationError, UnavailableError
+from strandline.core.errors import CheckpointError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import PartitionInfo
-from tests.checkpoint.helpers import Run, assert_restorable, plan, stored
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, plan, stored
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
-TOLERANT = CheckpointConfig(interval_ms=0, tolerable_failures=None)
+TOLERANT = every_epoch(tolerable_failures=None)
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_an_increment_uploads_only_what_is_new(run: Run) -> None:
 
 
 def test_retention(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2))
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     for _ in range(5):
         run.checkpoint()
         restorable(run)
@@ -81,7 +82,7 @@ def test_retention(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> No
     needed = {f.path for m in live.values() for f in m.files() if f.path}
     assert stored(run.jobdir) == needed | {"chk-4/_metadata", "chk-5/_metadata"}
     # A restarted driver knows what was retained, and lets go of it in turn.
-    again = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2), seed=1)
+    again = Run(store, tmp_path, clock, config=every_epoch(retain=2), seed=1)
     assert again.coordinator.counts.restored == 1
     again.checkpoint()
     assert list(read_catalog(run.jobdir).live) == [5, 6]
@@ -94,7 +95,7 @@ def test_the_oldest_checkpoint_is_known_only_when_storage_was_asked(
     store: FaultyStore, tmp_path: Path, clock: ManualClock
 ) -> None:
     """Whoever takes away what older checkpoints need relies on it: it may be too old, never too new."""
-    config = CheckpointConfig(interval_ms=0, retain=2, tolerable_failures=None)
+    config = every_epoch(retain=2, tolerable_failures=None)
     run = Run(store, tmp_path, clock, config=config)
     assert run.coordinator.oldest_live is None
     oldest = []
@@ -126,7 +127,7 @@ def test_the_oldest_checkpoint_is_known_only_when_storage_was_asked(
 
 
 def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, mode="full"))
+    run = Run(store, tmp_path, clock, config=every_epoch(mode="full"))
     run.checkpoint()
     run.checkpoint()
     manifest = run.coordinator.confirmed_manifest
@@ -138,7 +139,7 @@ def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, cloc
 
 
 def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: ManualClock) -> None:
-    config = CheckpointConfig(interval_ms=1000, min_pause_ms=700, tolerable_failures=None)
+    config = Checkpoints("unused", every="1s", min_pause="700ms", tolerable_failures=None)
     mine = claim(jobdir, clock)
     mine.set_base(None)
     c = Coordinator(jobdir, mine, config, clock, CheckpointId(1), None, "job", [], lambda m: None)
@@ -166,7 +167,7 @@ def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: Manual
     assert trigger is not None
     assert not wanted.done()
     complete()
-    assert wanted.result(0) == trigger.checkpoint
+    assert wanted.result(0) == trigger
     assert [s.epoch for s in c.history] == [2, 5, 7]
     clock.advance(5000)
     assert c.trigger(Epoch(8), changed=True) is not None
@@ -177,7 +178,7 @@ def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: Manual
 
 
 def test_on_demand_only(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=None))
+    run = Run(store, tmp_path, clock, config=Checkpoints("unused"))
     clock.advance(10**9)
     assert run.trigger() is None
     wanted = [run.coordinator.request(), run.coordinator.request()]
@@ -261,7 +262,7 @@ def test_a_new_keeper_has_not_heard_of_the_pending_checkpoint(run: Run) -> None:
 
 
 def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, tolerable_failures=1))
+    run = Run(store, tmp_path, clock, config=every_epoch(tolerable_failures=1))
 
     def fail() -> None:
         checkpoint = run.trigger()
@@ -436,12 +437,3 @@ def test_reports_from_many_threads(store: FaultyStore, tmp_path: Path, clock: Ma
     assert run.coordinator.advance() == 1
     assert run.coordinator.history[0].acknowledged == 16
     restorable(run)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"mode": "changelog"}, {"retain": 0}, {"timeout_ms": 0}, {"min_pause_ms": -1}, {"interval_ms": -1}, {"tolerable_failures": -1}],
-)  # fmt: skip
-def test_config_is_validated(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigurationError):
-        CheckpointConfig(**wrong)  # type: ignore[arg-type]

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.check import summaries
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.gc import execute, plan
 from strandline.core import failpoints
 from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError, UnavailableError
 from strandline.format.manifest import encode_manifest
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, manifest, stored
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, stored
 from tests.storage.faulty import FaultyStore
 
 
@@ -126,7 +125,7 @@ def test_the_successor_of_a_zombie_moves_past_its_number(
 def test_a_failing_step_after_publishing_may_be_called_again(
     store: FaultyStore, tmp_path: Path, clock: ManualClock
 ) -> None:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, tolerable_failures=None))
+    run = Run(store, tmp_path, clock, config=every_epoch(tolerable_failures=None))
 
     def fail() -> None:
         raise UnavailableError("step failed")

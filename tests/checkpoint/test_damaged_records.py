@@ -9,7 +9,6 @@ import pytest
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.chain import BaseRecord, decode_base, encode_base
 from strandline.checkpoint.check import summaries, verify
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
@@ -20,10 +19,10 @@ from strandline.core.errors import CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import encode_manifest
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import HOUR_MS, LIFE, Run, assert_restorable, manifest
+from tests.checkpoint.helpers import HOUR_MS, LIFE, Run, assert_restorable, every_epoch, manifest
 from tests.storage.faulty import FaultyStore
 
-KEEP_MANY = CheckpointConfig(interval_ms=0, retain=9, tolerable_failures=None)
+KEEP_MANY = every_epoch(retain=9, tolerable_failures=None)
 DAMAGE = ["empty", "cut off", "flipped", "moved"]
 
 

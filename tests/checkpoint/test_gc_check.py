@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.check import summaries, verify
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
@@ -17,7 +16,7 @@ from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, encode_manifest
 from strandline.storage.base import ObjectInfo
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, manifest, shared_ref, stored
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, shared_ref, stored
 from tests.storage.faulty import FaultyStore
 
 
@@ -29,7 +28,7 @@ def store(clock: ManualClock) -> FaultyStore:
 
 @pytest.fixture
 def run(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> Run:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2))
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     run.checkpoint()
     run.checkpoint()
     return run
@@ -91,7 +90,7 @@ def test_young_objects_stay(run: Run, clock: ManualClock) -> None:
 def test_uploads_of_a_checkpoint_in_progress_stay_however_long_it_takes(
     store: FaultyStore, tmp_path: Path, clock: ManualClock, clock_ms: int
 ) -> None:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0))
+    run = Run(store, tmp_path, clock, config=every_epoch())
     stamped = store._stamped
 
     def coarse(info: ObjectInfo) -> ObjectInfo:

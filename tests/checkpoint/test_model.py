@@ -16,9 +16,8 @@ from hypothesis import HealthCheck
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from strandline.checkpoint import transfer
+from strandline.checkpoint import parallel
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
@@ -31,7 +30,7 @@ from strandline.storage.base import ObjectStore
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
-from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch
 from tests.soak import examples
 from tests.storage.faulty import FaultyStore
 from tests.storage.forgetful import ForgetfulDisk, Killed
@@ -60,7 +59,7 @@ class Checkpoints(RuleBasedStateMachine):
     def start(self, seed: int, rate: float, retain: int) -> None:
         # One thread and seeded names: the same steps must always do the same.
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(transfer, "_THREADS", 1)
+        self.patch.setattr(parallel, "_THREADS", 1)
         self.patch.setattr(ids, "_random", random.Random(seed))
         self.scratch = tempfile.TemporaryDirectory()
         self.tmp = Path(self.scratch.name)
@@ -68,7 +67,7 @@ class Checkpoints(RuleBasedStateMachine):
         self.faulty = FaultyStore(self._open(), seed=seed, rate=rate, clock=self.clock)
         self.store = RetryingStore(self.faulty, attempts=2, sleep=lambda s: None, rng=random.Random(seed))
         self.truth = JobDirectory(self._look(), "job")
-        self.config = CheckpointConfig(interval_ms=0, timeout_ms=TIMEOUT_MS, retain=retain, tolerable_failures=None)
+        self.config = every_epoch(timeout=TIMEOUT_MS / 1000, retain=retain, tolerable_failures=None)
         self.seed = seed
         self.runs = 0
         self.everyone: list[Run] = []

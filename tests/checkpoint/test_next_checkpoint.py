@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.core import failpoints
 from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
-from tests.checkpoint.helpers import Run, assert_restorable
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
 from tests.storage.faulty import FaultyStore
 
 WHILE = ["commit", "subsume", "fail"]
@@ -22,7 +21,7 @@ WHILE = ["commit", "subsume", "fail"]
 
 @pytest.fixture
 def run(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> Run:
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, tolerable_failures=None))
+    run = Run(store, tmp_path, clock, config=every_epoch(tolerable_failures=None))
     run.checkpoint()
     return run
 
@@ -55,13 +54,13 @@ def end_second(run: Run, when: str, meanwhile: Callable[[CheckpointId], None]) -
         run.coordinator.abort("checkpoint 2 fails")
         assert asked.done()
         # The files of a failed checkpoint are let go of when it is no longer the pending one.
-        abandon = run.coordinator._publisher.abandon
+        abandon = run.coordinator._retention.abandon
 
         def abandon_and_go_on(*args: object) -> None:
             abandon(*args)  # type: ignore[arg-type]
             go_on()
 
-        run.coordinator._publisher.abandon = abandon_and_go_on  # type: ignore[method-assign, assignment]
+        run.coordinator._retention.abandon = abandon_and_go_on  # type: ignore[method-assign, assignment]
     if when != "fail":
         run.deliver(second)
     assert run.coordinator.advance() == (None if when == "fail" else 2)

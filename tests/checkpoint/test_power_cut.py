@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from strandline.checkpoint import transfer
-from strandline.checkpoint.coordinator import CheckpointConfig
+from strandline.checkpoint import parallel
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
 from strandline.core.clock import ManualClock
 from strandline.format.manifest import Manifest
 from strandline.storage.local import LocalStore
-from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, late_clock
+from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, late_clock
 from tests.storage.forgetful import ForgetfulDisk, Killed
 
 
@@ -48,7 +47,7 @@ class Machine:
     def start(self) -> Run:
         run = Run(
             LocalStore(self.disk.root / "store", disk=self.disk), self.tmp, self.clock,
-            config=CheckpointConfig(interval_ms=0), seed=len(self.runs), source_bytes=66_000,
+            config=every_epoch(), seed=len(self.runs), source_bytes=66_000,
         )  # fmt: skip
         self.runs.append(run)
         return run
@@ -96,7 +95,7 @@ def deaths(tmp_path: Path, act: Callable[[Machine], None]) -> Iterator[Machine]:
 
 @pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "_THREADS", 1)
+    monkeypatch.setattr(parallel, "_THREADS", 1)
 
 
 @pytest.mark.parametrize("act", [take_checkpoint, restart, collect_garbage])

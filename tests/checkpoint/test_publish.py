@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
@@ -15,10 +14,10 @@ from strandline.core.clock import ManualClock
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
-from tests.checkpoint.helpers import Run, assert_restorable, stored
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, stored
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
-TOLERANT = CheckpointConfig(interval_ms=0, tolerable_failures=None)
+TOLERANT = every_epoch(tolerable_failures=None)
 
 
 @pytest.fixture
@@ -326,9 +325,9 @@ def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
     assert run.coordinator.confirmed_manifest is not None
     path = next(f.path for f in run.coordinator.confirmed_manifest.files() if f.path)
     run.jobdir.put("shared/aa/garbage", b"")
-    run.coordinator._publisher._registry._live.clear()
-    run.coordinator._publisher._registry._files.clear()
-    run.coordinator._publisher._garbage |= {path, "shared/aa/garbage"}
+    run.coordinator._retention._registry._live.clear()
+    run.coordinator._retention._registry._files.clear()
+    run.coordinator._retention._garbage |= {path, "shared/aa/garbage"}
     before = stored(run.jobdir)
     with pytest.raises(CorruptionError, match=f"^invariant broken.*{path} is to be deleted, and checkpoint 1 needs it"):
         run.coordinator.advance()
@@ -336,7 +335,7 @@ def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
 
 
 def test_an_invariant_that_is_broken_by_deleting_the_last(run: Run) -> None:
-    run.coordinator._publisher._retain = -1
+    run.coordinator._retention._retain = -1
     with pytest.raises(CorruptionError, match=r"^invariant broken.*no other would stay"):
         run.coordinator.advance()
     assert list(read_catalog(run.jobdir).live) == [1]

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.checkpoint import transfer
-from strandline.checkpoint.coordinator import CheckpointConfig
+from strandline.checkpoint import parallel
 from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError
 from strandline.format.manifest import Manifest
 from strandline.storage.remote import open_store
-from tests.checkpoint.helpers import Run, assert_restorable
+from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
 from tests.storage.faulty import FaultyStore
 
 
@@ -26,7 +25,7 @@ class Job:
         self.taken_over = 0
         """How much had been committed when another driver took over."""
         self._tmp, self._clock = tmp, clock
-        self._config = CheckpointConfig(interval_ms=0, retain=retain, tolerable_failures=None)
+        self._config = every_epoch(retain=retain, tolerable_failures=None)
         self._seeds = 0
 
     def run(self, checkpoints: int) -> Run:
@@ -49,7 +48,7 @@ class Job:
 def test_a_driver_that_is_stopped_anywhere_and_goes_on_as_its_successor_runs(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, retain: int
 ) -> None:
-    monkeypatch.setattr(transfer, "_THREADS", 1)
+    monkeypatch.setattr(parallel, "_THREADS", 1)
     # What looks again before each deletion takes what a successor has subsumed meanwhile for a fault.
     monkeypatch.delenv("STRANDLINE_VERIFY", raising=False)
     at = 0

@@ -10,6 +10,7 @@ import pytest
 
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose, fetch
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import ManualClock
@@ -17,7 +18,7 @@ from strandline.core.errors import CheckpointError, CorruptionError, Unavailable
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 from strandline.storage.base import ObjectInfo
-from tests.checkpoint.helpers import Run, stored
+from tests.checkpoint.helpers import Run, every_epoch, stored
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 C1 = CheckpointId(1)
@@ -44,7 +45,7 @@ def by_name(refs: list[FileRef]) -> dict[str, FileRef]:
 
 
 def test_upload_places_each_kind_of_file(jobdir: JobDirectory, tmp_path: Path) -> None:
-    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental")
+    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental"))
     assert [r.name for r in done.refs] == list(FILES)
     refs = by_name(done.refs)
     assert refs["1.sst"].shared
@@ -55,14 +56,18 @@ def test_upload_places_each_kind_of_file(jobdir: JobDirectory, tmp_path: Path) -
     for name, data in FILES.items():
         assert (refs[name].size, refs[name].sha256) == (len(data), hashlib.sha256(data).hexdigest())
     assert done.uploaded_bytes == sum(map(len, FILES.values()))
-    again = upload(jobdir, local(tmp_path / "t", {**FILES, "4.sst": b"new"}), CheckpointId(2), refs, "incremental")
+    again = upload(
+        jobdir, local(tmp_path / "t", {**FILES, "4.sst": b"new"}), CheckpointId(2), refs, kind_of("incremental")
+    )
     assert by_name(again.refs)["2.sst"] == refs["2.sst"]
     assert by_name(again.refs)["MANIFEST"].path != refs["MANIFEST"].path
     assert again.uploaded_bytes == 3 + 5000 + 8
 
 
 def test_base_files_of_another_size_or_exclusive_ones_are_not_referenced(jobdir: JobDirectory, tmp_path: Path) -> None:
-    base = by_name(upload(jobdir, local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}), C1, {}, "full").refs)
+    base = by_name(
+        upload(jobdir, local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}), C1, {}, kind_of("full")).refs
+    )
     assert not base["1.sst"].shared
     shared = FileRef(name="2.sst", size=9, sha256="0" * 64, path="shared/aa/other", shared=True)
     done = upload(
@@ -70,14 +75,14 @@ def test_base_files_of_another_size_or_exclusive_ones_are_not_referenced(jobdir:
         local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}),
         CheckpointId(2),
         {**base, "2.sst": shared},
-        "incremental",
+        kind_of("incremental"),
     )
     assert done.uploaded_bytes == 4
     assert all(r.shared and jobdir.head(r.path) for r in done.refs)
 
 
 def test_inline_puts_everything_into_the_manifest(jobdir: JobDirectory, tmp_path: Path) -> None:
-    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental", inline=True)
+    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental", inline=True))
     assert all(r.inline == FILES[r.name] for r in done.refs)
     assert stored(jobdir) == set()
 
@@ -86,7 +91,7 @@ def test_inline_puts_everything_into_the_manifest(jobdir: JobDirectory, tmp_path
 def test_a_failed_upload_leaves_nothing(jobdir: JobDirectory, store: FaultyStore, tmp_path: Path, when: str) -> None:
     store.script = [("put_file", "shared", when)]
     with pytest.raises(UnavailableError):
-        upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental")
+        upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental"))
     assert stored(jobdir) == set()
 
 
@@ -98,7 +103,7 @@ def test_a_cancelled_upload_leaves_nothing(jobdir: JobDirectory, tmp_path: Path)
         return len(asked) > 3
 
     with pytest.raises(CheckpointError, match="cancelled"):
-        upload(jobdir, local(tmp_path / "s", FILES), C1, {}, "incremental", cancelled=cancelled)
+        upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental"), cancelled=cancelled)
     assert stored(jobdir) == set()
 
 
@@ -108,12 +113,12 @@ def test_a_file_that_changed_is_refused(jobdir: JobDirectory, tmp_path: Path) ->
         with open(tmp_path / "s" / name, "ab") as file:
             file.write(b"more")
         with pytest.raises(CheckpointError, match="changed after the snapshot"):
-            upload(jobdir, [f for f in files if f.name == name], C1, {}, "incremental")
+            upload(jobdir, [f for f in files if f.name == name], C1, {}, kind_of("incremental"))
 
 
 @pytest.fixture
 def refs(jobdir: JobDirectory, tmp_path: Path) -> list[FileRef]:
-    return upload(jobdir, local(tmp_path / "snapshot", FILES), C1, {}, "incremental").refs
+    return upload(jobdir, local(tmp_path / "snapshot", FILES), C1, {}, kind_of("incremental")).refs
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -199,9 +204,7 @@ def test_choose_in_an_empty_directory(jobdir: JobDirectory) -> None:
 def test_choose_skips_what_cannot_be_restored_and_says_why(
     store: FaultyStore, tmp_path: Path, clock: ManualClock, jobdir: JobDirectory, damage: str
 ) -> None:
-    from strandline.checkpoint.coordinator import CheckpointConfig
-
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2))
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     run.checkpoint()
     first = {f.path for f in run.coordinator.confirmed_manifest.files()}  # type: ignore[union-attr]
     run.checkpoint()
@@ -254,11 +257,9 @@ def test_a_listing_that_is_older_than_a_file_makes_no_checkpoint_incomplete(
     store: FaultyStore, tmp_path: Path, clock: ManualClock, jobdir: JobDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keepers of other machines have just written it."""
-    from strandline.checkpoint.coordinator import CheckpointConfig
-
-    Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2)).checkpoint()
+    Run(store, tmp_path, clock, config=every_epoch(retain=2)).checkpoint()
     before = {info.path for info in store.list("")}
-    run = Run(store, tmp_path, clock, config=CheckpointConfig(interval_ms=0, retain=2), seed=1)
+    run = Run(store, tmp_path, clock, config=every_epoch(retain=2), seed=1)
     fresh = store.list
 
     def stale(prefix: str) -> Iterator[ObjectInfo]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from strandline.api.config import Checkpoints
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
@@ -44,29 +47,27 @@ class FabricatedJob:
             uid="detect", backend="rocksdb", parallelism=2, max_parallelism=128, key_schema="user string", states=STATES
         )
         self.coordinator = Coordinator(
-            self.jobdir, self._claim, CheckpointConfig(interval_ms=0, retain=retain), SystemClock(), choice.next_id,
-            restored, name, [plan], lambda _: None,
+            self.jobdir, self._claim, Checkpoints(directory, every=0, retain=retain), SystemClock(),
+            choice.next_id, restored, name, [plan], lambda _: None,
         )  # fmt: skip
 
     def checkpoint(self) -> CheckpointId:
         """Take a checkpoint; the one before it is its base."""
         self.epoch += 10
-        trigger = self.coordinator.trigger(Epoch(self.epoch))
-        assert trigger is not None
+        checkpoint = self.coordinator.trigger(Epoch(self.epoch))
+        assert checkpoint is not None
         for partition in range(2):
-            self.coordinator.report(
-                "detect", partition, trigger.checkpoint, self._snapshot(partition, trigger.checkpoint)
-            )
+            self.coordinator.report("detect", partition, checkpoint, self._snapshot(partition, checkpoint))
         confirmed = self.coordinator.confirmed_manifest
         source = upload_source(
-            self.jobdir, {"metadata": b"{}", "sources/0/9.compact": bytes(200_000)}, trigger.checkpoint, self.epoch,
+            self.jobdir, {"metadata": b"{}", "sources/0/9.compact": bytes(200_000)}, checkpoint, self.epoch,
             confirmed.source if confirmed else None, ["clicks", "orders"],
         )  # fmt: skip
-        self.coordinator.add_source(trigger.checkpoint, source)
+        self.coordinator.add_source(checkpoint, source)
         sinks = [SinkInfo(name="out", pending=["epoch-1", "epoch-2"])]
-        self.coordinator.add_sinks(trigger.checkpoint, sinks, WATERMARKS)
-        assert self.coordinator.advance() == trigger.checkpoint
-        return trigger.checkpoint
+        self.coordinator.add_sinks(checkpoint, sinks, WATERMARKS)
+        assert self.coordinator.advance() == checkpoint
+        return checkpoint
 
     def leave_garbage(self) -> Path:
         """Upload a file for a checkpoint that is never published; return where it is."""
@@ -95,7 +96,7 @@ class FabricatedJob:
         files += [self._file(name, 5000, True) for name in names or [f"{partition}-{checkpoint}.sst"]]
         if names is None:
             files.append(self._file("CURRENT", 16, False))
-        done = upload(self.jobdir, files, checkpoint, base, "incremental")
+        done = upload(self.jobdir, files, checkpoint, base, kind_of("incremental"))
         groups = range_of(Partition(partition), 128, 2)
         return PartitionInfo(
             index=partition, first_key_group=groups.first, last_key_group=groups.last, files=done.refs,

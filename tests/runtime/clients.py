@@ -22,8 +22,8 @@ from strandline.core.ids import Generation, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report, Trigger
-from strandline.keeper.tally import Tally
+from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report
+from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.task.task import Task
@@ -108,7 +108,7 @@ class Talk:
 
     def __init__(self, connection: Connection, program: Program) -> None:
         self.connection = connection
-        self.tally = Tally()
+        self.counter = RowCounter()
         self.is_replay = False
         self._program = program
 
@@ -132,12 +132,12 @@ class Talk:
     def rows(self, *batches: Sequence[Event]) -> None:
         for events in batches:
             batch = batch_of(events)
-            self.tally.add(batch.column(0))
+            self.counter.add(batch.column(0))
             if not self.is_replay:
                 self.connection.send(p.ROWS, batch.serialize())
 
     def end(self) -> None:
-        self.connection.send(p.END, self.tally.whole)
+        self.connection.send(p.END, self.counter.proof)
 
     def finish(self) -> tuple[list[bytes], Ack]:
         """Read the rest; return the output's frames and the ack."""
@@ -229,9 +229,9 @@ class Keeper:
             _, payload = talk.ask(p.POLL, self.instructions(self.epoch if epoch is None else epoch, **given), p.ACK)
         return msgspec.msgpack.decode(payload, type=Ack)
 
-    def checkpoint(self, number: int, mode: Any = "incremental", confirmed: int | None = None) -> Report:
+    def checkpoint(self, number: int, confirmed: int | None = None) -> Report:
         """Take a checkpoint without an epoch; return its report."""
-        self.poll(trigger=Trigger(number, mode), pending=number, confirmed=confirmed)
+        self.poll(trigger=number, pending=number, confirmed=confirmed)
         return self.report(number)
 
     def report(self, number: int) -> Report:

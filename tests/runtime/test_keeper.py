@@ -11,7 +11,6 @@ import pytest
 
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
 from strandline.keeper import protocol as p
-from strandline.keeper.protocol import Trigger
 from tests.runtime.bench import KINDS
 from tests.runtime.clients import Keeper, Nursery, answers, eventually
 
@@ -73,7 +72,7 @@ def test_rows_that_did_not_all_come_are_not_applied(keeper: Keeper) -> None:
     with keeper.connect() as talk:
         talk.begin(keeper.instructions(keeper.epoch + 1))
         talk.rows([("k", "count", 0, 0)])
-        talk.tally.add(pa.array([1], pa.int32()))
+        talk.counter.add(pa.array([1], pa.int32()))
         talk.end()
         with pytest.raises(KeeperError):
             talk.finish()
@@ -256,7 +255,7 @@ def test_a_trigger_that_comes_twice_takes_one_snapshot(nursery: Nursery) -> None
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.upload.before=sleep:0.5"})
     keeper.run([(str(n), "fill", 500, 0) for n in range(50)])
     for _ in range(2):
-        keeper.poll(trigger=Trigger(1, "incremental"), pending=1)
+        keeper.poll(trigger=1, pending=1)
     report = keeper.report(1)
     assert report.info is not None, report.failure
     assert nursery.objects() == {f"job/{ref.path}" for ref in report.info.files if ref.path}

@@ -23,8 +23,8 @@ import pytest
 
 from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Generation
-from strandline.keeper import kept
 from strandline.keeper import protocol as p
+from strandline.keeper import replay
 from strandline.keeper.forks import Unshared
 from strandline.keeper.process import Keeper as KeeperProcess
 from strandline.keeper.protocol import Connection
@@ -123,7 +123,7 @@ def test_stop_ends_a_keeper_at_once_and_lets_the_function_close(nursery: Nursery
 
 def test_stop_removes_everything_when_it_is_to_forget(nursery: Nursery) -> None:
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.persist.before=sleep:0.3"})
-    keeper.run([(str(n), "fill", 500, 0) for n in range(100)], trigger=p.Trigger(1, "incremental"), pending=1)
+    keeper.run([(str(n), "fill", 500, 0) for n in range(100)], trigger=1, pending=1)
     keeper.stop(forget=True)
     assert left(keeper) == set()
 
@@ -402,8 +402,8 @@ def test_a_keeper_that_ends_takes_nothing_from_one_that_came_after_its_directory
 
 def test_output_that_cannot_be_kept_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection would be all that the driver hears, at every restart."""
-    monkeypatch.setattr(kept, "_IN_MEMORY_BYTES", 1)
-    output = kept.KeptOutput(tmp_path / "gone")
+    monkeypatch.setattr(replay, "_IN_MEMORY_BYTES", 1)
+    output = replay.KeptOutput(tmp_path / "gone")
     with pytest.raises(UnavailableError, match="cannot be kept for a task that comes again"):
         output.add(pa.py_buffer(b"more than one byte"))
     output.close()
@@ -413,8 +413,8 @@ def test_output_that_a_full_disk_did_not_take_is_let_go_without_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is buffered is written when a file is closed: an error there would hide why, or end a keeper that is well."""
-    monkeypatch.setattr(kept, "_IN_MEMORY_BYTES", 64 << 10)
-    output = kept.KeptOutput(tmp_path)
+    monkeypatch.setattr(replay, "_IN_MEMORY_BYTES", 64 << 10)
+    output = replay.KeptOutput(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
 

@@ -21,7 +21,6 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
-from strandline.keeper.protocol import Trigger
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import EpochTimes
 from strandline.runtime.program import Program, Restore
@@ -49,7 +48,7 @@ def copies(keeper: Keeper) -> set[int]:
 def test_a_checkpoint_is_restored_as_of_its_epoch(nursery: Nursery, backend: str) -> None:
     keeper = nursery.start(backend=backend)
     keeper.counts("a", "b", "a")
-    keeper.run([("a", "count", 0, 0)], trigger=Trigger(1, "incremental"), pending=1)
+    keeper.run([("a", "count", 0, 0)], trigger=1, pending=1)
     keeper.run([("a", "count", 0, 0), ("c", "count", 0, 0)], pending=1)
     report = keeper.report(1)
     keeper.stop()
@@ -78,15 +77,24 @@ def test_a_confirmed_checkpoint_makes_the_next_one_small(nursery: Nursery) -> No
 
 
 def test_a_full_checkpoint_shares_nothing(nursery: Nursery) -> None:
-    keeper = nursery.start(mode="full")
+    """Nor do those before and after it with it, when a job changes its mode from one start to the next."""
+    keeper = nursery.start()
     fill(keeper, 100)
-    keeper.checkpoint(1, "incremental")
-    full = keeper.checkpoint(2, "full", confirmed=1)
+    report = keeper.checkpoint(1)
+    keeper.stop()
+    keeper = nursery.start(mode="full", generation=2, restore=restore_of(report, epoch=1))
+    full = keeper.checkpoint(2)
     assert full.info
     assert shared(full.info.files) == {}
     assert full.info.uploaded_bytes == sum(ref.size for ref in full.info.files)
-    after = keeper.checkpoint(3, "incremental", confirmed=2)
+    again = keeper.checkpoint(3, confirmed=2)
+    assert again.info
+    assert again.info.uploaded_bytes == sum(ref.size for ref in again.info.files)
+    keeper.stop()
+    keeper = nursery.start(generation=3, restore=restore_of(again, epoch=1))
+    after = keeper.checkpoint(4)
     assert after.info
+    assert sum(ref.size for ref in after.info.files if ref.shared) > 0
     assert sum(ref.size for ref in after.info.files if ref.shared) <= after.info.uploaded_bytes
 
 
@@ -115,7 +123,7 @@ def test_only_the_confirmed_local_copy_stays(nursery: Nursery) -> None:
 def test_an_upload_that_nobody_waits_for_is_given_up(nursery: Nursery) -> None:
     keeper = nursery.start(env={"STRANDLINE_FAILPOINTS": "keeper.upload.before=sleep:0.3"})
     fill(keeper, 100)
-    keeper.poll(trigger=Trigger(1, "incremental"), pending=1)
+    keeper.poll(trigger=1, pending=1)
     keeper.poll(pending=None)
     eventually(lambda: "upload failed" in keeper.log.read_text(), "the upload is given up")
     assert nursery.objects() == set()
@@ -237,7 +245,7 @@ def test_a_block_that_is_damaged_is_met_when_timers_are_looked_for(
     events = batch_of([(f"k{n}", "", n, n) for n in range(2000)])
     assert not list(first.partition.run(Epoch(1), EpochTimes(now_us=1_700_000_000_000_000), [events]))
     first.partition.commit()
-    first.snapshots.trigger(Trigger(1, "full"))
+    first.snapshots.trigger(CheckpointId(1))
     report = eventually(first.snapshots.reports, "a report")[0]
     first.snapshots.close()
     shutil.rmtree(tmp_path / "op-0")
@@ -315,7 +323,7 @@ def test_no_snapshot_is_taken_of_a_state_that_misses_a_write(bench: Bench) -> No
     backend.fail = True
     snapshots.write_behind()
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(Trigger(1, "incremental"))
+    snapshots.trigger(CheckpointId(1))
     report = eventually(snapshots.reports, "a report")[0]
     assert report.info is None
     assert "the disk is full" in report.failure
@@ -328,7 +336,7 @@ def test_an_error_that_is_none_of_ours_says_where_writing_failed(bench: Bench) -
     snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=1)
     failpoints.arm("keeper.persist.before", lambda: (_ for _ in ()).throw(OSError("no space left")))
     bench.run([("k", "set_value", 2, 0)])
-    snapshots.trigger(Trigger(1, "incremental"))
+    snapshots.trigger(CheckpointId(1))
     assert "no space left" in eventually(snapshots.reports, "a report")[0].failure
     with pytest.raises(StrandlineError, match="operator 'op', partition 0: writing state failed: no space left"):
         snapshots.raise_error()

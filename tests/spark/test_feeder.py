@@ -14,7 +14,7 @@ import pytest
 from strandline.core.errors import KeeperError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Connection
-from strandline.keeper.tally import Tally, Whole
+from strandline.keeper.rowproof import RowCounter, RowProof
 from strandline.spark.keepers.feeder import Feeder
 
 Batch = Sequence[int | None]
@@ -35,13 +35,13 @@ def batches(*groups: Batch) -> list[pa.RecordBatch]:
     ]
 
 
-def whole(*groups: int) -> Whole:
-    tally = Tally()
-    tally.add(pa.array(groups, pa.int32()))
-    return tally.whole
+def proof_of(*groups: int) -> RowProof:
+    counter = RowCounter()
+    counter.add(pa.array(groups, pa.int32()))
+    return counter.proof
 
 
-def fed(given: Iterator[pa.RecordBatch], *, is_replay: bool = False) -> tuple[list[int], Whole | None, Feeder]:
+def fed(given: Iterator[pa.RecordBatch], *, is_replay: bool = False) -> tuple[list[int], RowProof | None, Feeder]:
     """Return the rows that a keeper got, and what END said, if it came."""
     here, there = socket.socketpair()
     with closing(Connection(here)) as worker, closing(Connection(there)) as keeper:
@@ -57,7 +57,7 @@ def fed(given: Iterator[pa.RecordBatch], *, is_replay: bool = False) -> tuple[li
                 return rows, None, feeder
             if kind == p.END:
                 feeder.join()
-                return rows, msgspec.msgpack.decode(payload, type=Whole), feeder
+                return rows, msgspec.msgpack.decode(payload, type=RowProof), feeder
             rows += pa.ipc.read_record_batch(payload, schema).column("v").to_pylist()
 
 
@@ -67,16 +67,16 @@ def fed(given: Iterator[pa.RecordBatch], *, is_replay: bool = False) -> tuple[li
 )
 def test_rows_that_have_all_come_are_said_to_be_whole(groups: list[Batch]) -> None:
     rows, said, feeder = fed(iter(batches(*groups)))
-    assert (rows, said) == ([10, 20, 30], whole(3, 1, 2))
+    assert (rows, said) == ([10, 20, 30], proof_of(3, 1, 2))
     feeder.raise_error()
 
 
 def test_a_partition_without_rows_is_whole() -> None:
-    assert fed(iter(batches([LAST, LAST])))[:2] == ([], whole())
+    assert fed(iter(batches([LAST, LAST])))[:2] == ([], proof_of())
 
 
 def test_of_a_replay_the_keeper_is_told_only_which_rows_came() -> None:
-    assert fed(iter(batches([1, 2], [2, LAST])), is_replay=True)[:2] == ([], whole(1, 2, 2))
+    assert fed(iter(batches([1, 2], [2, LAST])), is_replay=True)[:2] == ([], proof_of(1, 2, 2))
 
 
 def stream_of(given: list[pa.RecordBatch]) -> bytes:
@@ -125,11 +125,11 @@ def test_rows_after_the_last_are_refused(groups: list[Batch]) -> None:
         (lambda rows: [rows[0] + 1, rows[1] - 1, *rows[2:]], False),
     ],
 )
-def test_a_tally_tells_other_rows_and_not_another_order(change: Callable[[list[int]], list[int]], same: bool) -> None:
+def test_a_proof_tells_other_rows_and_not_another_order(change: Callable[[list[int]], list[int]], same: bool) -> None:
     rows = [5, 9, 2, 2, 31]
-    assert (whole(*rows) == whole(*change(rows))) == same
-    one, two = Tally(), Tally()
+    assert (proof_of(*rows) == proof_of(*change(rows))) == same
+    one, two = RowCounter(), RowCounter()
     one.add(pa.array(rows, pa.int32()))
     two.add(pa.array(rows[:2], pa.int32()))
     two.add(pa.array(rows[2:], pa.int32()))
-    assert one.whole == two.whole
+    assert one.proof == two.proof

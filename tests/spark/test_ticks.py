@@ -12,7 +12,7 @@ import pytest
 
 from strandline.core.errors import CorruptionError, KeeperError
 from strandline.core.ids import Epoch
-from strandline.keeper.protocol import Ack, Trigger
+from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.epochs import EpochDriver, Progress
@@ -224,6 +224,6 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
 
     assert heed([1, 2]) == []
     assert heed([1, 2]) == []
-    assert heed([3, 2], Trigger(1, "full")) == [], "the new one has been told"
+    assert heed([3, 2], 1) == [], "the new one has been told"
     assert heed([3, 4]) == [("op", 1)]
     assert heed([3, 4]) == [("op", 1)]

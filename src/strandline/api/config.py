@@ -44,12 +44,14 @@ class Checkpoints:
             )
         if not str(self.directory).strip():
             raise ConfigurationError("checkpoints: the directory is empty", hint="give a path or URL")
-        _ = (self.interval_ms, self.timeout_ms, self.min_pause_ms)
+        _ = (self.interval_ms, self.min_pause_ms)
+        if not self.timeout_ms:
+            raise ConfigurationError(f"checkpoints: timeout is {self.timeout!r}, expected more than 0")
 
     @property
     def interval_ms(self) -> int | None:
         """`every` in milliseconds."""
-        return None if self.every is None else max(1, parse_duration_ms(self.every, "checkpoints: every"))
+        return None if self.every is None else parse_duration_ms(self.every, "checkpoints: every")
 
     @property
     def timeout_ms(self) -> int:

@@ -28,8 +28,8 @@ _VERSION = 1
 
 
 class _Published(msgspec.Struct, frozen=True, kw_only=True):
-    generation: int
-    checkpoint: int
+    generation: Generation
+    checkpoint: CheckpointId
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Catalog:
         if not self.chain.bases:
             return False
         newest = self.chain.bases[max(self.chain.bases)]
-        return (newest.checkpoint or 0) < checkpoint <= newest.highest_seen
+        return (newest.checkpoint or CheckpointId(0)) < checkpoint <= newest.highest_seen
 
 
 def read_catalog(jobdir: JobDirectory) -> Catalog:
@@ -133,7 +133,7 @@ def lacking(jobdir: JobDirectory, problems: Iterable[tuple[FileRef, str]]) -> It
 def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
     """Put on record, once, that a generation that began empty has had a checkpoint: this one."""
     record = _Published(generation=manifest.generation, checkpoint=manifest.checkpoint)
-    path = published_path(Generation(manifest.generation))
+    path = published_path(manifest.generation)
     with contextlib.suppress(ConflictError):
         jobdir.create(path, frame_record(PUBLISHED_MAGIC, _VERSION, record))
 
@@ -152,6 +152,6 @@ def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | No
         return unframe_record(data, PUBLISHED_MAGIC, _VERSION, _Published, "the record", where)
 
     try:
-        return CheckpointId(jobdir.read(published_path(min(marked)), decode).checkpoint)
+        return jobdir.read(published_path(min(marked)), decode).checkpoint
     except CorruptionError:
         return CheckpointId(0)

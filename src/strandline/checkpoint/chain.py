@@ -27,7 +27,7 @@ import msgspec
 
 from strandline.checkpoint.jobdir import JobDirectory, base_path, based_generation
 from strandline.core.errors import CorruptionError
-from strandline.core.ids import Generation
+from strandline.core.ids import CheckpointId, Generation
 from strandline.format.frame import frame_record, unframe_record
 from strandline.format.manifest import Manifest
 
@@ -38,10 +38,10 @@ _VERSION = 1
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a generation goes on from: a checkpoint and the generation that published it, or nothing."""
 
-    generation: int
-    checkpoint: int | None
-    checkpoint_generation: int | None
-    highest_seen: int
+    generation: Generation
+    checkpoint: CheckpointId | None
+    checkpoint_generation: Generation | None
+    highest_seen: CheckpointId
     """No checkpoint of this generation or a later one has this number or one below."""
     life: str
     """Names the job's life, from its very first base on: sinks are known by it."""
@@ -61,13 +61,13 @@ def decode_base(data: bytes, where: str) -> BaseRecord:
 class Chain:
     """The records from the newest down, as far as there are manifests, and what follows from them."""
 
-    bases: Mapping[int, BaseRecord]
+    bases: Mapping[Generation, BaseRecord]
     """By generation, those that could be read."""
-    damaged: Mapping[int, str]
+    damaged: Mapping[Generation, str]
     """By generation, those that could not, and why."""
-    limits: Mapping[int, float] | None
+    limits: Mapping[Generation, float] | None
     """By generation, up to which number its manifests count; None: there is no record, and all do."""
-    broken_at: int | None
+    broken_at: Generation | None
     """The generation whose damaged record hides which older manifests count."""
 
     def why_void(self, manifest: Manifest) -> str:
@@ -95,13 +95,13 @@ def read_chain(jobdir: JobDirectory, paths: Iterable[str], manifests: Iterable[M
     The newest record decides, and it alone can bring in an older generation's history: a slow driver that writes
     its record late, when it is fenced already, therefore changes nothing.
     """
-    recorded = {int(g) for path in paths if (g := based_generation(path)) is not None}
+    recorded = {g for path in paths if (g := based_generation(path)) is not None}
     published = {manifest.generation for manifest in manifests}
-    bases: dict[int, BaseRecord] = {}
-    damaged: dict[int, str] = {}
+    bases: dict[Generation, BaseRecord] = {}
+    damaged: dict[Generation, str] = {}
 
-    def can_read(generation: int) -> bool:
-        path = base_path(Generation(generation))
+    def can_read(generation: Generation) -> bool:
+        path = base_path(generation)
         where = f"{jobdir.url}/{path}"
         try:
             bases[generation] = jobdir.read(path, decode_base)

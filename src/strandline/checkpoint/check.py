@@ -11,7 +11,7 @@ from typing import Literal
 
 from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest, decode_manifest

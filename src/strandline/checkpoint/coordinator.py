@@ -5,32 +5,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
-from strandline.checkpoint.config import CheckpointConfig, OperatorPlan
+from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.pending import Pending
-from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, Publisher
+from strandline.checkpoint.pending import OperatorPlan, Pending, resolve
+from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
+from strandline.checkpoint.retention import Retention
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, SourceInfo, source_files
-
-__all__ = ["CheckpointConfig", "Coordinator", "OperatorPlan", "Trigger"]
+from strandline.format.manifest import FileRef, Manifest, PartitionInfo, SinkInfo, SourceInfo, source_files
 
 _CLEAN_AGAIN_MS = 5_000
-
-
-@dataclass(frozen=True, slots=True)
-class Trigger:
-    """What an epoch's instructions carry: take this checkpoint once the epoch is applied."""
-
-    checkpoint: CheckpointId
-    mode: Mode
 
 
 class Coordinator:
@@ -45,7 +35,7 @@ class Coordinator:
         self,
         jobdir: JobDirectory,
         claim: Claim,
-        config: CheckpointConfig,
+        config: Checkpoints,
         clock: Clock,
         next_id: CheckpointId,
         restored: Manifest | None,
@@ -59,9 +49,9 @@ class Coordinator:
         self._jobdir = jobdir
         self._claim = claim
         self._job = job
-        self._operators = {plan.uid: plan for plan in operators}
+        self._operators = list(operators)
         self._commit_sinks = commit_sinks
-        self._publisher = Publisher(jobdir, claim, config.retain, restored)
+        self._retention = Retention(jobdir, claim, config.retain, restored)
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
@@ -80,18 +70,18 @@ class Coordinator:
     @property
     def confirmed(self) -> CheckpointId | None:
         """The newest published checkpoint of this run, else the restored one."""
-        manifest = self._publisher.confirmed
-        return None if manifest is None else CheckpointId(manifest.checkpoint)
+        manifest = self._retention.confirmed
+        return None if manifest is None else manifest.checkpoint
 
     @property
     def confirmed_manifest(self) -> Manifest | None:
         """The manifest of `confirmed`: what `upload` and `upload_source` take as their base."""
-        return self._publisher.confirmed
+        return self._retention.confirmed
 
     @property
     def oldest_live(self) -> CheckpointId | None:
         """The oldest checkpoint that a restore can find; None while that is not known."""
-        return self._publisher.oldest_live
+        return self._retention.oldest_live
 
     @property
     def pending(self) -> CheckpointId | None:
@@ -132,7 +122,7 @@ class Coordinator:
             if not closed:
                 self._requests.append(future)
         if closed:
-            _resolve([future], CheckpointError(f"the checkpoint that was asked for was not taken: {closed}"))
+            resolve([future], CheckpointError(f"the checkpoint that was asked for was not taken: {closed}"))
         return future
 
     def close(self, reason: str) -> None:
@@ -147,8 +137,8 @@ class Coordinator:
             if self._pending is not None:
                 self._pending.deadline_ms = self._clock.monotonic_ms() + self._config.timeout_ms
 
-    def trigger(self, epoch: Epoch, changed: bool = True) -> Trigger | None:
-        """Say whether the epoch that begins now shall end with a checkpoint.
+    def trigger(self, epoch: Epoch, changed: bool = True) -> CheckpointId | None:
+        """Say with which checkpoint the epoch that begins now shall end, if with any.
 
         `changed`: whether the epoch may change anything. Without any change since the last checkpoint, only a
         request triggers one.
@@ -159,18 +149,19 @@ class Coordinator:
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
             self._last_trigger_ms = self._clock.monotonic_ms()
+            deadline_ms = self._last_trigger_ms + self._config.timeout_ms
             self._pending = Pending(
-                checkpoint, epoch, self._clock.now_ms(), self._last_trigger_ms + self._config.timeout_ms, self._requests
+                checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests
             )
             self._requests = []
             self._changed = False
             self._history.start(
                 CheckpointStats(
                     checkpoint, self._config.mode, epoch, "triggered", self._pending.triggered_ms,
-                    sum(plan.parallelism for plan in self._operators.values()),
+                    sum(plan.parallelism for plan in self._operators),
                 )
             )  # fmt: skip
-            return Trigger(checkpoint, self._config.mode)
+            return checkpoint
 
     @property
     def is_due(self) -> bool:
@@ -186,51 +177,42 @@ class Coordinator:
             return False
         return now_ms - self._last_trigger_ms >= interval_ms and now_ms - self._last_end_ms >= self._config.min_pause_ms
 
-    def report(self, uid: str, partition: int, checkpoint: CheckpointId, info: PartitionInfo) -> None:
+    def report(self, uid: str, partition: Partition, checkpoint: CheckpointId, info: PartitionInfo) -> None:
         """Take a partition's snapshot. One that nobody waits for is ignored, and its uploads are deleted later."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
-            plan = self._operators.get(uid)
-            known = plan is not None and 0 <= partition < plan.parallelism
-            if pending is None or not known or (uid, partition) in pending.partitions:
-                self._discard(info.files)
-            else:
-                pending.partitions[uid, partition] = info
+            if pending is not None and pending.add(uid, partition, info):
                 self._history.acknowledge(
                     PartitionStats(uid, partition, info.sync_ms, info.async_ms, info.uploaded_bytes)
                 )
+            else:
+                self._discard(info.files)
+
+    def report_failure(self, uid: str, partition: Partition, checkpoint: CheckpointId, message: str) -> None:
+        """Take a partition's failure: the checkpoint fails with the next `advance`."""
+        self._fail_later(checkpoint, f"failed in operator '{uid}', partition {partition}: {message}")
 
     def fail(self, checkpoint: CheckpointId, message: str) -> None:
         """Take a failure outside of the partitions: the checkpoint fails with the next `advance`."""
+        self._fail_later(checkpoint, f"failed: {message}")
+
+    def _fail_later(self, checkpoint: CheckpointId, why: str) -> None:
         with self._lock:
             pending = self._waiting_for(checkpoint)
-            if pending is not None and pending.failure is None:
-                pending.failure = CheckpointError(f"checkpoint {checkpoint} failed: {message}")
+            if pending is not None:
+                pending.fail(why)
 
-    def report_failure(self, uid: str, partition: int, checkpoint: CheckpointId, message: str) -> None:
-        """Take a partition's failure: the checkpoint fails with the next `advance`."""
-        with self._lock:
-            pending = self._waiting_for(checkpoint)
-            if pending is not None and pending.failure is None:
-                pending.failure = CheckpointError(
-                    f"checkpoint {checkpoint} failed in operator '{uid}', partition {partition}: {message}"
-                )
-
-    def retake(self, uid: str, partition: int) -> None:
+    def retake(self, uid: str, partition: Partition) -> None:
         """Another process is in the place of one that was told of the pending checkpoint, and knows nothing of it.
 
         Unless its part is there already, the checkpoint fails with the next `advance`, and another one is taken for
         those who asked for it.
         """
         with self._lock:
-            pending = self._pending
-            if pending is None or pending.checkpoint == self._completing:
-                return
-            if pending.failure or (uid, partition) in pending.partitions:
-                return
-            where = f"operator '{uid}', partition {partition} has a new keeper"
-            pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was given up: {where}")
-            self._ask_again(pending)
+            pending = self._undecided
+            if pending is not None and not pending.failure and (uid, partition) not in pending.partitions:
+                pending.fail(f"was given up: operator '{uid}', partition {partition} has a new keeper")
+                self._ask_again(pending)
 
     def add_source(self, checkpoint: CheckpointId, source: SourceInfo | None) -> None:
         """Take the progress of the sources after the checkpoint's epoch; None if there is nothing to rewind."""
@@ -255,20 +237,24 @@ class Coordinator:
         held = {f.path for f in self._pending.files()} if self._pending else set()
         self._garbage += [f for f in files if f.path and f.path not in held]
 
-    def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
+    @property
+    def _undecided(self) -> Pending | None:
+        """The pending checkpoint, unless `advance` is ending it."""
         pending = self._pending
-        if pending is None or pending.checkpoint != checkpoint or checkpoint == self._completing:
-            return None
-        return pending
+        return None if pending is None or pending.checkpoint == self._completing else pending
+
+    def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
+        pending = self._undecided
+        return None if pending is None or pending.checkpoint != checkpoint else pending
 
     def abort(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for. It does not count as a failure in a row."""
         with self._lock:
-            if self._pending is not None and self._pending.checkpoint != self._completing:
-                self._pending.failure = CheckpointError(f"checkpoint {self._pending.checkpoint} was aborted: {reason}")
-                self._pending.tolerated = True
+            if (pending := self._undecided) is not None:
+                pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was aborted: {reason}")
+                pending.tolerated = True
             asked, self._requests = self._requests, []
-        _resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
+        resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
 
     def advance(self) -> CheckpointId | None:
         """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.
@@ -284,17 +270,19 @@ class Coordinator:
                 pending = self._pending
                 if pending is None:
                     return None
-                failure = pending.failure
-                if failure is None and pending.waits_for(self._operators.values()):
-                    failure = self._timed_out(pending)
-                    if failure is None:
+                missing = [] if pending.failure else pending.waits_for()
+                if missing:
+                    if self._clock.monotonic_ms() < pending.deadline_ms:
                         return None
+                    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+                    waits_for = f"still waiting for {', '.join(missing[:3])}{more}"
+                    pending.fail(f"timed out after {self._config.timeout_ms} ms: {waits_for}")
                 self._completing = pending.checkpoint
             try:
-                if failure is not None:
-                    self._fail(pending, failure)
+                if pending.failure is not None:
+                    self._fail(pending, pending.failure)
                     return None
-                return self._complete(pending)
+                return self._commit(pending)
             finally:
                 with self._lock:
                     self._completing = None
@@ -302,37 +290,34 @@ class Coordinator:
     def _clean(self) -> None:
         with self._lock:
             garbage, self._garbage = self._garbage, []
-        self._publisher.discard(garbage)
+        self._retention.discard(garbage)
         # Storage that does not answer must not hold up the epochs at every call.
-        if self._clock.monotonic_ms() >= self._clean_from_ms and not self._publisher.clean():
+        if self._clock.monotonic_ms() >= self._clean_from_ms and not self._retention.clean():
             self._clean_from_ms = self._clock.monotonic_ms() + _CLEAN_AGAIN_MS
 
-    def _timed_out(self, pending: Pending) -> CheckpointError | None:
-        if self._clock.monotonic_ms() < pending.deadline_ms:
-            return None
-        waits_for = pending.waits_for(self._operators.values())
-        more = f" and {len(waits_for) - 3} more" if len(waits_for) > 3 else ""
-        return CheckpointError(
-            f"checkpoint {pending.checkpoint} timed out after {self._config.timeout_ms} ms: "
-            f"still waiting for {', '.join(waits_for[:3])}{more}"
-        )
-
-    def _complete(self, pending: Pending) -> CheckpointId | None:
-        """Publish, commit the sinks, subsume. Each step may be the last before a crash."""
+    def _commit(self, pending: Pending) -> CheckpointId | None:
+        """Make a checkpoint that waits for nothing the job's newest. Each step may be the last before a crash."""
         manifest = pending.manifest = pending.manifest or self._manifest(pending)
         try:
-            # 1.–3. Publish; from then on the checkpoint is what a restore finds.
-            self._publisher.publish(manifest)
+            # 1. Only the job's owner publishes, and only once readers know what it goes on from.
+            self._claim.check_based()
+            self._claim.check()
+            # 2. Every file is held by the last confirmed checkpoint, or new, and then in storage.
+            self._retention.check(manifest)
+            # 3. One conditional create makes the checkpoint: from then on it is what a restore finds.
+            hit("checkpoint.publish.before")
+            publish(self._jobdir, self._claim, manifest)
         except CorruptionError:
             raise  # An invariant is broken: that is no failed checkpoint.
         except NumberTakenError as error:
             self._retry_under_another_number(pending, error)
             return None
         except StrandlineError as error:
-            self._fail(pending, error, keep_files=isinstance(error, OutcomeUnknownError))
+            self._fail(pending, error, in_doubt=isinstance(error, OutcomeUnknownError))
             return None
-        # 4. Register: the next snapshots may reference this one's files.
-        self._publisher.confirm(manifest)
+        # 4. Register: the next snapshots may reference this one's files, and the job never begins empty again.
+        hit("checkpoint.publish.after")
+        self._retention.confirm(manifest)
         self._end_completed(pending, manifest)
         try:
             # 5. Only the owner makes results visible. What fails here is done again by the restore.
@@ -341,11 +326,14 @@ class Coordinator:
             self._commit_sinks(manifest)
             hit("checkpoint.commit_sinks.after")
         except Exception as error:
-            _resolve(pending.waiting, error)
+            resolve(pending.waiting, error)
             raise
-        _resolve(pending.waiting, None, pending.checkpoint)
-        # 6. Older checkpoints beyond `retain`: manifest first, then the files nobody references any more.
-        self._publisher.subsume()
+        resolve(pending.waiting, pending.checkpoint)
+        # 6. Older checkpoints beyond `retain`: manifest first, then the files nobody references any more. What storage
+        #    refuses now is tried again.
+        hit("checkpoint.subsume.before")
+        if self._retention.delete_due():
+            hit("checkpoint.subsume.after")
         return pending.checkpoint
 
     def _manifest(self, pending: Pending) -> Manifest:
@@ -354,9 +342,9 @@ class Coordinator:
         return Manifest(
             job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
             mode=self._config.mode, created_ms=now_ms, engine_version=VERSION, life=self._claim.life,
-            operators=pending.operators(self._operators.values()), source=pending.source, sinks=pending.sinks or [],
+            operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
             watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms,
-            duration_ms=now_ms - pending.triggered_ms, uploaded_bytes=self._publisher.new_bytes(files),
+            duration_ms=now_ms - pending.triggered_ms, uploaded_bytes=self._retention.new_bytes(files),
             total_bytes=sum(f.size for f in files),
         )  # fmt: skip
 
@@ -383,7 +371,7 @@ class Coordinator:
         pending.waiting = []
         pending.tolerated = True
 
-    def _fail(self, pending: Pending, error: StrandlineError, keep_files: bool = False) -> None:
+    def _fail(self, pending: Pending, error: StrandlineError, in_doubt: bool = False) -> None:
         """End a checkpoint that is not published; raise if the job must end with it."""
         with self._lock:
             self._pending = None
@@ -395,8 +383,8 @@ class Coordinator:
         failure = error if isinstance(error, CheckpointError | FencedError) else CheckpointError(
             f"checkpoint {pending.checkpoint} failed: {error.message}", hint=error.hint
         )  # fmt: skip
-        _resolve(pending.waiting, failure)
-        self._publisher.abandon(pending.checkpoint, pending.files(), keep_files)
+        resolve(pending.waiting, failure)
+        self._retention.abandon(pending.checkpoint, pending.files(), in_doubt)
         if isinstance(error, FencedError):
             raise error
         if not pending.tolerated and tolerable is not None and in_row > tolerable:
@@ -404,15 +392,3 @@ class Coordinator:
                 f"{in_row} checkpoints failed in a row, {tolerable} are tolerated; the last: {failure.message}",
                 hint=failure.hint or "see what failed, or raise tolerable_failures",
             ) from error
-
-
-def _resolve(
-    waiting: list[Future[CheckpointId]], error: BaseException | None, checkpoint: CheckpointId | None = None
-) -> None:
-    for future in waiting:
-        if not future.set_running_or_notify_cancel():
-            continue
-        if error is not None:
-            future.set_exception(error)
-        elif checkpoint is not None:
-            future.set_result(checkpoint)

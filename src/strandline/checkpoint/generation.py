@@ -12,7 +12,7 @@ An older driver may also be in the middle of deleting: it has checked its claim,
 older than the newest manifest it has published itself, and was found to be complete. A new driver goes on from that one
 or a later one, unless it was damaged in between: then, and only then, the old driver may take away what the new one
 went on from. Nothing in an object store can prevent it, since no deletion can depend on another object. The new driver
-sees it when it fetches the files, or before it deletes anything itself (publish.py), and fails loudly.
+sees it when it fetches the files, or before it deletes anything itself (retention.py), and fails loudly.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _VERSION = 1
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A claim. The owner's random name tells a lost answer from a competitor."""
 
-    generation: int
+    generation: Generation
     owner: str
     claimed_ms: int
 
@@ -64,7 +64,7 @@ class Claim:
         self.generation = generation
         self.owner = owner
         self.has_base = False
-        self.highest_seen = 0
+        self.highest_seen = CheckpointId(0)
         """The highest checkpoint number that was found in storage when this driver chose what to restore."""
         self.life = ""
         """Names the job's life, from its very first base on; known once there is a base."""
@@ -79,6 +79,14 @@ class Claim:
         else:
             raise _fenced(self._jobdir, self.generation)
         self.check_there()
+
+    def check_based(self) -> None:
+        """Raise CheckpointError if readers cannot know yet what this generation goes on from."""
+        if not self.has_base:
+            raise CheckpointError(
+                f"generation {self.generation} has not recorded what it goes on from",
+                hint="call claim.set_base(…) after choosing what to restore",
+            )
 
     def check_there(self) -> None:
         """Raise FencedError if this claim is gone or not ours, whether or not there is a newer one."""
@@ -111,7 +119,7 @@ class Claim:
             generation=self.generation,
             checkpoint=checkpoint,
             checkpoint_generation=chosen.generation if chosen else None,
-            highest_seen=max(self.highest_seen, checkpoint or 0),
+            highest_seen=max(self.highest_seen, checkpoint or self.highest_seen),
             life=self.life,
         )
         hit("generation.base.before")

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import Mode
 
 Status = Literal["triggered", "in_progress", "completed", "failed"]
@@ -19,7 +19,7 @@ class PartitionStats:
     """One partition's part in a checkpoint."""
 
     uid: str
-    partition: int
+    partition: Partition
     sync_ms: float
     async_ms: float
     uploaded_bytes: int

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from strandline.checkpoint.config import OperatorPlan
 from strandline.core.errors import CheckpointError
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import (
     FileRef,
     Manifest,
@@ -16,8 +15,21 @@ from strandline.format.manifest import (
     PartitionInfo,
     SinkInfo,
     SourceInfo,
+    StateInfo,
     source_files,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPlan:
+    """What the coordinator must know of a keyed operator."""
+
+    uid: str
+    backend: str
+    parallelism: int
+    max_parallelism: int
+    key_schema: str
+    states: Sequence[StateInfo] = ()
 
 
 @dataclass
@@ -28,8 +40,9 @@ class Pending:
     epoch: Epoch
     triggered_ms: int
     deadline_ms: float
+    plans: Sequence[OperatorPlan]
     waiting: list[Future[CheckpointId]]
-    partitions: dict[tuple[str, int], PartitionInfo] = field(default_factory=dict)
+    partitions: dict[tuple[str, Partition], PartitionInfo] = field(default_factory=dict)
     source: SourceInfo | None = None
     source_added: bool = False
     watermarks: Mapping[str, int] = field(default_factory=dict)
@@ -40,27 +53,40 @@ class Pending:
     tolerated: bool = False
     """True: ending it says nothing about the health of checkpoints."""
 
-    def waits_for(self, plans: Iterable[OperatorPlan]) -> list[str]:
+    def add(self, uid: str, partition: Partition, info: PartitionInfo) -> bool:
+        """Take a partition's snapshot; False if that is there already, or of no partition of the job."""
+        parallelism = next((plan.parallelism for plan in self.plans if plan.uid == uid), 0)
+        if (uid, partition) in self.partitions or not 0 <= partition < parallelism:
+            return False
+        self.partitions[uid, partition] = info
+        return True
+
+    def fail(self, why: str) -> None:
+        """Have it fail, unless it does so already."""
+        if self.failure is None:
+            self.failure = CheckpointError(f"checkpoint {self.checkpoint} {why}")
+
+    def waits_for(self) -> list[str]:
         """Name all that is still missing; empty once the checkpoint can be published."""
         missing = [
             f"operator '{plan.uid}' partition {i}"
-            for plan in plans
-            for i in range(plan.parallelism)
+            for plan in self.plans
+            for i in map(Partition, range(plan.parallelism))
             if (plan.uid, i) not in self.partitions
         ]
         missing += [] if self.source_added else ["the source"]
         missing += [] if self.sinks is not None else ["the sinks"]
         return missing
 
-    def operators(self, plans: Iterable[OperatorPlan]) -> list[OperatorInfo]:
+    def operators(self) -> list[OperatorInfo]:
         """Return what the manifest lists, of a checkpoint that waits for nothing."""
         return [
             OperatorInfo(
                 uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
                 key_schema=plan.key_schema, states=list(plan.states),
-                partitions=[self.partitions[plan.uid, i] for i in range(plan.parallelism)],
+                partitions=[self.partitions[plan.uid, i] for i in map(Partition, range(plan.parallelism))],
             )
-            for plan in plans
+            for plan in self.plans
         ]  # fmt: skip
 
     def files(self) -> list[FileRef]:
@@ -69,3 +95,14 @@ class Pending:
         if self.source is not None:
             found += source_files(self.source)
         return found
+
+
+def resolve(waiting: Iterable[Future[CheckpointId]], outcome: CheckpointId | Exception) -> None:
+    """Tell those who asked for a checkpoint which one they got, or why there is none."""
+    for future in waiting:
+        if not future.set_running_or_notify_cancel():
+            continue
+        if isinstance(outcome, Exception):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

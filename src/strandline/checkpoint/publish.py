@@ -1,39 +1,12 @@
-"""Making a checkpoint the job's newest, and taking the older ones away. The only writer of manifests.
-
-A manifest is in doubt when storage did not say whether it was written: it may be there, or appear later. As long as it
-could be the job's newest, a driver that takes over may base itself on it, so it stays as it is, with all its files:
-whoever comes next finds it, there or not, and decides. No later checkpoint references its files. Once a later one is
-published, it is deleted like every older one.
-"""
+"""Writing a manifest: one conditional create, whose answer may be lost, or come from another driver's object."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterable, Sequence
-
-from strandline.checkpoint import invariants
-from strandline.checkpoint.catalog import lacking, mark_published, read_catalog
+from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.registry import SharedFiles
-from strandline.checkpoint.transfer import in_parallel
-from strandline.core.errors import (
-    CheckpointError,
-    ConflictError,
-    CorruptionError,
-    FencedError,
-    NotFoundError,
-    StrandlineError,
-    UnavailableError,
-)
-from strandline.core.failpoints import hit
-from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef, Manifest, encode_manifest
-
-log = logging.getLogger(__name__)
-
-_REMEMBERED = 100_000
+from strandline.core.errors import CheckpointError, ConflictError, NotFoundError, StrandlineError, UnavailableError
+from strandline.format.manifest import Manifest, encode_manifest
 
 
 class OutcomeUnknownError(CheckpointError):
@@ -44,243 +17,34 @@ class NumberTakenError(CheckpointError):
     """A manifest of a replaced driver has the checkpoint's number. Carries `next_id`."""
 
 
-class _IncompleteError(CheckpointError):
-    """The newest checkpoint lacks a file: what goes on from it would, too."""
+def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
+    """Create a checkpoint's manifest, which makes it complete; creating the same again changes nothing.
 
-
-class Publisher:
-    """Publishes, subsumes and deletes under one claim. Called by one thread at a time.
-
-    With `verify`, invariants.py looks before each publication and each deletion, and raises CorruptionError.
+    Raises FencedError, NumberTakenError, and OutcomeUnknownError when it may be there or appear later.
     """
+    path, data = manifest_path(manifest.checkpoint), encode_manifest(manifest)
+    try:
+        jobdir.create(path, data)
+    except ConflictError:
+        _resolve_conflict(jobdir, claim, manifest, path, data)
+    except StrandlineError as error:
+        # Whatever it says, it may be about a second try whose first one has done the work.
+        raise OutcomeUnknownError(
+            f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
+        ) from error
 
-    def __init__(
-        self, jobdir: JobDirectory, claim: Claim, retain: int, restored: Manifest | None, verify: bool | None = None
-    ) -> None:
-        self._jobdir = jobdir
-        self._claim = claim
-        self._retain = retain
-        self._confirmed = restored
-        self._verify = invariants.wanted() if verify is None else verify
-        self._registry = SharedFiles()
-        self._registry_is_full = False
-        self._newest_lacks_files = False
-        self._has_marked = restored is not None  # What a base names needs no record of its own.
-        self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
-        self._garbage: set[str] = set()
-        self._doubtful: dict[CheckpointId, list[FileRef]] = {}
 
-    @property
-    def confirmed(self) -> Manifest | None:
-        """The newest published manifest, or the restored one."""
-        return self._confirmed
-
-    @property
-    def oldest_live(self) -> CheckpointId | None:
-        """The oldest checkpoint that a restore can find; None while that is not known."""
-        if not self._registry_is_full or self._doubtful:
-            return None
-        return min(self._registry.checkpoints, default=None)
-
-    def new_bytes(self, files: Sequence[FileRef]) -> int:
-        """Return how many bytes a checkpoint of these files adds to the confirmed one."""
-        known = self._confirmed_paths()
-        new = {f.path: f.size for f in files if f.path and f.path not in known}
-        return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
-
-    def _confirmed_paths(self) -> set[str]:
-        return {f.path for f in self._confirmed.files() if f.path} if self._confirmed else set()
-
-    def publish(self, manifest: Manifest) -> None:
-        """Steps 1 to 3 of completing a checkpoint.
-
-        Raises FencedError, NumberTakenError, OutcomeUnknownError (the manifest may be there), CheckpointError when
-        the manifest references what it must not or what is not there; after any other error the manifest is not there.
-        """
-        # 1. Only the job's owner publishes, and only once readers know what it goes on from.
-        if not self._claim.has_base:
-            raise CheckpointError(
-                f"generation {self._claim.generation} has not recorded what it goes on from",
-                hint="call claim.set_base(…) after choosing what to restore",
-            )
-        self._claim.check()
-        # 2. Every file is held by the last confirmed checkpoint, or new, and then in storage.
-        if self._newest_lacks_files:
-            self._fill_registry()
-        new = self._new_files(manifest)
-        for problem in filter(None, in_parallel(self._look_at, new)):
-            raise CheckpointError(
-                f"checkpoint {manifest.checkpoint}: {self._jobdir.url}/{problem}: it was uploaded, and is not there",
-                hint="the storage has lost or cut off a file; nothing was published",
-            )
-        if self._verify:
-            invariants.check_publication(self._jobdir, manifest)
-        # 3. One conditional create makes the checkpoint.
-        hit("checkpoint.publish.before")
-        path, data = manifest_path(CheckpointId(manifest.checkpoint)), encode_manifest(manifest)
-        try:
-            self._jobdir.create(path, data)
-        except ConflictError:
-            self._resolve_conflict(manifest, path, data)
-        except StrandlineError as error:
-            # Whatever it says, it may be about a second try whose first one has done the work.
-            raise OutcomeUnknownError(
-                f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
-            ) from error
-
-    def _new_files(self, manifest: Manifest) -> list[FileRef]:
-        """Return the files that this checkpoint has uploaded; refuse one that it may not reference."""
-        known = self._confirmed_paths()
-        new: dict[str, FileRef] = {}
-        for file in manifest.files():
-            if file.inline is not None or file.path in known:
-                continue
-            if not file.path or file.path in self._abandoned or file.path in self._registry.live:
-                raise CheckpointError(
-                    f"checkpoint {manifest.checkpoint} references {file.path!r} ('{file.name}'), which neither it nor "
-                    f"the last confirmed checkpoint uploaded: publishing it would be unsafe"
-                )
-            new[file.path] = file
-        return list(new.values())
-
-    def _look_at(self, file: FileRef) -> str:
-        """Return what is wrong with a stored file, as far as one small request shows it."""
-        try:
-            size = self._jobdir.head(file.path).size_bytes
-        except NotFoundError:
-            return f"{file.path} ('{file.name}'): missing"
-        return "" if size == file.size else f"{file.path} ('{file.name}'): {size} bytes, expected {file.size}"
-
-    def _resolve_conflict(self, manifest: Manifest, path: str, data: bytes) -> None:
-        """Our own bytes: the answer to an earlier try was lost. Others': find out who may go on."""
-        try:
-            if self._jobdir.get(path) == data:
-                return
-        except NotFoundError:
-            pass
-        except UnavailableError as error:
-            raise OutcomeUnknownError(f"checkpoint {manifest.checkpoint}: {error.message}") from error
-        self._claim.check()
-        raise NumberTakenError(
-            f"checkpoint {manifest.checkpoint}: a driver that was replaced has published under this number",
-            next_id=read_catalog(self._jobdir).next_id,
-        )
-
-    def confirm(self, manifest: Manifest) -> None:
-        """Step 4: register a published checkpoint."""
-        hit("checkpoint.publish.after")
-        self._registry.complete(manifest)
-        self._confirmed = manifest
-        if not self._has_marked:
-            # Before sinks show anything: a job that finds this and no checkpoint does not begin empty.
-            with contextlib.suppress(UnavailableError):
-                mark_published(self._jobdir, manifest)
-                self._has_marked = True
-
-    def subsume(self) -> None:
-        """Step 6: delete the checkpoints beyond `retain`. What storage refuses now, `clean` tries again.
-
-        Raises FencedError, and CorruptionError if an invariant is broken that is verified. A newest checkpoint that
-        lacks a file is warned of: nothing is deleted, and nothing published, until it is whole again.
-        """
-        hit("checkpoint.subsume.before")
-        if self._delete_what_is_due():
-            hit("checkpoint.subsume.after")
-
-    def clean(self) -> bool:
-        """Delete what late reports, failed checkpoints and earlier refusals have left; False if something remains.
-
-        Raises as `subsume` does.
-        """
-        return not (self._garbage or self._overdue() or self._settled()) or self._delete_what_is_due()
-
-    def _overdue(self) -> list[CheckpointId]:
-        return self._registry.checkpoints[: -self._retain]
-
-    def _settled(self) -> list[CheckpointId]:
-        """Return the checkpoints in doubt that are not the newest any more, whether they are there or not."""
-        newest = self._confirmed.checkpoint if self._confirmed else 0
-        return [checkpoint for checkpoint in self._doubtful if checkpoint < newest]
-
-    def _delete_what_is_due(self) -> bool:
-        """Delete old manifests, then garbage; False if storage refused and something remains."""
-        try:
-            self._claim.check()
-            self._fill_registry()
-            if self._verify:
-                self._verify_deletion()
-            for checkpoint in self._settled():
-                self._jobdir.delete([manifest_path(checkpoint)])
-                self.discard(self._doubtful.pop(checkpoint))
-            for checkpoint in self._overdue():
-                self._jobdir.delete([manifest_path(checkpoint)])
-                hit("checkpoint.subsume.manifest_deleted")
-                self._garbage.update(self._registry.drop(checkpoint))
-            self._garbage -= self._registry.live.keys()
-            self._jobdir.delete(sorted(self._garbage))
-            self._garbage.clear()
-        except (FencedError, CorruptionError):
-            raise
-        except StrandlineError as error:
-            if isinstance(error, _IncompleteError) and not self._newest_lacks_files:
-                # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
-                log.warning("%s", error)
-                self._newest_lacks_files = True
-            return False
-        return True
-
-    def _verify_deletion(self) -> None:
-        overdue, settled = self._overdue(), self._settled()
-        staying = [self._registry.files_of(i) for i in self._registry.checkpoints if i not in overdue]
-        files = self._garbage.union(*map(self._registry.files_of, overdue))
-        files.update(f.path for i in settled for f in self._doubtful[i] if f.path)
-        try:
-            invariants.check_deletion(self._jobdir, [*overdue, *settled], files.difference(*staying))
-        except CorruptionError:
-            # A newer driver may have deleted while this one looked.
-            self._claim.check()
-            raise
-
-    def _fill_registry(self) -> None:
-        """Learn, once, which other checkpoints storage holds, and that the newest is there with every file.
-
-        Files that are taken over from the restored checkpoint are not looked at when they are published: an older
-        driver, a late collection or somebody's hand may have deleted them. Here a listing is at hand.
-        """
-        if self._registry_is_full:
+def _resolve_conflict(jobdir: JobDirectory, claim: Claim, manifest: Manifest, path: str, data: bytes) -> None:
+    """Our own bytes: the answer to an earlier try was lost. Others': find out who may go on."""
+    try:
+        if jobdir.get(path) == data:
             return
-        catalog = read_catalog(self._jobdir)
-        if self._confirmed is not None:
-            newest = CheckpointId(self._confirmed.checkpoint)
-            lacks = lacking(self._jobdir, catalog.missing(self._confirmed))
-            problems: Iterable[str] = (f"{file.path}: {problem}" for file, problem in lacks)
-            if newest not in catalog.manifests:
-                problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
-            for problem in problems:
-                # A newer driver subsumes what this one holds for the newest: that is no damage.
-                self._claim.check()
-                raise _IncompleteError(
-                    f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted, and no "
-                    "other is published",
-                    hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {newest}",
-                )
-            # Of those that nobody can judge, the older ones end like every older one.
-            unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
-            for manifest in [*catalog.live.values(), *unknown]:
-                if manifest.checkpoint not in self._doubtful:
-                    self._registry.complete(manifest)
-        self._registry_is_full, self._newest_lacks_files = True, False
-
-    def abandon(self, checkpoint: CheckpointId, files: Sequence[FileRef], in_doubt: bool) -> None:
-        """Remember an unpublished checkpoint's uploads for deletion; never raises."""
-        if in_doubt:
-            self._doubtful[checkpoint] = list(files)
-        self.discard(files)
-
-    def discard(self, files: Iterable[FileRef]) -> None:
-        """Remember files for deletion, unless a published checkpoint, or one in doubt, needs them; never raises."""
-        paths = {f.path for f in files if f.path} - self._confirmed_paths() - self._registry.live.keys()
-        self._abandoned.update(dict.fromkeys(paths))
-        while len(self._abandoned) > _REMEMBERED:
-            del self._abandoned[next(iter(self._abandoned))]
-        self._garbage |= paths - {f.path for doubtful in self._doubtful.values() for f in doubtful}
+    except NotFoundError:
+        pass
+    except UnavailableError as error:
+        raise OutcomeUnknownError(f"checkpoint {manifest.checkpoint}: {error.message}") from error
+    claim.check()
+    raise NumberTakenError(
+        f"checkpoint {manifest.checkpoint}: a driver that was replaced has published under this number",
+        next_id=read_catalog(jobdir).next_id,
+    )

@@ -32,7 +32,7 @@ class SharedFiles:
 
     def complete(self, manifest: Manifest) -> None:
         """Add a published checkpoint; adding it twice changes nothing."""
-        checkpoint = CheckpointId(manifest.checkpoint)
+        checkpoint = manifest.checkpoint
         if checkpoint not in self._files:
             self._files[checkpoint] = frozenset(f.path for f in manifest.files() if f.inline is None)
             self._live.update(self._files[checkpoint])

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from strandline.checkpoint.catalog import Catalog, first_published, lacking, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
-from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest
@@ -63,7 +63,7 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         claim.check()
     catalog = read_catalog(jobdir)
     if claim is not None:
-        claim.highest_seen = catalog.next_id - 1
+        claim.highest_seen = CheckpointId(catalog.next_id - 1)
         claim.life = catalog.life
     skipped: list[Skipped] = []
     damaged_bases = list(catalog.chain.damaged.values())
@@ -85,7 +85,7 @@ def _gone(jobdir: JobDirectory, catalog: Catalog) -> list[Skipped]:
     base = bases[max(bases)] if bases else None
     if base is not None and base.checkpoint is not None:
         reason = f"gone, and every later one: generation {base.generation} went on from it"
-        return [Skipped(CheckpointId(base.checkpoint), reason, lost=True)]
+        return [Skipped(base.checkpoint, reason, lost=True)]
     first = first_published(jobdir, catalog)
     return [] if first is None else [Skipped(first, "gone, and every later one: the job has had it", lost=True)]
 

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from msgspec import UNSET
 
 from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
-from strandline.checkpoint.transfer import in_parallel
+from strandline.checkpoint.parallel import in_parallel
 from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId

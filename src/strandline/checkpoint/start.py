@@ -17,6 +17,7 @@ from strandline.checkpoint.source_log import pack, unpack, write_files
 from strandline.core.clock import Clock
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import hit
+from strandline.core.ids import Generation
 from strandline.format.frame import frame_record, unframe_record
 
 START_MAGIC = b"SLSTART1"
@@ -26,7 +27,7 @@ _VERSION = 1
 class Start(msgspec.Struct, frozen=True, kw_only=True):
     """The record: written once in a job's life, by one conditional create."""
 
-    generation: int
+    generation: Generation
     created_ms: int
     names: list[str]
     """The sources' names, in the order in which Spark's files number them; empty when there is one without."""

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
-from strandline.checkpoint.transfer import in_parallel, sha256_of
+from strandline.checkpoint.kinds import SnapshotKind
+from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CheckpointError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef, Mode
+from strandline.format.manifest import FileRef
 
-INLINE_UP_TO_BYTES = 4 << 10
 _READ_WHOLE_UP_TO_BYTES = 1 << 20
 
 
@@ -29,25 +29,19 @@ class Uploaded:
     """What this snapshot newly wrote, inline bytes included."""
 
 
-def never_cancelled() -> bool:
-    """Say that nobody wants the upload to stop."""
-    return False
-
-
 def upload(
     jobdir: JobDirectory,
     files: Sequence[LocalFile],
     checkpoint: CheckpointId,
     base: Mapping[str, FileRef],
-    mode: Mode,
-    inline: bool = False,
-    cancelled: Callable[[], bool] = never_cancelled,
+    kind: SnapshotKind,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Uploaded:
-    """Upload a snapshot's files; the ones that go on from `base` are referenced.
+    """Upload a snapshot's files, but those of `base` that its kind references.
 
-    `base` is by name the same partition's files in the last CONFIRMED checkpoint, never in a later one. A full
-    checkpoint ignores it and owns all its files. With `inline`, all bytes travel in the manifest. On failure or when
-    `cancelled` says so (CheckpointError), what was uploaded is deleted as well as can be, and nothing is referenced.
+    `base` is by name the same partition's files in the last CONFIRMED checkpoint, never in a later one. On failure or
+    when `cancelled` says so (CheckpointError), what was uploaded is deleted as well as can be, and nothing is
+    referenced.
     """
     attempted: list[str] = []
     lock = threading.Lock()
@@ -55,12 +49,12 @@ def upload(
     def one(file: LocalFile) -> tuple[FileRef, int]:
         if cancelled():
             raise CheckpointError(f"checkpoint {checkpoint}: the upload was cancelled")
-        known = base.get(file.name) if mode == "incremental" and file.shared and not inline else None
-        if known is not None and known.shared and known.path and known.size == file.size_bytes:
-            return known, 0
-        if inline or (not file.shared and file.size_bytes <= INLINE_UP_TO_BYTES):
+        place = kind(file, base)
+        if isinstance(place, FileRef):
+            return place, 0
+        if place == "inline":
             return _inline(file, checkpoint), file.size_bytes
-        shared = mode == "incremental" and file.shared
+        shared = place == "shared"
         path = shared_path() if shared else exclusive_path(checkpoint)
         with lock:
             attempted.append(path)

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.frame import frame_record, unframe_record
 
 MANIFEST_MAGIC = b"SLMANIF1"
@@ -107,7 +108,7 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot of one operator partition."""
 
-    index: int
+    index: Partition
     first_key_group: int
     last_key_group: int
     files: list[FileRef]
@@ -168,9 +169,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One complete checkpoint."""
 
     job: str
-    generation: int
-    checkpoint: int
-    epoch: int
+    generation: Generation
+    checkpoint: CheckpointId
+    epoch: Epoch
     mode: Mode
     created_ms: int
     engine_version: str

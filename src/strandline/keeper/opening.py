@@ -50,12 +50,12 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     jobdir = JobDirectory(RetryingStore(store), program.job)
     restore = program.restore
     files = restore.files.get(partition, []) if restore else []
-    _clean(directory, keep=CheckpointId(restore.checkpoint) if restore else None)
+    _clean(directory, keep=restore.checkpoint if restore else None)
     database = directory / f"db-{program.generation}"
     if restore is not None:
         failpoints.hit("keeper.restore.before")
-        copy = local_copy(directory, CheckpointId(restore.checkpoint))
-        with damage_in(CheckpointId(restore.checkpoint)):
+        copy = local_copy(directory, restore.checkpoint)
+        with damage_in(restore.checkpoint):
             stats = fetch(jobdir, files, database, copy)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
@@ -77,7 +77,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
         assert restore is not None
-        with damage_in(CheckpointId(restore.checkpoint)):
+        with damage_in(restore.checkpoint):
             database = directory / f"db-{program.generation}-again"
             fetch(jobdir, files, database)
             opened = _open(program, process, partition, database)
@@ -87,8 +87,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         program, partition, task.store, backend, jobdir, directory, base,
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
-    version = Epoch(restore.epoch if restore else 0)
-    return Opened(program, OperatorPartition(task, version), snapshots)
+    return Opened(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
 
 
 def _open(program: Program, process: Process, partition: Partition, database: Path) -> tuple[Backend, Task]:

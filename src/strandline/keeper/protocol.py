@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from strandline.core import errors
 from strandline.core.errors import KeeperError, StrandlineError
-from strandline.format.manifest import Mode, PartitionInfo
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.format.manifest import PartitionInfo
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -38,23 +39,17 @@ STOP: Final = 12
 PING: Final = 13
 
 
-class Trigger(msgspec.Struct, frozen=True):
-    """Take checkpoint `checkpoint` once the epoch is applied."""
-
-    checkpoint: int
-    mode: Mode
-
-
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """What the driver tells keepers with every epoch and poll."""
 
-    generation: int
-    epoch: int
+    generation: Generation
+    epoch: Epoch
     """The epoch to process; in a poll, the epoch the keeper is expected to have applied."""
-    trigger: Trigger | None = None
-    confirmed: int | None = None
+    trigger: CheckpointId | None = None
+    """The checkpoint to take once the epoch is applied."""
+    confirmed: CheckpointId | None = None
     """The newest published checkpoint of this run."""
-    pending: int | None = None
+    pending: CheckpointId | None = None
     """The checkpoint that is being taken; uploads for any other are given up."""
     watermark_us: int | None = None
     """The watermark when the epoch begins: event-time timers up to it are due."""
@@ -76,7 +71,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """How a partition's snapshot for a checkpoint ended."""
 
-    checkpoint: int
+    checkpoint: CheckpointId
     info: PartitionInfo | None = None
     failure: str = ""
 
@@ -85,8 +80,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """What a keeper tells the driver after an epoch or a poll."""
 
     uid: str
-    partition: int
-    epoch: int
+    partition: Partition
+    epoch: Epoch
     pid: int
     host: str
     keeper: str = ""

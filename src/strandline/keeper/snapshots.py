@@ -16,6 +16,7 @@ from pathlib import Path
 
 from strandline.backends.base import Backend, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
 from strandline.core.errors import StrandlineError
@@ -23,7 +24,7 @@ from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
 from strandline.keeper.paths import local_copies, local_copy
-from strandline.keeper.protocol import Report, Trigger
+from strandline.keeper.protocol import Report
 from strandline.runtime.program import Program
 from strandline.runtime.state.store import Frozen, Store
 
@@ -50,8 +51,10 @@ class Snapshots:
         self._backend = backend
         self._jobdir = jobdir
         self._directory = directory
-        self._base = dict(base)
-        self._base_of = CheckpointId(program.restore.checkpoint) if program.restore else None
+        self._kind = kind_of(program.mode, inline=backend.inline)
+        self._base = base
+        """By name, this partition's shared files in the newest published checkpoint."""
+        self._base_of = program.restore.checkpoint if program.restore else None
         self._write_behind_bytes = write_behind_bytes
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
@@ -59,7 +62,6 @@ class Snapshots:
         self._lock = threading.Lock()
         self._pending: CheckpointId | None = None
         self._triggered: CheckpointId | None = None
-        self._uploads: dict[CheckpointId, dict[str, FileRef]] = {}
         self._reports: dict[CheckpointId, Report] = {}
         self._error: StrandlineError | None = None
 
@@ -67,22 +69,18 @@ class Snapshots:
         """Take in what the driver says: the newest published checkpoint, and the one being taken."""
         with self._lock:
             self._pending = pending
-            if confirmed is not None and confirmed in self._uploads:
-                self._base, self._base_of = self._uploads[confirmed], confirmed
+            mine = None if confirmed is None else self._reports.get(confirmed)
+            if confirmed is not None and mine is not None and mine.info is not None:
+                self._base, self._base_of = {ref.name: ref for ref in mine.info.files if ref.shared}, confirmed
                 self._drop_copies(keep=confirmed)
             elif confirmed not in (None, self._base_of):
                 # One that died before any epoch took part in it: which of its files that one holds is not known here.
                 self._base, self._base_of = {}, confirmed
-            decided = [c for c in self._reports if c != pending]
-            for checkpoint in decided:
-                del self._reports[checkpoint]
-            for checkpoint in [c for c in self._uploads if c != pending]:
-                del self._uploads[checkpoint]
+            self._reports = {c: report for c, report in self._reports.items() if c == pending}
 
-    def trigger(self, trigger: Trigger) -> float:
+    def trigger(self, checkpoint: CheckpointId) -> float:
         """Freeze the state for a checkpoint; return how many milliseconds that held the epoch up."""
         started = time.perf_counter()
-        checkpoint = CheckpointId(trigger.checkpoint)
         if checkpoint == self._triggered:
             # A poll that Spark repeated: taking it again would pull the files away from under the upload.
             return 0.0
@@ -91,7 +89,7 @@ class Snapshots:
             self._pending = checkpoint
         frozen = self._store.freeze()
         pause_ms = (time.perf_counter() - started) * 1000
-        self._writer.submit(self._take, checkpoint, trigger.mode, frozen, pause_ms)
+        self._writer.submit(self._take, checkpoint, frozen, pause_ms)
         return pause_ms
 
     def write_behind(self) -> None:
@@ -129,7 +127,7 @@ class Snapshots:
         except Exception as error:
             self._fail(error)
 
-    def _take(self, checkpoint: CheckpointId, mode: str, frozen: Frozen, pause_ms: float) -> None:
+    def _take(self, checkpoint: CheckpointId, frozen: Frozen, pause_ms: float) -> None:
         started = time.perf_counter()
         into = local_copy(self._directory, checkpoint)
         try:
@@ -143,23 +141,15 @@ class Snapshots:
             self._fail(error)
             self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {error}"))
             return
-        self._uploader.submit(self._upload, checkpoint, mode, files, pause_ms, started)
+        self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
 
-    def _upload(
-        self, checkpoint: CheckpointId, mode: str, files: list[LocalFile], pause_ms: float, started: float
-    ) -> None:
+    def _upload(self, checkpoint: CheckpointId, files: list[LocalFile], pause_ms: float, started: float) -> None:
         try:
             failpoints.hit("keeper.upload.before")
             with self._lock:
-                base = dict(self._base)
+                base = self._base
             done = upload(
-                self._jobdir,
-                files,
-                checkpoint,
-                base,
-                "full" if mode == "full" else "incremental",
-                inline=self._backend.inline,
-                cancelled=lambda: self._pending != checkpoint,
+                self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
             )
             failpoints.hit("keeper.upload.after")
         except Exception as error:
@@ -177,13 +167,11 @@ class Snapshots:
             async_ms=round((time.perf_counter() - started) * 1000, 3),
             uploaded_bytes=done.uploaded_bytes,
         )
-        with self._lock:
-            self._uploads[checkpoint] = {ref.name: ref for ref in done.refs if ref.shared}
         self._report(Report(checkpoint=checkpoint, info=info))
 
     def _report(self, report: Report) -> None:
         with self._lock:
-            self._reports[CheckpointId(report.checkpoint)] = report
+            self._reports[report.checkpoint] = report
 
     def _fail(self, error: Exception) -> None:
         if error is self._error:

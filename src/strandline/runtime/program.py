@@ -14,6 +14,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.backends.options import Grouping
 from strandline.core.errors import ConfigurationError, StateTypeError
+from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
@@ -69,9 +70,9 @@ def groupings(program: Program, process: Process) -> dict[str, Grouping]:
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
     """What a run started from: a checkpoint, and each partition's files in it."""
 
-    checkpoint: int
-    epoch: int
-    files: dict[int, list[FileRef]]
+    checkpoint: CheckpointId
+    epoch: Epoch
+    files: dict[Partition, list[FileRef]]
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.checkpoint.coordinator import CheckpointConfig, Coordinator
+from strandline.api.config import Checkpoints
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import Clock
@@ -41,11 +42,10 @@ class Blueprint:
     name: str
     spark: SparkSession
     plan: Plan
-    config: CheckpointConfig
+    checkpoints: Checkpoints
     settings: Settings
     jobdir: JobDirectory
     store_url: str
-    store_options: dict[str, str] = field(repr=False)
     places: Places
     trigger: dict[str, Any]
     clock: Clock

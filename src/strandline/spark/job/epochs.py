@@ -14,8 +14,8 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError
-from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
-from strandline.keeper.protocol import Ack, Instructions, Trigger
+from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.state.timers import is_due
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class Progress:
     """What has been done in this run, for people to look at."""
 
-    epoch: int
+    epoch: Epoch
     epochs: int = 0
     rows_in: int = 0
     last_epoch_ms: float = 0.0
@@ -205,7 +205,7 @@ class EpochDriver:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            epoch = Epoch(self.progress.epoch)
+            epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
             acks = self._fleet.poll(self._instructions(epoch, trigger))
             missing = self._fleet.slots - acks.keys()
@@ -255,7 +255,7 @@ class EpochDriver:
         self._watermarks.fired_us = instructions.watermark_us
         self._advance()
         if trigger is not None:
-            self._add_sinks(CheckpointId(trigger.checkpoint))
+            self._add_sinks(trigger)
             self.epoch_carries_trigger = False
         self._heed(acks, trigger)
         failpoints.hit("epoch.done")
@@ -290,20 +290,19 @@ class EpochDriver:
         routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
-    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> Trigger | None:
+    def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
         trigger = self._coordinator.trigger(epoch, changed=not idle)
-        if trigger is None:
-            return None
-        self._sources.want(trigger.checkpoint, self._batch)
-        if idle:
-            self._add_sinks(trigger.checkpoint)
-        return Trigger(trigger.checkpoint, trigger.mode)
+        if trigger is not None:
+            self._sources.want(trigger, self._batch)
+            if idle:
+                self._add_sinks(trigger)
+        return trigger
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
         self._coordinator.add_sinks(checkpoint, self._staging.pending(), self._watermarks.stored())
 
-    def _instructions(self, epoch: Epoch, trigger: Trigger | None) -> Instructions:
+    def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
         pending = self._coordinator.pending
         confirmed = self._coordinator.confirmed
@@ -318,7 +317,7 @@ class EpochDriver:
             now_us=self.now_us,
         )
 
-    def _heed(self, acks: dict[Slot, Ack], trigger: Trigger | None) -> None:
+    def _heed(self, acks: dict[Slot, Ack], trigger: CheckpointId | None) -> None:
         """Take in what keepers say, who have just been told of the trigger, if there is one."""
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
@@ -327,11 +326,10 @@ class EpochDriver:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
                 self._coordinator.retake(*slot)
             for report in ack.reports:
-                checkpoint, partition = CheckpointId(report.checkpoint), Partition(ack.partition)
                 if report.info is not None:
-                    self._coordinator.report(ack.uid, partition, checkpoint, report.info)
+                    self._coordinator.report(*slot, report.checkpoint, report.info)
                 else:
-                    self._coordinator.report_failure(ack.uid, partition, checkpoint, report.failure)
+                    self._coordinator.report_failure(*slot, report.checkpoint, report.failure)
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
         pipeline = self._plan.pipeline

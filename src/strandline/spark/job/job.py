@@ -9,7 +9,6 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
-from strandline.checkpoint.coordinator import CheckpointConfig
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
@@ -95,18 +94,10 @@ class Job:
             name=self.name,
             spark=spark,
             plan=self._plan,
-            config=CheckpointConfig(
-                mode=ck.mode,
-                interval_ms=ck.interval_ms,
-                timeout_ms=ck.timeout_ms,
-                min_pause_ms=ck.min_pause_ms,
-                retain=ck.retain,
-                tolerable_failures=ck.tolerable_failures,
-            ),
+            checkpoints=ck,
             settings=self.settings,
             jobdir=JobDirectory(store, self.name),
             store_url=store.url,
-            store_options=dict(ck.storage_options),
             places=places,
             trigger=self._trigger,
             clock=SystemClock(),

@@ -12,8 +12,9 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.checkpoint.coordinator import Coordinator, OperatorPlan
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
+from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
@@ -98,10 +99,10 @@ class Starting:
         operators = self._settle(manifest)
         start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
-        owned.set_base(None if manifest is None else CheckpointId(manifest.checkpoint))
+        owned.set_base(None if manifest is None else manifest.checkpoint)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
-        epoch = Epoch(manifest.epoch if manifest else 0)
+        epoch = manifest.epoch if manifest else Epoch(0)
         exchange = Exchange(b.spark, self._parallelism(manifest), f"strandline-{b.places.root.name}-{owned.generation}")
         self._cleanup.callback(exchange.close)
         programs = [self._program(owned, operator, manifest) for operator in operators]
@@ -123,7 +124,7 @@ class Starting:
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, owned, b.config, b.clock, next_id, manifest, b.name,
+            b.jobdir, owned, b.checkpoints, b.clock, next_id, manifest, b.name,
             [self._operator_plan(operator) for operator in operators], staging.commit,
         )  # fmt: skip
         progress = manifest.source if manifest else None
@@ -133,7 +134,7 @@ class Starting:
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
         if manifest is not None and batch >= 0:
-            cleaner.restored(CheckpointId(manifest.checkpoint), batch, spark_dir)
+            cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
             start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
@@ -178,7 +179,7 @@ class Starting:
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
-        epoch = Epoch(manifest.epoch if manifest else 0)
+        epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in self._b.plan.sinks:
             owned.check()
             sink.open(
@@ -199,9 +200,9 @@ class Starting:
             job=b.name,
             generation=owned.generation,
             backend=b.settings.backend,
-            mode=b.config.mode,
+            mode=b.checkpoints.mode,
             store_url=b.store_url,
-            store_options=b.store_options,
+            store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,
             partition_memory_bytes=self._partition_memory(operator.parallelism),
             limit_bytes=b.settings.memory_backend_limit_bytes,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.core.errors import KeeperError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Connection
-from strandline.keeper.tally import Tally
+from strandline.keeper.rowproof import RowCounter
 from strandline.runtime.rowlayout import split_end
 
 
@@ -42,12 +42,12 @@ class Feeder(threading.Thread):
     def run(self) -> None:
         """Feed; what goes wrong breaks the connection, so that the keeper and the receiving side find out."""
         try:
-            tally = Tally()
+            counter = RowCounter()
             for rows in self._rows():
-                tally.add(rows.column(0))
+                counter.add(rows.column(0))
                 if not self._is_replay:
                     self._send(p.ROWS, rows.serialize())
-            self._send(p.END, tally.whole)
+            self._send(p.END, counter.proof)
         except _GoneError:
             # The keeper has gone, or given up and said why: the receiving side finds out.
             pass

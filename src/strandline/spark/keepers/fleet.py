@@ -33,7 +33,7 @@ _EXEC_S = 0.1
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 """What Spark keeps of a thread's job group."""
 
-Slot = tuple[str, int]
+Slot = tuple[str, Partition]
 """An operator's uid and a partition."""
 
 
@@ -73,7 +73,9 @@ class Fleet:
         }
         self._only_executor = _only_executor(spark)
         self._acks: Accumulator[list[bytes]] = sc.accumulator([], AckList())
-        self.slots: set[Slot] = {(prog.uid, part) for prog in programs for part in range(prog.parallelism)}
+        self.slots: set[Slot] = {
+            (prog.uid, part) for prog in programs for part in map(Partition, range(prog.parallelism))
+        }
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
         self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
@@ -125,13 +127,13 @@ class Fleet:
 
     def ping(self) -> None:
         """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be."""
-        instructions = Instructions(generation=self._generation, epoch=0)
+        instructions = Instructions(generation=self._generation, epoch=Epoch(0))
         direct = ControlWorker(list(self._refs.values()), instructions, p.PING)
         answered: set[Slot] = set()
         for uid, partition in self.slots:
             # One that cannot be reached from here is asked through Spark.
             with contextlib.suppress(Exception):
-                if direct.ask(self._refs[uid], Partition(partition)):
+                if direct.ask(self._refs[uid], partition):
                     answered.add((uid, partition))
         if answered != self.slots:
             self._control(instructions, p.PING)
@@ -157,7 +159,7 @@ class Fleet:
     def stop(self, *, forget: bool) -> None:
         """End every keeper at once. With `forget`, their local copies go too."""
         self._over.set()
-        instructions = Instructions(generation=self._generation, epoch=0, forget=forget)
+        instructions = Instructions(generation=self._generation, epoch=Epoch(0), forget=forget)
         try:
             with self.breakable():
                 self._control(instructions, p.STOP)
@@ -216,7 +218,7 @@ class Fleet:
             list(self._refs.values()), instructions, kind, self._programs if start else None, self._only_executor
         )
         with ThreadPoolExecutor(len(self.slots), thread_name_prefix="strandline-ask") as pool:
-            asked = [pool.submit(worker.ask, self._refs[uid], Partition(part)) for uid, part in sorted(self.slots)]
+            asked = [pool.submit(worker.ask, self._refs[uid], part) for uid, part in sorted(self.slots)]
             return [ack for answer in asked for ack in answer.result()]
 
     def _ask_spark(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from strandline.core.errors import KeeperError, StrandlineError
-from strandline.core.ids import Generation, Partition
+from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Instructions
@@ -72,7 +72,7 @@ class KeeperRef:
         for path in self.places.sockets(self.generation):
             # One that does not answer must not cost the others their leases.
             with contextlib.suppress(OSError, KeeperError), closing(_connect(path, _PING_S)) as connection:
-                connection.send(p.PING, Instructions(generation=self.generation, epoch=0))
+                connection.send(p.PING, Instructions(generation=self.generation, epoch=Epoch(0)))
                 connection.expect(p.ACK)
 
     def start(self, partition: Partition, executor: Executor | None = None) -> Connection:

@@ -40,7 +40,7 @@ def rewind(jobdir: JobDirectory, directory: Path, manifest: Manifest | None, sta
         if number.isdigit() and int(number) <= generation:
             shutil.rmtree(old, ignore_errors=True)
     if manifest is not None and manifest.source is not None:
-        with damage_in(CheckpointId(manifest.checkpoint)):
+        with damage_in(manifest.checkpoint):
             restore_source(jobdir, manifest.source, directory)
     elif start is not None:
         write_start(jobdir, start, directory)

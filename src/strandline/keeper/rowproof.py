@@ -18,14 +18,14 @@ _FOLD = np.uint64(29)
 _WRAP = (1 << 64) - 1
 
 
-class Whole(msgspec.Struct, frozen=True):
+class RowProof(msgspec.Struct, frozen=True):
     """What END carries: all rows have come, and these were they."""
 
     rows: int
     digest: int
 
 
-class Tally:
+class RowCounter:
     """Counts the rows of an epoch."""
 
     def __init__(self) -> None:
@@ -39,6 +39,6 @@ class Tally:
         self._digest = (self._digest + int(np.sum(spread ^ (spread >> _FOLD), dtype=np.uint64))) & _WRAP
 
     @property
-    def whole(self) -> Whole:
+    def proof(self) -> RowProof:
         """All that has come, once nothing more comes."""
-        return Whole(self._rows, self._digest)
+        return RowProof(self._rows, self._digest)

@@ -11,7 +11,7 @@ from typing import IO
 import pyarrow as pa
 
 from strandline.core.errors import UnavailableError
-from strandline.keeper.tally import Whole
+from strandline.keeper.rowproof import RowProof
 
 _IN_MEMORY_BYTES = 64 << 20
 
@@ -20,7 +20,7 @@ class KeptOutput:
     """The output of the last epoch, for a Spark task that is retried. Large output goes to a file."""
 
     def __init__(self, directory: Path) -> None:
-        self.input = Whole(0, 0)
+        self.input = RowProof(0, 0)
         """What it was computed from."""
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES, dir=str(directory))  # noqa: SIM115
         self._sizes: list[int] = []
