@@ -33,6 +33,7 @@ from strandline.core.ids import CheckpointId, Epoch, Generation, Partition, uniq
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
 from strandline.keeper.kept import KeptOutput
+from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
 from strandline.keeper.opening import Opened, open_partition
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions
@@ -446,6 +447,7 @@ def main() -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
     failpoints.arm_from_environment()
+    defer_pandas()
     # RocksDB keeps its files open where it may: closing and opening them again costs reads.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -28,6 +28,7 @@ import pyarrow as pa
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation, Partition
 from strandline.keeper import protocol as p
+from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Failure, Instructions
 from strandline.keeper.watchdog import process_start
@@ -164,6 +165,7 @@ class EpochWorker:
         """How often to renew leases where the driver cannot; 0: it can."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        defer_pandas()
         first = next(batches, None)
         if first is None:
             return
@@ -227,6 +229,7 @@ class ControlWorker:
         """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        defer_pandas()
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 found = [ack for keeper in self._keepers for ack in self.ask(keeper, partition)]
