@@ -2,7 +2,7 @@
 # inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
 
-.PHONY: help setup demo test lint format soak bench clean
+.PHONY: help setup demo test archive lint format soak bench clean
 
 help:
 	@printf '%s\n' \
@@ -22,8 +22,12 @@ setup:
 demo:
 	$(RUN) python scripts/demo.py $(ARGS)
 
-test: lint
+test: lint $(if $(ARGS),,archive)
 	$(RUN) python -m pytest $(ARGS)
+
+# What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
+archive:
+	$(RUN) python -m tests.jvm
 
 lint:
 	$(RUN) ruff check .
@@ -35,7 +39,7 @@ format:
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-soak:
+soak: archive
 	$(RUN) python -m pytest -m soak $(ARGS)
 	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 $(ARGS)
 

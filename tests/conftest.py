@@ -19,14 +19,9 @@ os.environ["STRANDLINE_VERIFY"] = "1"
 import pytest
 
 from strandline.core import failpoints
-from tests import soak
+from tests import jvm, soak
 
 _ROOT = Path(__file__).parent.parent
-
-# A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
-_OPTIONS = "-Xss16m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-LIGHT_JVM = {"spark.driver.extraJavaOptions": _OPTIONS, "spark.executor.extraJavaOptions": _OPTIONS}
-
 
 soak.register()
 
@@ -38,6 +33,7 @@ def pytest_configure() -> None:
     # Spark's Python workers unpickle functions of the tests, and are children of a JVM that starts later.
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
+    jvm.use()
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +41,7 @@ def spark() -> Iterator[Any]:
     """The one session of this process; its JVM takes seconds to start."""
     import strandline as sl
 
-    session = sl.session("tests", "local[2,4]", **{"spark.driver.memory": "2g", **LIGHT_JVM})
+    session = sl.session("tests", "local[2,4]", **{"spark.driver.memory": "2g"})
     yield session
     session.stop()
     with warnings.catch_warnings():

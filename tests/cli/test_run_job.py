@@ -34,10 +34,9 @@ from pathlib import Path
 
 import strandline as sl
 from counting import Count  # beside this program: keepers must find it, too
-from tests.conftest import LIGHT_JVM
 
 base = Path(sys.argv[1])
-spark = sl.session("app", "local[1,4]", **{"spark.driver.memory": "512m"}, **LIGHT_JVM)
+spark = sl.session("app", "local[1,4]", **{"spark.driver.memory": "512m"})
 source = spark.readStream.schema("user string, v bigint").json(str(base / "in"))
 counts = sl.stream(source).key_by("user").process(Count(), output="user string, n bigint", uid="count")
 job = sl.Job(

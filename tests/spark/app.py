@@ -17,7 +17,7 @@ import strandline as sl
 from strandline.runtime.rowlayout import PARTITION
 from strandline.spark.keepers import exchange
 from strandline.spark.keepers.exchange import Exchange, prepare_session
-from tests.conftest import LIGHT_JVM
+from tests import jvm
 from tests.spark import rated, wide
 from tests.spark.harness import Case, settle
 
@@ -33,7 +33,7 @@ def main() -> None:
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
         # Blocks of other executors come one after the other, not all before the first row.
         "spark.reducer.maxSizeInFlight": "64k",
-        **LIGHT_JVM,
+        **jvm.executors(),
         **wide.SESSION_CONF,
     }
     spark = sl.session("app", given.get("master", "local[2,4]"), **conf)

@@ -29,6 +29,7 @@ from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
+from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions
 from strandline.keeper.service import PartitionService
@@ -215,6 +216,7 @@ def main() -> None:
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
     failpoints.arm_from_environment()
+    defer_pandas()
     # RocksDB keeps its files open where it may: closing and opening them again costs reads.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

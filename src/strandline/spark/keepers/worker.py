@@ -25,6 +25,7 @@ import pyarrow as pa
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
+from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Instructions
 from strandline.keeper.watchdog import process_start
@@ -161,6 +162,7 @@ class EpochWorker:
         """How often to renew leases where the driver cannot; 0: it can."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        defer_pandas()
         first = next(batches, None)
         if first is None:
             return
@@ -224,6 +226,7 @@ class ControlWorker:
         """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        defer_pandas()
         for batch in batches:
             for partition in batch.column(0).to_pylist():
                 found = [ack for keeper in self._keepers for ack in self.ask(keeper, partition)]

@@ -1,0 +1,88 @@
+"""What JVMs of tests are started with: little compiling, and an archive of the classes that a job of ours uses.
+
+    python -m tests.jvm       make the archive, unless there is one that fits
+
+A JVM that reads Spark's classes from jars spends most of a small test on loading and verifying them. The archive is what
+Java calls a dynamic class data archive; a JVM that it does not fit ignores it, and tests run without it as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent
+_DIRECTORY = _ROOT / "build" / "jvm"
+_DRIVERS = "SPARK_SUBMIT_OPTS"
+"""What Spark's launcher gives to each driver, before the options of its session."""
+
+# A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
+_LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def use() -> None:
+    """Have all drivers that this process and its children start be light."""
+    os.environ[_DRIVERS] = _options()
+
+
+def executors() -> dict[str, str]:
+    """Return the settings of a session whose executors are processes of their own."""
+    return {"spark.executor.extraJavaOptions": f"-Xss16m {_options()}"}
+
+
+def _options() -> str:
+    archive = _archive()
+    # Else Java says on standard output that an archive does not fit.
+    return f"{_LIGHT} -Xlog:disable -XX:SharedArchiveFile={archive}" if archive.exists() else _LIGHT
+
+
+def _archive() -> Path:
+    """Return where the archive is, or would be, for this Java, this Spark, and the job below."""
+    import pyspark
+
+    java = Path(os.environ["JAVA_HOME"], "bin", "java") if os.environ.get("JAVA_HOME") else shutil.which("java")
+    found = Path(java or "java").resolve()
+    files = [found.parent.parent / "lib" / "server" / "libjvm.so", Path(__file__), Path(__file__).with_name("warm.py")]
+    files += sorted(Path(pyspark.__file__).parent.joinpath("jars").iterdir())
+    known = "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files if path.exists())
+    return _DIRECTORY / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.jsa"
+
+
+def _make(archive: Path) -> str:
+    """Run a job, have its JVM write the archive when it ends, and return what was said if there is none."""
+    with tempfile.TemporaryDirectory(prefix="sl-jvm-") as directory:
+        made = archive.with_suffix(f".{os.getpid()}")
+        environment = {**os.environ, _DRIVERS: f"{_LIGHT} -Xlog:disable -XX:ArchiveClassesAtExit={made}"}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.warm", directory],
+            env=environment, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=300, check=False,
+        )  # fmt: skip
+    if done.returncode or not made.exists():
+        made.unlink(missing_ok=True)
+        return done.stdout or "nothing was written"
+    made.replace(archive)
+    return ""
+
+
+def main() -> None:
+    """Make the archive, unless there is one that fits; tests run without it, too."""
+    archive = _archive()
+    if archive.exists():
+        return
+    print("archiving the classes of Spark, which tests then load faster", file=sys.stderr)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    for other in archive.parent.glob("*.jsa"):
+        other.unlink()
+    said = _make(archive)
+    if said:
+        print(f"no archive could be made; tests run without it: {said[-2000:]}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
