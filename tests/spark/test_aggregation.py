@@ -222,6 +222,8 @@ def test_expressions_that_cannot_be_aggregated_are_said_before_the_start(spark: 
     for message, column, make in (
         ("'n' does not fit the stream's columns", "nothing", sl.agg.sum),
         ("is over map<string,int>, expected something without maps", "map(s, 1)", sl.agg.count_distinct),
+        ("'n' does not fit the stream's columns", "sum(v)", sl.agg.max),
+        ("'n' does not fit the stream's columns", "explode(array(v))", sl.agg.max),
         ("aggregate 'n' is of a type that is not", "ts - date'2026-01-01'", sl.agg.max),
     ):
         with pytest.raises(sl.errors.ConfigurationError, match=message):

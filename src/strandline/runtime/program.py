@@ -14,7 +14,7 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.backends.options import Grouping
 from strandline.core.errors import ConfigurationError, StateTypeError
-from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
@@ -79,7 +79,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """One keyed operator of one run of a job. `process` is the pickled user function; it never reaches a disk."""
 
     job: str
-    generation: int
+    generation: Generation
     uid: str
     name: str
     process: bytes

@@ -15,7 +15,7 @@ from strandline.api.joins import Broadcast
 from strandline.api.states import State, declared_states
 from strandline.backends.base import Backend, LocalFile
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
-from strandline.core.ids import Epoch, KeyGroup, Partition
+from strandline.core.ids import Epoch, Generation, KeyGroup, Partition
 from strandline.core.keygroups import partition_of
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
@@ -43,7 +43,7 @@ from strandline.types.records import record_type
 _CACHE_BYTES = 16 << 20
 _RUN: dict[str, Any] = {
     "job": "harness",
-    "generation": 1,
+    "generation": Generation(1),
     "mode": "full",
     "store_url": "memory://",
     "partition_memory_bytes": 64 << 20,

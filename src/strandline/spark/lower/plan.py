@@ -85,7 +85,10 @@ class Plan:
             if node in self._kept:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
-        outputs = [(name, sink, made[node].drop(*node.columns.hidden)) for name, sink, node in self.sinks]
+        outputs = []
+        for name, sink, node in self.sinks:
+            hidden = node.columns.hidden
+            outputs.append((name, sink, made[node].drop(*hidden) if hidden else made[node]))
         return Built(outputs, {node.uid: made[node] for node in self.pipeline.operators}, kept)
 
     def _find_branches(self) -> set[Node]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
@@ -35,8 +36,9 @@ class FrameSource(SourceNode):
         """Return the DDL of an SQL expression over columns that came of this source."""
         try:
             with errors_reported():
-                probe = empty(self.df.sparkSession, columns.ddl)
-                return ddl_of(probe.selectExpr(f"{expression} as v").schema["v"].dataType)
+                # In an aggregate, where it will stand: in there, an aggregate or an explode() is refused.
+                found = empty(self.df.sparkSession, columns.ddl).groupBy().agg(F.expr(f"first({expression}) as v"))
+                return ddl_of(found.schema["v"].dataType)
         except AnalysisException as error:
             raise ConfigurationError(
                 f"{what} does not fit the stream's columns ({', '.join(columns.names)}): {first_line(error)}"
