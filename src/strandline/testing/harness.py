@@ -15,7 +15,7 @@ from strandline.core.settings import BACKENDS, BackendName
 from strandline.plan.graph import Node
 from strandline.spark.streams.stream import Stream
 from strandline.testing.events import Events, Right
-from strandline.testing.lower import Rows
+from strandline.testing.nodes import Rows
 from strandline.testing.prepared import Prepared
 from strandline.testing.run import Output, PipelineRun
 from strandline.testing.streams import Told, Wanted, pipeline_of

@@ -34,7 +34,7 @@ from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapH
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import Task
 from strandline.testing.events import AT
-from strandline.testing.lower import Rows, in_order
+from strandline.testing.nodes import Rows, in_order
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group

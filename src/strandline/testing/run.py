@@ -16,7 +16,7 @@ from strandline.core.settings import BackendName
 from strandline.plan.graph import Node, OperatorNode, above
 from strandline.plan.operators import output_of
 from strandline.plan.pipeline import Pipeline
-from strandline.testing.lower import Rows, lowered
+from strandline.testing.nodes import Rows, lowered
 from strandline.testing.operator import Partitions
 from strandline.testing.times import Times
 from strandline.types.columns import to_python

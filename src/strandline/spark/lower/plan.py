@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator, Pipeline
-from strandline.spark.lower.frames import lowered
+from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
