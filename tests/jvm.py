@@ -86,7 +86,9 @@ def _make(archive: Path) -> str:
     """Run a job, have its JVM write the archive when it ends, and return what was said if there is none."""
     with tempfile.TemporaryDirectory(prefix="sl-jvm-") as directory:
         made = archive.with_suffix(f".{os.getpid()}")
-        environment = {**os.environ, _DRIVERS: f"{_LIGHT} -Xlog:disable -XX:ArchiveClassesAtExit={made}"}
+        path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        options = f"{_LIGHT} -Xlog:disable -XX:ArchiveClassesAtExit={made}"
+        environment = {**os.environ, "PYTHONPATH": path, _DRIVERS: options}
         done = subprocess.run(
             [sys.executable, "-m", "tests.warm", directory],
             env=environment, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -104,6 +106,7 @@ def main() -> None:
     archive = _archive()
     if archive.exists():
         return
+    use()
     print("archiving the classes of Spark, which tests then load faster", file=sys.stderr)
     archive.parent.mkdir(parents=True, exist_ok=True)
     for other in archive.parent.glob("*.jsa"):
