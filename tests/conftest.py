@@ -22,6 +22,9 @@ from strandline.core import failpoints
 from tests import jvm, soak
 
 _ROOT = Path(__file__).parent.parent
+_IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+_LONG = ("test_driver_kills", "test_cluster", "test_keeper_kills", "test_run_job", "test_event_time")
+"""Files of few tests that start many processes."""
 
 soak.register()
 
@@ -34,6 +37,19 @@ def pytest_configure() -> None:
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, path)])
     jvm.use()
+    if _IS_WORKER:
+        # Some tests see what is left there, and what those of the other worker do is not theirs.
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="t-")
+
+
+def pytest_unconfigure() -> None:
+    if _IS_WORKER:
+        shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run what takes longest first, so that workers are done at the same time."""
+    items.sort(key=lambda item: (item.path.stem not in _LONG, item.get_closest_marker("spark") is None))
 
 
 @pytest.fixture(scope="session")

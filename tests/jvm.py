@@ -1,4 +1,5 @@
-"""What JVMs of tests are started with: little compiling, and an archive of the classes that a job of ours uses.
+"""How tests start Spark: JVMs that compile little, with an archive of the classes that a job of ours uses, and Python
+workers that find modules compiled.
 
     python -m tests.jvm       make the archive, unless there is one that fits
 
@@ -26,13 +27,41 @@ _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def use() -> None:
-    """Have all drivers that this process and its children start be light."""
+    """Have all drivers that this process and its children start be light, and their Python workers."""
     os.environ[_DRIVERS] = _options()
+    # Drivers, workers and keepers would each compile all of our modules.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["SPARK_HOME"] = str(spark_home(_DIRECTORY / "home"))
 
 
 def executors() -> dict[str, str]:
     """Return the settings of a session whose executors are processes of their own."""
     return {"spark.executor.extraJavaOptions": f"-Xss16m {_options()}"}
+
+
+def spark_home(directory: Path) -> Path:
+    """Return a home for Spark, made if need be, in which the workers of a cluster may write.
+
+    It lacks the zip file from which Spark's Python workers import pyspark: there is no place in it for compiled modules,
+    which costs each of them half a second. They find the package that is installed.
+    """
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent
+    if (directory / "jars").exists() and (directory / "jars").samefile(installed / "jars"):
+        return directory
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="home-"))
+    for entry in installed.iterdir():
+        if entry.name != "python":
+            (made / entry.name).symlink_to(entry)
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        made.rename(directory)
+    except OSError:
+        # Another process has just made it.
+        shutil.rmtree(made)
+    return directory
 
 
 def _options() -> str:
@@ -57,7 +86,9 @@ def _make(archive: Path) -> str:
     """Run a job, have its JVM write the archive when it ends, and return what was said if there is none."""
     with tempfile.TemporaryDirectory(prefix="sl-jvm-") as directory:
         made = archive.with_suffix(f".{os.getpid()}")
-        environment = {**os.environ, _DRIVERS: f"{_LIGHT} -Xlog:disable -XX:ArchiveClassesAtExit={made}"}
+        path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        options = f"{_LIGHT} -Xlog:disable -XX:ArchiveClassesAtExit={made}"
+        environment = {**os.environ, "PYTHONPATH": path, _DRIVERS: options}
         done = subprocess.run(
             [sys.executable, "-m", "tests.warm", directory],
             env=environment, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -75,6 +106,7 @@ def main() -> None:
     archive = _archive()
     if archive.exists():
         return
+    use()
     print("archiving the classes of Spark, which tests then load faster", file=sys.stderr)
     archive.parent.mkdir(parents=True, exist_ok=True)
     for other in archive.parent.glob("*.jsa"):

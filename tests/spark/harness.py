@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyspark
-
 import strandline as sl
 from strandline.spark.lower.reduction import Reduction
+from tests import jvm
 from tests.spark import pipeline
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -237,7 +236,7 @@ class App:
             "STRANDLINE_FAILPOINTS": failpoints,
             "TMPDIR": str(self.temporary),
             "SPARK_LOCAL_DIRS": str(self.temporary),
-            "SPARK_HOME": str(_spark_home(case.root / "home")),
+            "SPARK_HOME": str(jvm.spark_home(case.root / "home")),
         }
         environment.pop("STRANDLINE_FAILPOINTS_DIR", None)
         command = [sys.executable, "-m", "tests.spark.app", str(case.root), str(local_dir or case.local_dir)]
@@ -292,15 +291,6 @@ class App:
                 self._process.kill()
                 self._process.wait()
             self._output.close()
-
-
-def _spark_home(directory: Path) -> Path:
-    """Return a home for Spark in which the workers of a cluster may write."""
-    if not directory.exists():
-        directory.mkdir()
-        for entry in Path(pyspark.__file__).parent.iterdir():
-            (directory / entry.name).symlink_to(entry)
-    return directory
 
 
 def begin_reducing(monkeypatch: Any, on: bool) -> None:
