@@ -46,6 +46,10 @@ CASES = {
     "checkpoint_cost": Case(
         "checkpoint_cost", ("--medium",), ("throughput", "sync_pause_median_ms", "end_to_end_median_ms"), False
     ),
+    **{
+        f"nexmark-{query}": Case("nexmark", ("--subjects", f"{query}.strandline"), ("throughput",), False)
+        for query in ("q3", "q5", "q7", "q8", "q18")
+    },
 }
 
 
@@ -57,7 +61,7 @@ def run(case: Case, source: Path, *, synced: bool) -> dict[str, float]:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     # A checkout from before there was such a setting does not sync.
-    if source == _ROOT:
+    if "fsync" in (source / "src" / "strandline" / "core" / "settings.py").read_text(encoding="utf-8"):
         environment[FSYNC] = "on" if synced else "off"
     with scratch(case.module) as directory:
         command = [sys.executable, "-m", f"benchmarks.{case.module}", *case.options]
