@@ -39,7 +39,13 @@ def pytest_configure() -> None:
     jvm.use()
     if _IS_WORKER:
         # Some tests see what is left there, and what those of the other worker do is not theirs.
-        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="t-")
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="t-", dir=_roomy_memory())
+
+
+def _roomy_memory() -> str | None:
+    """Return a directory in memory if there is one with room: tests wait for syncs to disk more than for anything."""
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free > 4 << 30 else None
 
 
 def pytest_unconfigure() -> None:

@@ -75,9 +75,8 @@ def plain(rows: Any) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(v.astimezone(dt.UTC) if isinstance(v, dt.datetime) else v for v in row) for row in rows)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_pipeline_gives_the_same_in_both(spark: Any, case: Case, seed: int) -> None:
-    given = epochs(seed)
+def test_a_pipeline_gives_the_same_in_both(spark: Any, case: Case) -> None:
+    given = epochs(seed=1)
     expected = {}
     streams = pipeline(events(SCHEMA))
     for name, side in (("seen", "thirds"), ("counts", "late"), ("grand", None)):

@@ -137,8 +137,9 @@ class Reading:
         driver._generation, driver._nothing, driver._batch = 1, None, 5
         driver._plan = SimpleNamespace(
             build=lambda df, run: SimpleNamespace(close=lambda: None),
-            counting=set(), measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us},
-        )  # fmt: skip
+            reductions={},
+            pipeline=SimpleNamespace(counting=set(), measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
+        )
         driver._fleet = SimpleNamespace(slots={("op", 0)})
         driver._write = lambda built, epoch: {("op", 0): self.ack}
 
