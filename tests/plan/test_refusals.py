@@ -54,6 +54,9 @@ def test_event_time() -> None:
     refused(lambda: TIMED.watermark("ts"), "has a watermark already")
     refused(lambda: PLAIN.watermark(5), "watermark: column=5 is no column; the stream has user")  # type: ignore[arg-type]
     refused(lambda: PLAIN.watermark("ts", per="z"), "watermark: per='z' is no column")
+    twice = PLAIN.map(lambda row: (row.ts, row.ts), "ts timestamp, TS timestamp")
+    refused(lambda: twice.watermark("ts"), "the column ts, TS is there more than once")
+    refused(lambda: twice.key_by("ts"), "'ts' cannot be a key: the column ts, TS is there more than once")
     refused(lambda: PLAIN.watermark("ts", delay="soon"), "delay is 'soon', expected a duration")
     refused(lambda: TIMED.side("late"), "no side output 'late'", "call side() on what process")
     refused(
@@ -144,6 +147,10 @@ def test_aggregates() -> None:
     refused(lambda: agg(n=sl.agg.avg("ts"), uid="n"), "avg of 'ts' is over timestamp, expected a number")
     refused(
         lambda: agg(n=sl.agg.approx_percentile("vs", 0.5), uid="n"), "is over array<int>, expected a number, a date"
+    )
+    twice = events("user string, v int").map(lambda row: row, "user string, v int, V int").key_by("user")
+    refused(
+        lambda: twice.sum("v", uid="n"), "the aggregate 'v' has no one column: the column v, V is there more than once"
     )
     again = tumbling.count(uid="n").key_by("window_start")
     refused(

@@ -132,6 +132,18 @@ def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "ck").exists() or not list((tmp_path / "ck").iterdir())
 
 
+def test_a_step_finds_the_names_and_columns_of_an_earlier_one(spark: Any, tmp_path: Path) -> None:
+    stream = sl.stream(small.source(spark, tmp_path / "in")).with_column("ts", F.timestamp_seconds("v"))
+    known = spark.createDataFrame([("ann", 1)], "user string, n int")
+    aliased = stream.transform(lambda df: df.alias("e").join(known.alias("k"), F.expr("e.user = k.user")))
+    assert aliased.select("e.user", "k.n").columns == ["user", "n"]
+    assert aliased.watermark("ts").select("e.user", "k.n").columns == ["user", "n"]
+    joined = stream.transform(lambda df: df.join(known, df["user"] == known["user"]))
+    alone = joined.transform(lambda df: df.drop(known["user"]))
+    assert alone.columns == ["seq", "user", "kind", "v", "ts", "n"]
+    assert alone.key_by("user").agg(n=sl.agg.count("ts - ts"), uid="n").columns == ["user", "n"]
+
+
 def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:
     df = small.source(spark, tmp_path / "in")
     timed = df.selectExpr("user", "cast(v as timestamp) t").withWatermark("t", "1 minute")

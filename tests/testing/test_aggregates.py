@@ -187,10 +187,6 @@ def test_as_a_later_operator(kind: Any) -> None:
         ),
         (lambda: agg(t=sl.agg.sum("ts")), {}, "operator 'operator': sum of 'ts' is over timestamp, expected a number"),
         (
-            lambda: agg(p=sl.agg.approx_percentile("s", 0.5)), {},
-            "operator 'operator': approx_percentile of 's' is over string, expected a number, a date or a timestamp",
-        ),
-        (
             lambda: window(sl.Tumbling("10s")).count(), {},
             "window: Tumbling windows need the events' times, and the stream has no watermark",
         ),

@@ -123,10 +123,8 @@ class _Planner:
         aggregate = self._aggregate
         if aggregate.column is None:
             return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones)]
-        if aggregate.kind == "count" and aggregate.column in self._columns.names:
-            # Of whatever type it is.
-            return _of_column(aggregate, LongType(), quoted(aggregate.column), aggregate.column)
-        name, c, kind = self._column(aggregate.column)
+        # These are of whatever type: also of one that only Spark knows.
+        name, c, kind = self._column(aggregate.column, any_type=aggregate.kind in ("count", "approx_count_distinct"))
         if aggregate.by is not None:
             by_name, by, by_kind = self._column(aggregate.by)
             check_type(aggregate, by_kind, self._uid)
@@ -142,17 +140,22 @@ class _Planner:
         check_type(aggregate, kind, self._uid)
         return _of_column(aggregate, kind, c, name)
 
-    def _column(self, column: str) -> tuple[str, str, DataType]:
+    def _column(self, column: str, *, any_type: bool = False) -> tuple[str, str, DataType]:
         """Return a column's name, its SQL and its type; an expression has no name that is a column's."""
         known = column in self._columns.names
         c = quoted(column) if known else f"({column})"
         what = f"operator '{self._uid}': the aggregate '{self._result}'"
         try:
-            ddl = dict(self._columns.types)[column] if known else self._type_of(c, what)
+            ddl = self._columns.ddl_of(column) if known else self._type_of(c, what)
+        except ConfigurationError as error:
+            if error.message.startswith(what):
+                raise
+            raise ConfigurationError(f"{what} has no one column: {error.message}", hint=error.hint) from None
+        try:
             return column, c, parse_type(ddl)
         except ConfigurationError as error:
-            if not known and error.message.startswith(what):
-                raise
+            if any_type:
+                return column, c, StringType()
             raise ConfigurationError(
                 f"{what} is of a type that is not supported: {error.message}",
                 hint="cast the column to a number, a text, a date or a timestamp",
@@ -197,7 +200,8 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
     if how == "approx_percentile":
         number = f"nanvl({_as_double(c, kind)}, null)"
         parts = _sketched(sketches.QUANTILES, aggregate, number, lambda of, n: _doubles(of[name]))
-        return array if isinstance(aggregate.percentage, tuple) else kind, parts
+        of = DoubleType() if isinstance(kind, StringType) else kind
+        return ArrayType(of) if isinstance(aggregate.percentage, tuple) else of, parts
     return kind, [Part(kind, how, f"{how}({c})", c, lambda of, n: of[name])]
 
 
@@ -246,7 +250,8 @@ def check_type(aggregate: Aggregate, kind: DataType, uid: str) -> None:
     elif aggregate.kind in ("min", "max", *COMPARING):
         fits, expected = _is_ordered(kind), "a number, a text, a boolean, a date or a time, or a struct of such"
     elif aggregate.kind == "approx_percentile":
-        fits, expected = isinstance(kind, (*NUMBERS, DateType, TimestampType)), "a number, a date or a timestamp"
+        known = (*NUMBERS, StringType, DateType, TimestampType)
+        fits, expected = isinstance(kind, known), "a number, a date or a timestamp"
     elif aggregate.kind in ("collect_set", "count_distinct", "approx_count_distinct"):
         fits, expected = not kind.contains_map(), "something without maps, which are not compared"
     else:

@@ -53,17 +53,17 @@ def aggregate_on(
     columns, keys = keyed.columns, keyed.keys
     _check(kind, rules, keys, given, uid)
     (source, *_) = sources_of(keyed.node)
-    declared = declare(columns, given, uid, lambda expression, what: source.type_of(columns, expression, what))
+    declared = declare(columns, given, uid, lambda expression, what: source.type_of(keyed.node, expression, what))
     accumulators = Accumulators(declared.fields, declared.results)
     key_fields = [Field(key, columns.type_of(key)) for key in keys]
     operator = _operator_of(kind, rules, StructType(tuple(key_fields)), accumulators)
     cut = _cut_of(kind, rules, operator, keyed.order_by)
     more = tuple(column for column in cut.order_by if column not in keys)
     times = [PANE] * cut.sends_pane + [ROWS] + [FIRST, LAST] * cut.sends_span
-    types = [(key, dict(columns.types)[key]) for key in keys]
+    types = [(key, columns.ddl_of(key)) for key in keys]
     types += [(time, "bigint") for time in times]
     types += [(name, part.type.ddl) for name, part in declared.parts.items()]
-    types += [(column, dict(columns.types)[column]) for column in more]
+    types += [(column, columns.ddl_of(column)) for column in more]
     sent = Columns(tuple(types), columns.hidden)
     late: dict[str, Node] = {}
     if rules.late is not None:

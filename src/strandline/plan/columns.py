@@ -52,9 +52,19 @@ class Columns:
         """The type of a struct of the user's columns, as Spark reads it."""
         return f"struct<{', '.join(f'{quoted(name)}: {ddl}' for name, ddl in self.types)}>"
 
+    def ddl_of(self, name: str) -> str:
+        """Return a column's type as Spark writes it; refuse a name that is no one column's."""
+        same = [(known, ddl) for known, ddl in self.types if known.lower() == name.lower()]
+        if len(same) > 1:
+            raise ConfigurationError(
+                f"the column {', '.join(dict.fromkeys(known for known, _ in same))} is there more than once",
+                hint="rename one: Spark does not tell upper from lower case",
+            )
+        return dict(same)[name]
+
     def type_of(self, name: str) -> DataType:
         """Return a column's type."""
-        return parse_type(dict(self.types)[name])
+        return parse_type(self.ddl_of(name))
 
     def schema(self, where: str) -> StructType:
         """Return the user's columns with their types, which have to be known here; errors begin with `where`."""

@@ -35,8 +35,8 @@ class SourceNode(Node):
     name: str = ""
     """What it is found by in checkpoints; empty: nothing, it is the only one."""
 
-    def type_of(self, columns: Columns, expression: str, what: str) -> str:
-        """Return the DDL of an SQL expression over columns that came of this source; errors begin with `what`."""
+    def type_of(self, node: Node, expression: str, what: str) -> str:
+        """Return the DDL of an SQL expression over the rows of a node that came of it; errors begin with `what`."""
         raise NotImplementedError
 
 

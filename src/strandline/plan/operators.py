@@ -14,7 +14,7 @@ from strandline.plan.columns import Columns
 from strandline.plan.graph import Keyed, Node, OperatorNode, OutputNode
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.rowlayout import FIRED, TIME
-from strandline.types.datatypes import parse_schema, parse_type
+from strandline.types.datatypes import Field, StructType, parse_schema
 from strandline.types.ordering import check_order
 
 
@@ -34,16 +34,16 @@ def keyed_by(node: Node, keys: Sequence[Any], order: Sequence[Any]) -> Keyed:
                 raise ConfigurationError(
                     f"{what}: there is no column '{name}'; the stream has {', '.join(columns.names)}"
                 )
-    types = dict(columns.types)
     for key in keys:
         if keys.count(key) > 1:
             raise ConfigurationError(f"key_by: the column '{key}' is given more than once")
         try:
-            key_column(parse_type(types[key]))
+            key_column(columns.type_of(key))
         except ConfigurationError as error:
             raise ConfigurationError(f"key_by: '{key}' cannot be a key: {error.message}", hint=error.hint) from None
     if order:
-        check_order(columns.schema("order_by"), order, "key_by", "the stream")
+        named = StructType(tuple(Field(name, columns.type_of(name)) for name in dict.fromkeys(order)))
+        check_order(named, order, "key_by", "the stream")
     return Keyed(node, tuple(keys), tuple(order))
 
 

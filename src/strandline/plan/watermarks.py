@@ -17,7 +17,9 @@ def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str
             raise ConfigurationError(
                 f"watermark: {what}={name!r} is no column; the stream has {', '.join(columns.names)}"
             )
-    kind = dict(columns.types)[column]
+    kind = columns.ddl_of(column)
+    if per is not None:
+        columns.ddl_of(per)
     if kind != "timestamp":
         raise ConfigurationError(
             f"watermark: the column '{column}' is {kind}, expected timestamp",

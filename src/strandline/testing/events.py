@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.columns import Columns
-from strandline.plan.graph import SourceNode
+from strandline.plan.graph import Node, SourceNode
 from strandline.spark.sources.checks import check_source_name
 from strandline.spark.streams.stream import Stream
 from strandline.types.coercion import MisfitError, coercion
@@ -43,10 +43,10 @@ def events(schema: str, name: str | None = None) -> Stream:
 class EventSource(SourceNode):
     """Events that a test pushes."""
 
-    def type_of(self, columns: Columns, expression: str, what: str) -> str:
+    def type_of(self, node: Node, expression: str, what: str) -> str:
         """Refuse an SQL expression: there is no Spark to compute it."""
         raise ConfigurationError(
-            f"{what} is over {expression.strip('()')!r}, and the columns are {', '.join(columns.names)}",
+            f"{what} is over {expression.strip('()')!r}, and the columns are {', '.join(node.columns.names)}",
             hint="in a harness an aggregate is over a column, since expressions are Spark's to compute: give events "
             "that have it",
         )

@@ -13,9 +13,8 @@ from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode,
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
-from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.lower.rows import RowWorker
-from strandline.spark.streams.frames import FrameStep
+from strandline.spark.streams.frames import FrameStep, with_times
 
 TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
@@ -30,7 +29,7 @@ def lowered(node: Node, parents: Sequence[DataFrame], parallelism: int, *, reduc
         case MapNode():
             return _mapped(node, df)
         case WatermarkNode():
-            return _timed(node.spec, df)
+            return with_times(df, node.spec)
         case OutputNode():
             return _output(node, df)
         case PartialNode():
@@ -57,11 +56,6 @@ def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     before, after = node.parent.columns, node.columns
     worker = RowWorker(RowFunction(node.function, before.schema("map").ddl, node.output, len(before.hidden)))
     return df.select(*map(quoted, before.names), *before.hidden).mapInArrow(worker, after.ddl)
-
-
-def _timed(spec: WatermarkSpec, df: DataFrame) -> DataFrame:
-    timed = df.withColumn(TIME, F.unix_micros(F.col(quoted(spec.column))))
-    return timed.withColumn(ORIGIN, F.col(quoted(spec.per)).cast("string")) if spec.per else timed
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:

@@ -13,9 +13,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
-from strandline.plan.columns import Columns, in_order
-from strandline.plan.graph import Node, SourceNode, StepNode, sources_of
-from strandline.runtime.rowlayout import HIDDEN
+from strandline.plan.columns import Columns, in_order, quoted
+from strandline.plan.graph import LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
+from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
+from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.sources.files import Cleaning
@@ -32,16 +33,16 @@ class FrameSource(SourceNode):
     cleaning: Cleaning | None = None
     """What becomes of its files once no checkpoint needs them."""
 
-    def type_of(self, columns: Columns, expression: str, what: str) -> str:
-        """Return the DDL of an SQL expression over columns that came of this source."""
+    def type_of(self, node: Node, expression: str, what: str) -> str:
+        """Return the DDL of an SQL expression over the rows of a node that came of this source."""
         try:
             with errors_reported():
                 # In an aggregate, where it will stand: in there, an aggregate or an explode() is refused.
-                found = empty(self.df.sparkSession, columns.ddl).groupBy().agg(F.expr(f"first({expression}) as v"))
+                found = probe_of(node).groupBy().agg(F.expr(f"first({expression}) as v"))
                 return ddl_of(found.schema["v"].dataType)
         except AnalysisException as error:
             raise ConfigurationError(
-                f"{what} does not fit the stream's columns ({', '.join(columns.names)}): {first_line(error)}"
+                f"{what} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
             ) from None
 
 
@@ -50,8 +51,8 @@ class FrameStep(StepNode):
     """A step that stays a Spark DataFrame operation."""
 
     step: Step = field(kw_only=True)
-    schema: StructType = field(kw_only=True)
-    """As Spark has it, hidden columns included."""
+    probe: DataFrame = field(kw_only=True)
+    """Without rows: what follows is checked on it, so that names and columns of an earlier step are found."""
 
 
 def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
@@ -68,8 +69,13 @@ def transformed(node: Node, step: Step) -> FrameStep:
         raise ConfigurationError(
             f"a step does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
         ) from None
-    schema = after.schema
-    return FrameStep(_columns(schema), node, step=step, schema=schema, stops_early=_has_limit(after))
+    return FrameStep(_columns(after.schema), node, step=step, probe=after, stops_early=_has_limit(after))
+
+
+def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
+    """Give every row its time, and whose watermark it moves."""
+    timed = df.withColumn(TIME, F.unix_micros(F.col(quoted(spec.column))))
+    return timed.withColumn(ORIGIN, F.col(quoted(spec.per)).cast("string")) if spec.per else timed
 
 
 def probe_of(node: Node) -> DataFrame:
@@ -80,10 +86,16 @@ def probe_of(node: Node) -> DataFrame:
             "this step is Spark's to run, and the stream is one of a test's events: there is no Spark",
             hint="use map() or flat_map(), or begin the test with rows as this step gives them",
         )
-    session = source.df.sparkSession
-    if isinstance(node, FrameSource):
-        return empty(session, node.df.schema)
-    return empty(session, node.schema if isinstance(node, FrameStep) else node.columns.ddl)
+    match node:
+        case FrameStep():
+            return node.probe
+        case FrameSource():
+            return empty(node.df.sparkSession, node.df.schema)
+        case WatermarkNode(parent=Node() as parent):
+            return with_times(probe_of(parent), node.spec)
+        case LateNode(parent=Node() as parent):
+            return probe_of(parent).drop(ORIGIN)
+    return empty(source.df.sparkSession, node.columns.ddl)
 
 
 def empty(session: SparkSession, schema: Any) -> DataFrame:
