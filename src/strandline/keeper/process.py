@@ -1,4 +1,4 @@
-"""The keeper: a long-lived process that owns one operator partition. Started by the first Spark task that needs it.
+"""The keeper: a long-lived process that owns one operator partition. Started by whoever needs it first.
 
     python -m strandline.keeper.process SOCKET STATE_DIR WATCHED_PID WATCHED_START GENERATION
 
@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -209,9 +210,9 @@ def _bound_name(socket_path: Path) -> Path:
     return socket_path.with_suffix(".tmp")
 
 
-def main() -> None:
+def serve(arguments: Sequence[str]) -> None:
     """Run a keeper until it is not needed any more."""
-    socket_path, directory, watched_pid, watched_start, generation = sys.argv[1:6]
+    socket_path, directory, watched_pid, watched_start, generation = arguments
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
     )
@@ -231,4 +232,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(sys.argv[1:6])

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
+from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.runtime.program import Program
@@ -173,12 +174,16 @@ class Fleet:
         """End every keeper of this machine, whatever it is doing; whoever waits for its answer hears that it died."""
         # Also one that a task has just started, which does not answer yet; and when this returns, none is left.
         deadline = time.monotonic() + _END_S
-        while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
+        while (left := self._living()) and time.monotonic() < deadline:
             for pid in left:
                 # Gone already, or somebody else's that was only given a keeper's name.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
+
+    def _living(self) -> list[int]:
+        with NURSERY.at_rest(_END_S):
+            return _keepers_here(self._places.root, self._generation)
 
     def close(self) -> None:
         """Let go of what the driver holds for the keepers."""

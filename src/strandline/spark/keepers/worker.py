@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +23,7 @@ import pyarrow as pa
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
+from strandline.keeper.birth import NURSERY, start_program
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Instructions
@@ -86,16 +85,13 @@ class KeeperRef:
         jvm = executor.pid if executor else _executor_pid()
         listens_at = self.places.socket(self.uid, partition, self.generation)
         state = self.places.state(self.uid, partition)
-        keeper = [sys.executable, "-m", "strandline.keeper.process"]
-        command = [*keeper, str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
-        # Through a shell that ends at once, so that no Spark worker has a child to wait for.
-        script = f"{shlex.join(command)} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"
+        arguments = [str(listens_at), str(state), str(jvm), process_start(jvm), str(self.generation)]
         given = executor.environment if executor else {}
         environment = {**os.environ, **given, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        started = subprocess.run(
-            ["/bin/sh", "-c", script], start_new_session=True, env=environment, capture_output=True, check=True
-        )
-        pid = int(started.stdout)
+        # A worker of Spark's starts few keepers, and is not there for long.
+        pid = NURSERY.start(arguments, log, environment) if executor else None
+        if pid is None:
+            pid = start_program("strandline.keeper.process", arguments, log, environment)
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
             connection = self.connect(partition)

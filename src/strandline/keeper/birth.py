@@ -1,0 +1,119 @@
+"""Starting keepers: as forks of a nursery (`nursery.py`), or each as a program of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+_ANSWER_S = 30.0
+_ROOM = " " * (1 << 14)
+"""An argument of the nursery's, in whose place its keepers' arguments are written: twice the longest path and more."""
+MESSAGE_BYTES = 1 << 20
+_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "NPY_", "ARROW_")
+"""What Python and the libraries of a keeper read of their environment once: forks cannot be given another."""
+
+
+class Birth(msgspec.Struct, frozen=True):
+    """What a keeper is to be, as if it had been started as a program."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    directory: str
+    log: str
+
+
+class Nursery:
+    """The driver's end: one for all jobs and threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._made_for: tuple[int, dict[str, str]] | None = None
+
+    def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> int | None:
+        """Start a keeper; return its pid, or None if it has to be started otherwise."""
+        birth = msgspec.msgpack.encode(Birth(list(arguments), dict(environment), _working_directory(), str(log)))
+        # A fork of the driver would share its channel with it.
+        made_for = os.getpid(), {name: environment[name] for name in environment if name.startswith(_READ_AT_START)}
+        with self._lock:
+            if self._channel is not None and self._made_for == made_for and (pid := self._ask(birth)):
+                return pid
+            # There was none, or it has ended meanwhile.
+            self._open(log, environment)
+            self._made_for = made_for
+            return self._ask(birth)
+
+    @contextlib.contextmanager
+    def at_rest(self, patience_s: float) -> Iterator[None]:
+        """Meanwhile no keeper is being started that does not yet have its name, unless that takes too long."""
+        taken = self._lock.acquire(timeout=patience_s)
+        try:
+            yield
+        finally:
+            if taken:
+                self._lock.release()
+
+    def close(self) -> None:
+        """End the nursery; the next keeper begins another."""
+        with self._lock:
+            self._close()
+
+    def _open(self, log: Path, environment: Mapping[str, str]) -> None:
+        self._close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_ANSWER_S)
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), _ROOM]
+            start_program("strandline.keeper.nursery", arguments, log, environment, [theirs.fileno()])
+        self._channel = ours
+
+    def _ask(self, birth: bytes) -> int | None:
+        assert self._channel is not None
+        try:
+            self._channel.send(birth)
+            pid = int(self._channel.recv(MESSAGE_BYTES) or 0)
+        except (OSError, ValueError):
+            pid = 0
+        if not pid:
+            self._close()
+        return pid or None
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return "/"
+
+
+def start_program(
+    module: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str], keep: Sequence[int] = ()
+) -> int:
+    """Start a module whose output goes to a log, with these files kept open; return its pid.
+
+    Through a shell that ends at once, so that whoever starts it, a worker of Spark's perhaps, has no child to wait for.
+    """
+    program = shlex.join([sys.executable, "-m", module, *arguments])
+    started = subprocess.run(
+        ["/bin/sh", "-c", f"{program} >>{shlex.quote(str(log))} 2>&1 </dev/null & echo $!"],
+        start_new_session=True, env=environment, capture_output=True, check=True, pass_fds=keep,
+    )  # fmt: skip
+    return int(started.stdout)
+
+
+NURSERY = Nursery()
+"""All keepers that this process starts come of one nursery."""

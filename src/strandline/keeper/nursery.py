@@ -1,0 +1,100 @@
+"""Keepers are forked from a process that has imported what they need: imports are most of a keeper's start.
+
+    python -m strandline.keeper.nursery CHANNEL WATCHED_PID ROOM
+
+The driver starts it with its first keeper, and it serves all jobs of the driver. It ends with the driver, or when it
+has had nothing to do for a minute; keepers go on without it. Where there is none, keepers are started as programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import select
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from strandline.keeper import process
+from strandline.keeper.birth import MESSAGE_BYTES, Birth
+from strandline.keeper.lean import defer_pandas
+
+_IDLE_S = 60.0
+
+
+def main() -> None:
+    """Give birth to keepers until nobody wants one."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    # What arrives while modules are imported waits. The driver's end is closed when it dies, unless it was forked.
+    held = [channel.fileno()]
+    with contextlib.suppress(OSError):
+        held.append(os.pidfd_open(int(sys.argv[2])))
+    waiting = select.poll()
+    for descriptor in held:
+        waiting.register(descriptor, select.POLLIN)
+    defer_pandas()
+    # Collections of keepers leave alone what they share, and do not copy it.
+    gc.collect()
+    gc.freeze()
+    while waiting.poll(_IDLE_S * 1000) == [(held[0], select.POLLIN)] and (data := channel.recv(MESSAGE_BYTES)):
+        channel.send(_born(msgspec.msgpack.decode(data, type=Birth), held))
+
+
+def _born(birth: Birth, held: list[int]) -> bytes:
+    """Return a new keeper's pid, once others can see what it is; it is nobody's child."""
+    told, tells = os.pipe()
+    between = os.fork()
+    if between == 0:
+        code = 1
+        try:
+            if os.fork() == 0:
+                for descriptor in (told, *held):
+                    os.close(descriptor)
+                _become(birth, tells)
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(tells)
+    os.waitpid(between, 0)
+    with os.fdopen(told, "rb") as pipe:
+        return pipe.read()
+
+
+def _become(birth: Birth, tells: int) -> None:
+    os.setsid()
+    os.chdir(birth.directory)
+    os.environ.clear()
+    os.environ.update(birth.environment)
+    time.tzset()
+    log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+    _be_called([sys.executable, "-m", "strandline.keeper.process", *birth.arguments])
+    os.write(tells, str(os.getpid()).encode())
+    os.close(tells)
+    process.serve(birth.arguments)
+
+
+def _be_called(arguments: list[str]) -> None:
+    """Have other processes see these arguments as the ones that this one was started with."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    name = "\0".join(arguments).encode() + b"\0"
+    if not 0 < len(name) <= end - start:
+        raise OSError(f"{len(name)} bytes of arguments do not fit between {start} and {end}")
+    ctypes.memmove(start, name.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    main()

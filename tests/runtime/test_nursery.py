@@ -1,0 +1,201 @@
+"""Keepers that are forked are as if each had been started as a program, and need their nursery no more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from strandline.core.ids import Epoch, Generation
+from strandline.keeper import birth
+from strandline.keeper import protocol as p
+from strandline.keeper.birth import Nursery
+from strandline.keeper.protocol import Ack, Connection, Instructions
+from strandline.keeper.watchdog import process_start
+from tests.runtime.clients import eventually
+
+
+class Births:
+    """A nursery, and what was born there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.nursery = Nursery()
+        self.pids: list[int] = []
+
+    def one(self, at: int = 0, watched: int | None = None, **environment: str) -> int:
+        pid = self.nursery.start(self.arguments(at, watched), self.log(at), {**os.environ, **environment})
+        assert pid is not None
+        self.pids.append(pid)
+        return pid
+
+    def arguments(self, at: int, watched: int | None = None) -> list[str]:
+        watched = watched or os.getpid()
+        return [str(self.socket(at)), str(self.root / f"op-{at}"), str(watched), process_start(watched), "7"]
+
+    def socket(self, at: int) -> Path:
+        return self.root / f"{at}.sock"
+
+    def log(self, at: int) -> Path:
+        return self.root / f"{at}.log"
+
+    def ping(self, at: int) -> Ack:
+        eventually(self.socket(at).exists, "the keeper listens")
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(str(self.socket(at)))
+        with closing(Connection(sock)) as connection:
+            connection.send(p.PING, Instructions(generation=Generation(7), epoch=Epoch(0)))
+            _, payload = connection.expect(p.ACK)
+            return msgspec.msgpack.decode(payload, type=Ack)
+
+
+@pytest.fixture
+def births(local_dir: Path) -> Iterator[Births]:
+    # That of sessions in this process.
+    birth.NURSERY.close()
+    eventually(lambda: not nurseries(os.getpid()), "no other nursery is there")
+    made = Births(local_dir)
+    yield made
+    made.nursery.close()
+    for pid in made.pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    eventually(lambda: not any(map(process_start, made.pids)), "all keepers are gone")
+
+
+def nurseries(driver: int) -> list[int]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if words[1:3] == ["-m", "strandline.keeper.nursery"] and words[4] == str(driver):
+            found.append(int(process.name))
+    return found
+
+
+def environment_of(pid: int) -> str:
+    """What a process was started with: forks show their nursery's."""
+    return Path(f"/proc/{pid}/environ").read_text()
+
+
+def test_a_keeper_looks_and_answers_like_one_that_was_started(births: Births) -> None:
+    pid = births.one()
+    command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    assert command == [sys.executable, "-m", "strandline.keeper.process", *births.arguments(0)]
+    assert births.ping(0).pid == pid
+    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    parent, session = int(stat[1]), int(stat[3])
+    # Nobody's child, and out of reach of a terminal's signals.
+    assert parent not in (os.getpid(), *nurseries(os.getpid()))
+    assert session == pid
+    assert str(Path(f"/proc/{pid}/fd/0").readlink()) == "/dev/null"
+    assert {Path(f"/proc/{pid}/fd/{stream}").readlink() for stream in (1, 2)} == {births.log(0)}
+    assert Path(f"/proc/{pid}/cwd").readlink() == Path.cwd()
+
+
+def test_all_come_of_one_nursery_which_they_outlive(births: Births) -> None:
+    pids = [births.one(at) for at in range(3)]
+    (nursery,) = nurseries(os.getpid())
+    os.kill(nursery, signal.SIGKILL)
+    eventually(lambda: not process_start(nursery), "the nursery is gone")
+    assert [births.ping(at).pid for at in range(3)] == pids
+    # The next one begins another.
+    births.one(3)
+    assert births.ping(3).pid == births.pids[3]
+    assert nurseries(os.getpid()) != [nursery]
+
+
+def test_no_file_of_the_nursery_is_a_keepers(births: Births) -> None:
+    births.one(0)
+    births.ping(0)
+    births.one(1)
+    births.ping(1)
+
+    def opened(pid: int) -> list[str]:
+        return sorted(str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir())
+
+    theirs = [[name for name in opened(pid) if "pidfd" in name or name.startswith("pipe:")] for pid in births.pids]
+    # A keeper holds its executor, and nobody's pipes.
+    assert [len(names) for names in theirs] == [1, 1]
+    births.nursery.close()
+    eventually(lambda: not nurseries(os.getpid()), "the nursery ends when it is let go")
+    assert births.ping(0).pid == births.pids[0]
+
+
+def test_an_environment_that_a_fork_can_be_given_needs_no_other_nursery(
+    births: Births,
+) -> None:
+    births.one(0)
+    before = nurseries(os.getpid())
+    births.one(1, STRANDLINE_FAILPOINTS="no failpoint")
+    assert nurseries(os.getpid()) == before
+    eventually(lambda: "no failpoint" in births.log(1).read_text(), "the fork looks into its own environment")
+    births.one(2, PYTHONHASHSEED="5")
+    eventually(lambda: nurseries(os.getpid()) not in ([], before), "another nursery")
+    (other,) = nurseries(os.getpid())
+    assert "PYTHONHASHSEED=5" in environment_of(other).split("\0")
+
+
+def test_it_ends_with_its_driver_however_that_ends(births: Births) -> None:
+    program = """
+        import os, sys, time
+        from pathlib import Path
+        from strandline.keeper.birth import NURSERY
+        pid = NURSERY.start(sys.argv[2:], Path(sys.argv[1]), dict(os.environ))
+        print(pid, flush=True)
+        if os.fork() == 0:
+            # Holds the driver's end of what they share.
+            time.sleep(600)
+        time.sleep(600)
+    """
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(births.log(0)), *births.arguments(0)],
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    with driver:
+        assert driver.stdout is not None
+        births.pids.append(int(driver.stdout.readline()))
+        assert len(nurseries(driver.pid)) == 1
+        driver.kill()
+        driver.wait()
+        eventually(lambda: not nurseries(driver.pid), "the nursery ends")
+        assert births.ping(0).pid == births.pids[0]
+        os.killpg(driver.pid, signal.SIGKILL)
+
+
+def test_where_there_can_be_none_keepers_are_programs(births: Births, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(birth.sys, "executable", "/bin/false")
+    assert births.nursery.start(births.arguments(0), births.log(0), os.environ) is None
+
+
+def test_arguments_too_long_for_a_name_are_no_forks(births: Births) -> None:
+    births.one(0)
+    arguments = ["x" * (1 << 15), *births.arguments(1)[1:]]
+    assert births.nursery.start(arguments, births.log(1), os.environ) is None
+    assert "do not fit" in births.log(1).read_text()
+    # The nursery goes on.
+    births.one(2)
+    assert births.ping(2).pid == births.pids[-1]
+
+
+def test_randomness_is_each_keepers_own(births: Births) -> None:
+    """What a fork inherits and must not use: the state of generators that its parent has made."""
+    births.one(0)
+    (nursery,) = nurseries(os.getpid())
+    loaded = Path(f"/proc/{nursery}/maps").read_text()
+    # Its generator would give the same numbers in all forks; Python's own is seeded anew in each.
+    assert "numpy" in loaded
+    assert "numpy/random" not in loaded
