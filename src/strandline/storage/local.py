@@ -14,14 +14,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from strandline.core.clock import Clock, SystemClock
-from strandline.core.errors import (
-    ConfigurationError,
-    ConflictError,
-    NotFoundError,
-    UnavailableError,
-)
+from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, UnavailableError
 from strandline.core.ids import unique_name
 from strandline.storage.base import ObjectInfo
 
@@ -87,14 +83,6 @@ def sync_directory(path: Path) -> None:
         # Some file systems do not sync directories at all: what they do at once is all there is.
         if error.errno != errno.EINVAL:
             raise
-
-
-def sync_tree(path: Path) -> None:
-    """Make a directory and all that is below it durable; that it is there itself is its parent's. Raises OSError."""
-    for directory, _, files in os.walk(path):
-        for name in files:
-            sync_file(Path(directory, name))
-        sync_directory(Path(directory))
 
 
 def _look_anew(directory: Path) -> None:
@@ -168,16 +156,13 @@ class LocalStore:
             except FileExistsError:
                 raise ConflictError(f"{self._url}/{path}: an object is already there") from None
             except OSError as error:
-                raise self._without_links(path, error) from None
-
-    def _without_links(self, path: str, error: OSError) -> OSError | ConfigurationError:
-        if error.errno not in _NO_LINKS:
-            return error
-        return ConfigurationError(
-            f"{self._url}/{path}: the file system makes no hard links ({error.strerror}), and nothing else writes a "
-            "file only if none is there, whole or not at all",
-            hint="use a directory on another file system (ext4, XFS, Btrfs, NFS), or object storage",
-        )
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise ConfigurationError(
+                    f"{self._url}/{path}: the file system makes no hard links ({error.strerror}), and nothing else "
+                    "writes a file only if none is there, whole or not at all",
+                    hint="use a directory on another file system (ext4, XFS, Btrfs, NFS), or object storage",
+                ) from None
 
     def get(self, path: str) -> bytes:
         target = self._at(path)
@@ -185,14 +170,8 @@ class LocalStore:
             return target.read_bytes()
 
     def get_file(self, path: str, target: Path) -> None:
-        part = target.with_name(f".{target.name}.{unique_name()}.part")
-        try:
-            with self._errors(path), open(self._at(path), "rb") as source, local_errors(target):
-                with open(part, "xb") as file:
-                    shutil.copyfileobj(source, file, _CHUNK_BYTES)
-                part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with self._errors(path), open(self._at(path), "rb") as source, downloaded(target) as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
 
     def head(self, path: str) -> ObjectInfo:
         target = self._at(path)
@@ -264,8 +243,7 @@ class LocalStore:
 
     def _at(self, path: str) -> Path:
         parts = path.strip("/").split("/")
-        wrong = any(part in ("", ".", "..") for part in parts) or _CONTROL.search(path) or _TEMPORARY.search(path)
-        if wrong:
+        if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(path) or _TEMPORARY.search(path):
             raise ConfigurationError(
                 f"{self._url}: {path!r} is no path of an object",
                 hint="write names with '/' between them, none of them empty, '.' or '..', without control characters",
@@ -345,12 +323,17 @@ class LocalStore:
 
 
 @contextmanager
-def local_errors(target: Path) -> Iterator[None]:
-    """Raise UnavailableError for what goes wrong with a local file that is written to."""
+def downloaded(target: Path) -> Iterator[BinaryIO]:
+    """Give a new file, which becomes the target once it is complete; raise UnavailableError if it cannot be written."""
+    part = target.with_name(f".{target.name}.{unique_name()}.part")
     try:
-        yield
+        with open(part, "xb") as file:
+            yield file
+        part.replace(target)
     except OSError as error:
         raise UnavailableError(
             f"{target}: cannot be written: {error.strerror or error}",
             hint="check that the local directory is writable and its disk not full",
         ) from error
+    finally:
+        part.unlink(missing_ok=True)
