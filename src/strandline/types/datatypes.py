@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from strandline.core.errors import ConfigurationError
 
@@ -17,6 +18,9 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 class DataType:
     """Root of all types. Types are values: equal when they mean the same, hashable, immutable."""
+
+    exact: ClassVar[type[Any] | None] = None
+    """The class of Python values that need no coercion as long as they are in range; None if there is no such class."""
 
     @property
     def ddl(self) -> str:
@@ -31,8 +35,9 @@ class DataType:
         return self.ddl
 
 
+@dataclass(frozen=True)
 class ScalarType(DataType):
-    """A type without parts."""
+    """A type without parts: all of a class are equal."""
 
     name: ClassVar[str]
 
@@ -41,20 +46,20 @@ class ScalarType(DataType):
         return self.name
 
 
-@dataclass(frozen=True)
 class BooleanType(ScalarType):
     """True or False."""
 
     name = "boolean"
+    exact = bool
 
 
 class IntegralType(ScalarType):
     """A signed integer of fixed width; in Python an int."""
 
+    exact = int
     width: ClassVar[int]
 
 
-@dataclass(frozen=True)
 class ByteType(IntegralType):
     """8-bit signed integer."""
 
@@ -62,7 +67,6 @@ class ByteType(IntegralType):
     width = 1
 
 
-@dataclass(frozen=True)
 class ShortType(IntegralType):
     """16-bit signed integer."""
 
@@ -70,7 +74,6 @@ class ShortType(IntegralType):
     width = 2
 
 
-@dataclass(frozen=True)
 class IntegerType(IntegralType):
     """32-bit signed integer."""
 
@@ -78,7 +81,6 @@ class IntegerType(IntegralType):
     width = 4
 
 
-@dataclass(frozen=True)
 class LongType(IntegralType):
     """64-bit signed integer."""
 
@@ -86,49 +88,46 @@ class LongType(IntegralType):
     width = 8
 
 
-@dataclass(frozen=True)
 class FloatType(ScalarType):
     """32-bit IEEE number; in Python a float that such a number can hold."""
 
     name = "float"
 
 
-@dataclass(frozen=True)
 class DoubleType(ScalarType):
     """64-bit IEEE number; in Python a float."""
 
     name = "double"
+    exact = float
 
 
-@dataclass(frozen=True)
 class StringType(ScalarType):
     """Unicode text."""
 
     name = "string"
+    exact = str
 
 
-@dataclass(frozen=True)
 class BinaryType(ScalarType):
     """Bytes."""
 
     name = "binary"
+    exact = bytes
 
 
-@dataclass(frozen=True)
 class DateType(ScalarType):
     """A day of the proleptic Gregorian calendar."""
 
     name = "date"
+    exact = dt.date
 
 
-@dataclass(frozen=True)
 class TimestampType(ScalarType):
     """A moment, to the microsecond; in Python an aware datetime in UTC."""
 
     name = "timestamp"
 
 
-@dataclass(frozen=True)
 class TimestampNTZType(ScalarType):
     """A reading of calendar and clock without a zone, to the microsecond; in Python a naive datetime."""
 
@@ -300,14 +299,11 @@ class _Parser:
         self._advance()
 
     def schema(self) -> StructType:
-        if self._word() == "struct":
-            start, self_next = self._at, self._next
+        start = self._at
+        if re.match(r"struct\s*<", self._text[start:], re.IGNORECASE):
             self._advance()
-            if self._token == "<":
-                return self._struct(start)
-            self._next = self_next
-            self._at, self._kind, self._token = start, "word", self._text[start : start + len("struct")]
-        return self._fields(self._at)
+            return self._struct(start)
+        return self._fields(start)
 
     def type(self) -> DataType:
         start, word = self._at, self._word()
