@@ -84,15 +84,13 @@ class FixedLayout:
         return decode_struct
 
     def _encode_struct(self, record: Any) -> bytes:
-        if None not in record:
-            if not self._converts:
-                return self._one.pack(self._header, self._no_nulls, *record)
-            numbers = [s.to_number(v) if s.to_number else v for s, v in zip(self._scalars, record, strict=True)]
-            return self._one.pack(self._header, self._no_nulls, *numbers)
-        nulls = sum(1 << i for i, value in enumerate(record) if value is None)
-        filled = [s.zero if v is None else v for s, v in zip(self._scalars, record, strict=True)]
-        numbers = [s.to_number(v) if s.to_number else v for s, v in zip(self._scalars, filled, strict=True)]
-        return self._one.pack(self._header, nulls.to_bytes(len(self._no_nulls), "little"), *numbers)
+        nulls = self._no_nulls
+        if None in record:
+            nulls = sum(1 << i for i, v in enumerate(record) if v is None).to_bytes(len(nulls), "little")
+            record = [s.zero if v is None else v for s, v in zip(self._scalars, record, strict=True)]
+        if self._converts:
+            record = [s.to_number(v) if s.to_number else v for s, v in zip(self._scalars, record, strict=True)]
+        return self._one.pack(self._header, nulls, *record)
 
     def _record(self, nulls: bytes, numbers: list[Any]) -> Any:
         assert self._make is not None
