@@ -56,7 +56,7 @@ class Tumbling:
 
     def __post_init__(self) -> None:
         size_us = _duration_us(self, "size")
-        _compute(self, size_us=size_us, every_us=size_us, offset_us=_offset_us(self))
+        _compute(self, size_us=size_us, every_us=size_us, offset_us=_duration_us(self, "offset"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Sliding:
 
     def __post_init__(self) -> None:
         size_us, every_us = _duration_us(self, "size"), _duration_us(self, "every")
-        _compute(self, size_us=size_us, every_us=every_us, offset_us=_offset_us(self))
+        _compute(self, size_us=size_us, every_us=every_us, offset_us=_duration_us(self, "offset"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +136,9 @@ def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
 
 def _duration_us(kind: Tumbling | Sliding | Session, what: str) -> int:
     value_us = parse_duration_ms(getattr(kind, what), f"{type(kind).__name__}: {what}") * 1000
-    if value_us <= 0:
+    if value_us <= 0 and what != "offset":
         raise ConfigurationError(f"a window's {what} is {value_us // 1000} ms, expected more than 0")
     return value_us
-
-
-def _offset_us(kind: Tumbling | Sliding) -> int:
-    return parse_duration_ms(kind.offset, f"{type(kind).__name__}: offset") * 1000
 
 
 def _compute(kind: Tumbling | Sliding | Session, **values: int) -> None:
