@@ -42,11 +42,9 @@ class HeapBackend:
                     kept.update(entries)
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Read many keys at once, in order; None where there is no value."""
         return list(map(self._entries(state).get, keys))
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries whose key begins with `prefix`, in key order, those below `first` left out."""
         kept = self._entries(state)
         for key in sorted(key for key in list(kept) if key.startswith(prefix) and key >= first):
             value = kept.get(key)
@@ -54,11 +52,9 @@ class HeapBackend:
                 yield key, value
 
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the entries whose key begins with `prefix`, in key order."""
         return list(self.scan(state, prefix))
 
     def release(self, state: str) -> None:
-        """Forget the entries of a state that the caller has taken over with `scan`."""
         self._kept_bytes -= _size(self._entries(state))
         self._kept[state] = None
 
@@ -113,7 +109,6 @@ class HeapBackend:
         }
 
     def close(self) -> None:
-        """Free everything in memory; files stay."""
         self._kept = {}
 
     def _entries(self, state: str) -> dict[bytes, bytes]:

@@ -98,7 +98,6 @@ class RocksDBBackend:
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Read many keys at once, in order; None where there is no value."""
         family = self._family(state)
         values: list[bytes | None] = []
         with self._translating:
@@ -125,7 +124,6 @@ class RocksDBBackend:
             walk.status()
 
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the entries whose key begins with `prefix`, in key order."""
         grouping = self._groupings.get(state)
         if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
             return list(self._walk(state, reading_from(prefix, grouping), prefix))
