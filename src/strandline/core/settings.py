@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,14 +25,13 @@ _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 def parse_duration_ms(value: str | int | float, what: str) -> int:
     """Return milliseconds of '10s', '500ms', '2 min' or a number of seconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if value >= 0:
+    # What is infinite overflows.
+    with suppress(OverflowError):
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
             return int(value * 1000)
-    elif isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower())
-        unit = match and _DURATION_MS.get(match[2])
-        if match and unit:
-            return int(float(match[1]) * unit)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
+        if match and match[2] in _DURATION_MS:
+            return int(float(match[1]) * _DURATION_MS[match[2]])
     raise ConfigurationError(
         f"{what} is {value!r}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
     )
