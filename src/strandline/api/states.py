@@ -6,8 +6,8 @@ state of the current key; the Protocols here say what the handles can do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from strandline.api.keys import Keys
 from strandline.api.ttl import TTL
@@ -235,17 +235,10 @@ class Aggregating(Declaration[AggregatingState]):
         self.result = result
 
 
-@runtime_checkable
-class DeclaresStates(Protocol):
-    """A function whose instances declare states, beside those of its class."""
-
-    own_states: Mapping[str, State]
-
-
 def declared_states(process: object) -> dict[str, State]:
     """Return the states of a process function, or its class, by name: the class's, its bases' included.
 
-    And those that an instance declares: of functions that we make, whose types depend on the stream.
+    And those that an instance declares as `own_states`: of functions that we make, whose types depend on the stream.
     """
     found: dict[str, State] = {}
     kind = process if isinstance(process, type) else type(process)
@@ -255,4 +248,4 @@ def declared_states(process: object) -> dict[str, State]:
                 found[name] = attribute
             else:
                 found.pop(name, None)
-    return {**found, **(process.own_states if isinstance(process, DeclaresStates) else {})}
+    return {**found, **getattr(process, "own_states", {})}
