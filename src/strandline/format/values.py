@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
@@ -51,8 +50,6 @@ class ValueCodec:
         self._coerce = coercion(kind)
         self._head = bytes([0, schema_id])
         self._layout = FixedLayout(kind, schema_id << 8) if is_fixed(kind) else None
-        self.fixed: np.dtype[Any] | None = self._layout.dtype if self._layout else None
-        """The encoded value as a numpy type, header included, if the type has the fixed layout."""
         self._to_plain = to_plain(kind)
         self._from_plain = from_plain(kind)
         self._pack = msgspec.msgpack.Encoder().encode
