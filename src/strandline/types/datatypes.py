@@ -16,6 +16,7 @@ T = TypeVar("T", bound="DataType")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@dataclass(frozen=True)
 class DataType:
     """Root of all types. Types are values: equal when they mean the same, hashable, immutable."""
 
@@ -35,25 +36,14 @@ class DataType:
         return self.ddl
 
 
-@dataclass(frozen=True)
-class ScalarType(DataType):
-    """A type without parts: all of a class are equal."""
-
-    name: ClassVar[str]
-
-    @property
-    def ddl(self) -> str:
-        return self.name
-
-
-class BooleanType(ScalarType):
+class BooleanType(DataType):
     """True or False."""
 
-    name = "boolean"
+    ddl = "boolean"
     exact = bool
 
 
-class IntegralType(ScalarType):
+class IntegralType(DataType):
     """A signed integer of fixed width; in Python an int."""
 
     exact = int
@@ -63,84 +53,83 @@ class IntegralType(ScalarType):
 class ByteType(IntegralType):
     """8-bit signed integer."""
 
-    name = "tinyint"
+    ddl = "tinyint"
     width = 1
 
 
 class ShortType(IntegralType):
     """16-bit signed integer."""
 
-    name = "smallint"
+    ddl = "smallint"
     width = 2
 
 
 class IntegerType(IntegralType):
     """32-bit signed integer."""
 
-    name = "int"
+    ddl = "int"
     width = 4
 
 
 class LongType(IntegralType):
     """64-bit signed integer."""
 
-    name = "bigint"
+    ddl = "bigint"
     width = 8
 
 
-class FloatType(ScalarType):
+class FloatType(DataType):
     """32-bit IEEE number; in Python a float that such a number can hold."""
 
-    name = "float"
+    ddl = "float"
 
 
-class DoubleType(ScalarType):
+class DoubleType(DataType):
     """64-bit IEEE number; in Python a float."""
 
-    name = "double"
+    ddl = "double"
     exact = float
 
 
-class StringType(ScalarType):
+class StringType(DataType):
     """Unicode text."""
 
-    name = "string"
+    ddl = "string"
     exact = str
 
 
-class BinaryType(ScalarType):
+class BinaryType(DataType):
     """Bytes."""
 
-    name = "binary"
+    ddl = "binary"
     exact = bytes
 
 
-class DateType(ScalarType):
+class DateType(DataType):
     """A day of the proleptic Gregorian calendar."""
 
-    name = "date"
+    ddl = "date"
     exact = dt.date
 
 
-class TimestampType(ScalarType):
+class TimestampType(DataType):
     """A moment, to the microsecond; in Python an aware datetime in UTC."""
 
-    name = "timestamp"
+    ddl = "timestamp"
 
 
-class TimestampNTZType(ScalarType):
+class TimestampNTZType(DataType):
     """A reading of calendar and clock without a zone, to the microsecond; in Python a naive datetime."""
 
-    name = "timestamp_ntz"
+    ddl = "timestamp_ntz"
 
 
 @dataclass(frozen=True)
-class DecimalType(ScalarType):
+class DecimalType(DataType):
     """A decimal number of at most `precision` digits, `scale` of them after the point."""
 
     precision: int = 10
     scale: int = 0
-    name = "decimal"
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision <= MAX_DECIMAL_PRECISION or not 0 <= self.scale <= self.precision:
