@@ -118,7 +118,7 @@ class LocalStore:
         """Open a directory, which is made if it is not there. Raises UnavailableError."""
         self._root = root.absolute()
         # Keepers open what is shown here: every character of the path must survive being read as a url.
-        self._url = self._root.as_uri()
+        self.url = self._root.as_uri()
         self._fsync = fsync
         self._disk = disk or Disk()
         self._clock = clock or SystemClock()
@@ -127,20 +127,16 @@ class LocalStore:
             self._sync_way_to_root()
         except OSError as error:
             raise UnavailableError(
-                f"storage {self._url}: the directory cannot be made: {error.strerror or error}",
+                f"storage {self.url}: the directory cannot be made: {error.strerror or error}",
                 hint="check that the path is a directory you may write to",
             ) from None
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def put(self, path: str, data: bytes) -> None:
         self._put(path, lambda temporary: self._disk.write(temporary, data))
 
     def put_file(self, path: str, source: Path) -> None:
         if not source.is_file():
-            raise NotFoundError(f"{source}: no such local file to upload to {self._url}/{path}")
+            raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
         self._put(path, lambda temporary: self._disk.copy(source, temporary))
 
     def _put(self, path: str, write: Callable[[Path], None]) -> None:
@@ -154,12 +150,12 @@ class LocalStore:
             try:
                 self._disk.link(temporary, target)
             except FileExistsError:
-                raise ConflictError(f"{self._url}/{path}: an object is already there") from None
+                raise ConflictError(f"{self.url}/{path}: an object is already there") from None
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 raise ConfigurationError(
-                    f"{self._url}/{path}: the file system makes no hard links ({error.strerror}), and nothing else "
+                    f"{self.url}/{path}: the file system makes no hard links ({error.strerror}), and nothing else "
                     "writes a file only if none is there, whole or not at all",
                     hint="use a directory on another file system (ext4, XFS, Btrfs, NFS), or object storage",
                 ) from None
@@ -245,7 +241,7 @@ class LocalStore:
         parts = path.strip("/").split("/")
         if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(path) or _TEMPORARY.search(path):
             raise ConfigurationError(
-                f"{self._url}: {path!r} is no path of an object",
+                f"{self.url}: {path!r} is no path of an object",
                 hint="write names with '/' between them, none of them empty, '.' or '..', without control characters",
             )
         return self._root.joinpath(*parts)
@@ -316,7 +312,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            where = f"{self._url}/{path}"
+            where = f"{self.url}/{path}"
             if not writing and isinstance(error, FileNotFoundError | IsADirectoryError):
                 raise NotFoundError(f"{where}: no such object") from None
             raise UnavailableError(f"{where}: {error.strerror or error}", hint=_FULL if writing else "") from None

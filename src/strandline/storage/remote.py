@@ -88,12 +88,8 @@ class _ObstoreStore:
 
     def __init__(self, store: Any, url: str, *, hide: Callable[[str], str]) -> None:
         self._store = store
-        self._url = url
+        self.url = url
         self._hide = hide
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def put(self, path: str, data: bytes) -> None:
         with self._errors(path, writing=True):
@@ -105,7 +101,7 @@ class _ObstoreStore:
 
     def put_file(self, path: str, source: Path) -> None:
         if not source.is_file():
-            raise NotFoundError(f"{source}: no such local file to upload to {self._url}/{path}")
+            raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
         with self._errors(path, writing=True):
             obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
@@ -150,7 +146,7 @@ class _ObstoreStore:
         except StrandlineError:
             raise
         except Exception as error:
-            where = f"{self._url}/{path}"
+            where = f"{self.url}/{path}"
             what = self._hide(_first_line(error))
             if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
                 raise ConflictError(f"{where}: an object is already there") from None

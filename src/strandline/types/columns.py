@@ -224,22 +224,20 @@ def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             pass  # Below, the value that it was is found, or the coercion makes it fit.
     one = coercion(kind)
-    index = 0
     fitting: list[Any] = []
-    try:
-        for index, value in enumerate(values):  # noqa: B007
+    for index, value in enumerate(values):
+        try:
             fitting.append(None if value is None else one(value))
-        return build(fitting, kind)
-    except MisfitError as misfit:
-        value = values[index]
-        raise OutputError(
-            f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
-            hint="make the value fit, or change the column's type in `output` of process()",
-            column=column,
-            expected=kind.ddl,
-            actual=f"{shown(value)} ({type(value).__name__})",
-            index=index,
-        ) from None
+        except MisfitError as misfit:
+            raise OutputError(
+                f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
+                hint="make the value fit, or change the column's type in `output` of process()",
+                column=column,
+                expected=kind.ddl,
+                actual=f"{shown(value)} ({type(value).__name__})",
+                index=index,
+            ) from None
+    return build(fitting, kind)
 
 
 def _is_exact(values: list[Any], kind: DataType) -> bool:
