@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.types.columns import arrow_numbers, conform, numbers_to_arrow, to_arrow_type
 from strandline.types.datatypes import DataType, StructType
 from strandline.types.records import record_type
-from strandline.types.scalars import FIXED_SCALARS, Numbers
+from strandline.types.scalars import FIXED_SCALARS, Numbers, tolist
 
 
 def is_fixed(kind: DataType) -> bool:
@@ -187,8 +187,7 @@ class FixedLayout:
 
     def _cut(self, packed: Numbers) -> list[bytes]:
         # The fastest way from one buffer to many bytes objects.
-        found: list[bytes] = packed.view(self._slices).tolist()
-        return found
+        return tolist(packed.view(self._slices))
 
     @staticmethod
     def _absent(packed: Numbers, field: int) -> Numbers:

@@ -27,7 +27,7 @@ from strandline.types.datatypes import (
 )
 from strandline.types.plain import scaled, unscaled
 from strandline.types.records import record_type
-from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers
+from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers, tolist
 
 _LONG_DECIMAL_PRECISION = 18
 _END = b"\0\0"
@@ -143,8 +143,7 @@ class FixedColumn(KeyColumn):
         return convert(number) if convert else number, end
 
     def _cut(self, ordered: Numbers) -> list[bytes]:
-        found: list[bytes] = ordered.astype(self.dtype).view(f"V{self._width}").tolist()
-        return found
+        return tolist(ordered.astype(self.dtype).view(f"V{self._width}"))
 
 
 def _decimal_scalar(kind: DecimalType) -> FixedScalar:

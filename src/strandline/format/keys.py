@@ -19,7 +19,7 @@ from strandline.format.keycolumns import FixedColumn, key_column, one_nan
 from strandline.types.coercion import Coercion, MisfitError, coercion, shown
 from strandline.types.datatypes import DataType, DoubleType, FloatType, StructType
 from strandline.types.plain import same
-from strandline.types.scalars import Numbers
+from strandline.types.scalars import Numbers, tolist
 
 _GROUP_BYTES = 2
 _DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, IndexError, struct.error)
@@ -103,8 +103,7 @@ class KeyCodec:
         packed["group"] = key_groups
         for i, numbers in enumerate(ordered):
             packed[f"f{i}"] = numbers
-        found: list[bytes] = packed.view(self._slices).tolist()
-        return found
+        return tolist(packed.view(self._slices))
 
     # -- decoding
 

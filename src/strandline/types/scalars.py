@@ -38,7 +38,8 @@ _FIRST_US = _FIRST_DAY * 86_400_000_000
 _LAST_US = (_LAST_DAY + 1) * 86_400_000_000 - 1
 
 
-def _tolist(numbers: Numbers) -> list[Any]:
+def tolist(numbers: Numbers) -> list[Any]:
+    """Return the items of an array as Python's own."""
     found: list[Any] = numbers.tolist()
     return found
 
@@ -53,7 +54,7 @@ class FixedScalar:
     """What stands in for null where bytes must be written."""
     to_numbers: Callable[[Iterable[Any]], Numbers]
     """Strict: raises TypeError or OverflowError for what does not fit, None among it."""
-    from_numbers: Callable[[Numbers], list[Any]] = _tolist
+    from_numbers: Callable[[Numbers], list[Any]] = tolist
     to_number: Callable[[Any], Any] | None = None
     from_number: Callable[[Any], Any] | None = None
 
@@ -109,8 +110,7 @@ def out_of_range(kind: str, what: str) -> CorruptionError:
 
 def _dates(numbers: Numbers) -> list[Any]:
     _check_range(numbers, _FIRST_DAY, _LAST_DAY, "date", "days since 1970-01-01")
-    found: list[Any] = numbers.astype("M8[D]").tolist()
-    return found
+    return tolist(numbers.astype("M8[D]"))
 
 
 def _timestamps(numbers: Numbers) -> list[Any]:
@@ -121,8 +121,7 @@ def _timestamps(numbers: Numbers) -> list[Any]:
 
 def _naive_timestamps(numbers: Numbers) -> list[Any]:
     _check_range(numbers, _FIRST_US, _LAST_US, "timestamp_ntz", "µs since 1970")
-    found: list[Any] = numbers.astype("M8[us]").tolist()
-    return found
+    return tolist(numbers.astype("M8[us]"))
 
 
 def _check_range(numbers: Numbers, first: int, last: int, kind: str, unit: str) -> None:
