@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rocksdict import Cache, Checkpoint, Rdict, RdictIter, ReadOptions, WriteBatch, WriteBufferManager
 
 from strandline.backends.base import Changes, Entry, LocalFile
-from strandline.backends.options import DEFAULT_TUNING, MIB, MIN_BLOCK_CACHE_BYTES, Grouping, MemoryBudget, Tuning
+from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rocksoptions import family_options, reading_from, reading_groups, write_options
 from strandline.backends.sstfiles import SstFiles
 from strandline.core.errors import CorruptionError, UnavailableError
@@ -204,7 +204,7 @@ class RocksDBBackend:
     def _fit_cache(self) -> None:
         """Give the block cache what the indexes and filters of the open files, held outside it, leave of its budget."""
         readers_bytes = self._total(_FAMILY_PROPERTIES["table_readers_bytes"])
-        self._cache.set_capacity(max(self._memory.block_cache_bytes - readers_bytes, MIN_BLOCK_CACHE_BYTES))
+        self._cache.set_capacity(max(self._memory.block_cache_bytes - readers_bytes, LEAST_BYTES))
 
     def _total(self, prop: str) -> int:
         return sum(family.property_int_value(prop) or 0 for family in self._families.values())
