@@ -289,7 +289,7 @@ class _Parser:
 
     def schema(self) -> StructType:
         start = self._at
-        if re.match(r"struct\s*<", self._text[start:], re.IGNORECASE):
+        if re.match(r"struct\s*<", self._text[start:].lower()):
             self._advance()
             return self._struct(start)
         return self._fields(start)
@@ -300,7 +300,7 @@ class _Parser:
             self._fail("expected a type")
         self._advance()
         if word == "array":
-            return self._within(lambda: self._build(start, ArrayType, self.type()))
+            return self._within(lambda: ArrayType(self.type()))
         if word == "map":
             return self._within(self._map)
         if word == "struct":
@@ -323,7 +323,7 @@ class _Parser:
 
     def _fields(self, start: int) -> StructType:
         fields = [self._field()]
-        while self._token == "," and self._kind == "sign":
+        while self._token == ",":
             self._advance()
             at = self._at
             field = self._field()
@@ -393,7 +393,7 @@ class _Parser:
         return self._token.lower() if self._kind == "word" else ""
 
     def _expect(self, sign: str) -> None:
-        if self._token != sign or self._kind != "sign":
+        if self._token != sign:
             self._fail(f"expected '{sign}'")
         self._advance()
 
