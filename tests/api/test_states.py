@@ -155,6 +155,7 @@ def test_checkpoints() -> None:
         ({"retain": 0}, "retain is 0, expected 1 or more"),
         ({"retain": "2"}, "retain is '2'"),
         ({"tolerable_failures": -1}, "tolerable_failures is -1"),
+        ({"tolerable_failures": "3"}, "tolerable_failures is '3'"),
         ({"directory": " "}, "the directory is empty"),
         ({"every": "soon"}, "checkpoints: every is 'soon'"),
         ({"timeout": 0}, "checkpoints: timeout is 0, expected more than 0"),
@@ -173,3 +174,9 @@ def test_restarts_wait_longer_each_time() -> None:
     restart = Restart(delay="1s", max_delay="10s")
     assert [restart.delay_ms(n) for n in (1, 2, 3, 4, 5, 50)] == [1000, 2000, 4000, 8000, 10_000, 10_000]
     assert Restart.never().attempts == 0
+
+
+@pytest.mark.parametrize("wrong", ["delay", "max_delay"])
+def test_a_restart_that_cannot_work_is_refused_where_it_is_written(wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"restart: {wrong} is 'soon'"):
+        Restart(**{wrong: "soon"})  # type: ignore[arg-type]

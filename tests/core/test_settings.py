@@ -23,7 +23,10 @@ def test_durations(text: Any, ms: int) -> None:
     assert parse_duration_ms(text, "it") == ms
 
 
-@pytest.mark.parametrize("text", ["", "10", "s", "-1s", "10 parsecs", "1s 2ms", -1, None, True, "1e3s", float("nan")])
+@pytest.mark.parametrize(
+    "text",
+    ["", "10", "s", "-1s", "10 parsecs", "1s 2ms", -1, None, True, "1e3s", float("nan"), float("inf"), "9" * 400 + "s"],
+)
 def test_what_is_no_duration_is_refused_by_name(text: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^the lease is .*, expected a duration") as caught:
         parse_duration_ms(text, "the lease")

@@ -6,10 +6,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
-
 from strandline.types.datatypes import (
     ArrayType,
     BinaryType,
@@ -25,7 +21,7 @@ from strandline.types.datatypes import (
     TimestampType,
     parse_type,
 )
-from strandline.types.murmur import hash_longs, key_group, spark_hash
+from strandline.types.murmur import key_group, spark_hash
 from strandline.types.records import record_type
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "spark_hash.json").read_text())
@@ -64,12 +60,6 @@ def test_equals_spark() -> None:
         if found != case["hash"]:
             wrong.append((case, found))
     assert not wrong
-
-
-@given(st.lists(st.integers(-(2**63), 2**63 - 1)))
-def test_vectorised_longs(values: list[int]) -> None:
-    found = hash_longs(np.array(values, np.int64)).tolist()
-    assert found == [spark_hash([value], [LongType()]) for value in values]
 
 
 def test_key_groups_are_never_negative() -> None:

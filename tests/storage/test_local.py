@@ -10,7 +10,7 @@ import pytest
 
 from strandline.core.clock import ManualClock, SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
-from strandline.storage.local import Disk, LocalStore, sync_directory, sync_file, sync_tree
+from strandline.storage.local import Disk, LocalStore, sync_directory, sync_file
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.storage.forgetful import ForgetfulDisk, Killed
@@ -133,16 +133,6 @@ def test_a_file_system_that_does_not_sync_directories_is_taken_as_it_is(
     (tmp_path / "f").write_bytes(b"x")
     with pytest.raises(OSError, match="Invalid argument"):
         sync_file(tmp_path / "f")
-
-
-def test_a_tree_is_synced_with_all_that_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "f").write_bytes(b"x")
-    (tmp_path / "g").write_bytes(b"x")
-    synced: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(str(Path(f"/proc/self/fd/{fd}").readlink())))
-    sync_tree(tmp_path)
-    assert sorted(synced) == sorted([str(tmp_path), *(f"{tmp_path}/{name}" for name in files_in(tmp_path))])
 
 
 @pytest.mark.parametrize("fsync", [True, False])

@@ -180,7 +180,7 @@ def approx_percentile(column: str, percentage: float | Sequence[float], accuracy
             f"approx_percentile: accuracy is {accuracy!r}, expected a number from 1 to {_MOST_ACCURACY}",
             hint="the error of a rank is 1/accuracy; 100 is the default",
         )
-    wanted: list[Any] = [percentage] if _is_number(percentage) else _listed(percentage)
+    wanted: Sequence[Any] = percentage if isinstance(percentage, list | tuple) else [percentage]
     if not wanted or not all(_is_number(one) and 0 <= one <= 1 for one in wanted):
         raise ConfigurationError(
             f"approx_percentile: percentage is {percentage!r}, expected a number from 0 to 1, or a list of such",
@@ -194,7 +194,3 @@ def approx_percentile(column: str, percentage: float | Sequence[float], accuracy
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else []

@@ -38,10 +38,9 @@ class Checkpoints:
             raise ConfigurationError(f"checkpoints: mode is {self.mode!r}, expected 'full' or 'incremental'")
         if not isinstance(self.retain, int) or self.retain < 1:
             raise ConfigurationError(f"checkpoints: retain is {self.retain!r}, expected 1 or more")
-        if self.tolerable_failures is not None and self.tolerable_failures < 0:
-            raise ConfigurationError(
-                f"checkpoints: tolerable_failures is {self.tolerable_failures}, expected 0 or more"
-            )
+        tolerable = self.tolerable_failures
+        if tolerable is not None and (not isinstance(tolerable, int) or tolerable < 0):
+            raise ConfigurationError(f"checkpoints: tolerable_failures is {tolerable!r}, expected 0 or more")
         if not str(self.directory).strip():
             raise ConfigurationError("checkpoints: the directory is empty", hint="give a path or URL")
         _ = (self.interval_ms, self.min_pause_ms)
@@ -78,6 +77,10 @@ class Restart:
     delay: Duration = "1s"
     max_delay: Duration = "1 min"
     on_user_error: bool = False
+
+    def __post_init__(self) -> None:
+        # A wrong delay fails where it is written, not in place of the first restart.
+        self.delay_ms(1)
 
     def delay_ms(self, restart: int) -> int:
         """Return how long to wait before the n-th restart in a row, counted from 1."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from strandline.api.process import Context, KeyedProcess
-from strandline.api.states import MapState, State
+from strandline.api.states import Declaration, MapState
 
 
 class KeyedCoProcess(KeyedProcess):
@@ -37,7 +37,7 @@ class KeyedCoProcess(KeyedProcess):
         return self.on_right(right, ctx) if left is None else self.on_left(left, ctx)
 
 
-class Broadcast(State):
+class Broadcast(Declaration[MapState]):
     """A map that is the same in all partitions: on_broadcast changes it, everything else reads it.
 
     >>> class Check(KeyedBroadcastProcess):
@@ -49,11 +49,6 @@ class Broadcast(State):
 
     def __init__(self, key: str, value: str) -> None:
         super().__init__(value, key)
-
-    def __get__(self, instance: object, owner: type) -> MapState:
-        if instance is None:
-            return self  # type: ignore[return-value]
-        raise self._unbound()
 
 
 class KeyedBroadcastProcess(KeyedProcess):

@@ -115,6 +115,12 @@ class _StatefulFunction:
                 raise self._bound_states[name].assigned(value)
             super().__setattr__(name, value)
 
+    def open(self) -> None:
+        """Run once in each process before the first event or batch."""
+
+    def close(self) -> None:
+        """Run once when the process ends in an orderly way."""
+
 
 class KeyedProcess(_StatefulFunction):
     """A function with state, called once for each event of a keyed stream.
@@ -129,9 +135,6 @@ class KeyedProcess(_StatefulFunction):
     ...         self.seen.value += 1
     ...         yield {"key": ctx.key, "seen": self.seen.value}
     """
-
-    def open(self) -> None:
-        """Run once in each process before the first event."""
 
     def on_event(self, event: Any, ctx: Context) -> Iterable[Any] | None:
         """Handle one event; yield or return output rows: dicts by column name, or tuples in column order.
@@ -148,9 +151,6 @@ class KeyedProcess(_StatefulFunction):
         """
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Run once when the process ends in an orderly way."""
-
 
 class KeyedBatchProcess(_StatefulFunction):
     """A vectorised process function: called with Arrow batches, its states have `get_many` and `put_many`.
@@ -162,12 +162,6 @@ class KeyedBatchProcess(_StatefulFunction):
     ...         old = self.total.get_many(keys)
     """
 
-    def open(self) -> None:
-        """Run once in each process before the first batch."""
-
     def on_batch(self, batch: pa.RecordBatch, ctx: BatchContext) -> pa.RecordBatch | pa.Table | None:
         """Handle a batch of events of many keys; return output rows as a RecordBatch or Table, or None."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """Run once when the process ends in an orderly way."""

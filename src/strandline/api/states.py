@@ -6,8 +6,8 @@ state of the current key; the Protocols here say what the handles can do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from strandline.api.keys import Keys
 from strandline.api.ttl import TTL
@@ -15,6 +15,8 @@ from strandline.core.errors import ConfigurationError, UserCodeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+H = TypeVar("H")
 
 
 class ValueState(Protocol):
@@ -136,14 +138,20 @@ class State:
             hint=f"write {self.change.format(self.name)}",
         )
 
-    def _unbound(self) -> ConfigurationError:
-        return ConfigurationError(
+
+class Declaration(State, Generic[H]):
+    """A state in whose place a running function finds a handle."""
+
+    def __get__(self, instance: object, owner: type) -> H:
+        if instance is None:
+            return self  # type: ignore[return-value]
+        raise ConfigurationError(
             f"state '{self.name}' was used outside of a running job",
             hint="use it in on_event or on_batch; a process function has state only while a job runs it",
         )
 
 
-class Value(State):
+class Value(Declaration[ValueState]):
     """One value of a Spark type for each key.
 
     >>> class Count(KeyedProcess):
@@ -157,13 +165,8 @@ class Value(State):
         super().__init__(type, ttl=ttl)
         self.default = default
 
-    def __get__(self, instance: object, owner: type) -> ValueState:
-        if instance is None:
-            return self  # type: ignore[return-value]
-        raise self._unbound()
 
-
-class List(State):
+class List(Declaration[ListState]):
     """A list of elements of a Spark type for each key.
 
     >>> class Recent(KeyedProcess):
@@ -176,13 +179,8 @@ class List(State):
     def __init__(self, type: str, *, ttl: TTL | None = None) -> None:
         super().__init__(type, ttl=ttl)
 
-    def __get__(self, instance: object, owner: type) -> ListState:
-        if instance is None:
-            return self  # type: ignore[return-value]
-        raise self._unbound()
 
-
-class Map(State):
+class Map(Declaration[MapState]):
     """A map from one Spark type to another for each key.
 
     >>> class PerType(KeyedProcess):
@@ -195,13 +193,8 @@ class Map(State):
     def __init__(self, key: str, value: str, *, ttl: TTL | None = None) -> None:
         super().__init__(value, key, ttl)
 
-    def __get__(self, instance: object, owner: type) -> MapState:
-        if instance is None:
-            return self  # type: ignore[return-value]
-        raise self._unbound()
 
-
-class Reducing(State):
+class Reducing(Declaration[ReducingState]):
     """One value for each key, made by `reduce(value, element)`.
 
     >>> class Top(KeyedProcess):
@@ -215,13 +208,8 @@ class Reducing(State):
         super().__init__(type, ttl=ttl)
         self.reduce = reduce
 
-    def __get__(self, instance: object, owner: type) -> ReducingState:
-        if instance is None:
-            return self  # type: ignore[return-value]
-        raise self._unbound()
 
-
-class Aggregating(State):
+class Aggregating(Declaration[AggregatingState]):
     """An accumulator of a Spark type for each key: `create()`, `add(acc, element) -> acc`, `result(acc)`.
 
     >>> class Mean(KeyedProcess):
@@ -246,23 +234,11 @@ class Aggregating(State):
         self.add = add
         self.result = result
 
-    def __get__(self, instance: object, owner: type) -> AggregatingState:
-        if instance is None:
-            return self  # type: ignore[return-value]
-        raise self._unbound()
-
-
-@runtime_checkable
-class DeclaresStates(Protocol):
-    """A function whose instances declare states, beside those of its class."""
-
-    own_states: Mapping[str, State]
-
 
 def declared_states(process: object) -> dict[str, State]:
     """Return the states of a process function, or its class, by name: the class's, its bases' included.
 
-    And those that an instance declares: of functions that we make, whose types depend on the stream.
+    And those that an instance declares as `own_states`: of functions that we make, whose types depend on the stream.
     """
     found: dict[str, State] = {}
     kind = process if isinstance(process, type) else type(process)
@@ -272,4 +248,4 @@ def declared_states(process: object) -> dict[str, State]:
                 found[name] = attribute
             else:
                 found.pop(name, None)
-    return {**found, **(process.own_states if isinstance(process, DeclaresStates) else {})}
+    return {**found, **getattr(process, "own_states", {})}

@@ -55,8 +55,8 @@ class Tumbling:
     """Where the first one begins."""
 
     def __post_init__(self) -> None:
-        size_us = _duration_us(self, "size")
-        _compute(self, size_us=size_us, every_us=size_us, offset_us=_offset_us(self))
+        _compute(self, "size", "offset")
+        object.__setattr__(self, "every_us", self.size_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,7 @@ class Sliding:
     """Where the first one begins."""
 
     def __post_init__(self) -> None:
-        size_us, every_us = _duration_us(self, "size"), _duration_us(self, "every")
-        _compute(self, size_us=size_us, every_us=every_us, offset_us=_offset_us(self))
+        _compute(self, "size", "every", "offset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ class Session:
     """The silence that ends it."""
 
     def __post_init__(self) -> None:
-        _compute(self, gap_us=_duration_us(self, "gap"))
+        _compute(self, "gap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +133,9 @@ def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
     return found[::-1]
 
 
-def _duration_us(kind: Tumbling | Sliding | Session, what: str) -> int:
-    value_us = parse_duration_ms(getattr(kind, what), f"{type(kind).__name__}: {what}") * 1000
-    if value_us <= 0:
-        raise ConfigurationError(f"a window's {what} is {value_us // 1000} ms, expected more than 0")
-    return value_us
-
-
-def _offset_us(kind: Tumbling | Sliding) -> int:
-    return parse_duration_ms(kind.offset, f"{type(kind).__name__}: offset") * 1000
-
-
-def _compute(kind: Tumbling | Sliding | Session, **values: int) -> None:
-    for name, value in values.items():
-        object.__setattr__(kind, name, value)
+def _compute(kind: Tumbling | Sliding | Session, *durations: str) -> None:
+    for what in durations:
+        value_ms = parse_duration_ms(getattr(kind, what), f"{type(kind).__name__}: {what}")
+        if not value_ms and what != "offset":
+            raise ConfigurationError(f"a window's {what} is 0 ms, expected more than 0")
+        object.__setattr__(kind, f"{what}_us", value_ms * 1000)

@@ -27,26 +27,19 @@ class HeapBackend:
         """Open the snapshot in `directory`, or start empty when none is there."""
         self.inline = inline
         self.limit_bytes = limit_bytes
-        self._directory = directory
-        self._kept: dict[str, dict[bytes, bytes] | None] = {state: {} for state in states}
+        kept: dict[str, dict[bytes, bytes]] = {state: {} for state in states}
         snapshot = directory / HEAP_FILE
         if snapshot.exists():
-            self._load(snapshot)
-        self._kept_bytes = self._encoded_bytes = sum(map(_size, self._all_kept()))
-
-    def _load(self, snapshot: Path) -> None:
-        with snapshot.open("rb") as file:
-            for state, entries in read_heap(file, str(snapshot)):
-                kept = self._kept.setdefault(state, {})
-                if kept is not None:
-                    kept.update(entries)
+            with snapshot.open("rb") as file:
+                for state, entries in read_heap(file, str(snapshot)):
+                    kept.setdefault(state, {}).update(entries)
+        self._kept: dict[str, dict[bytes, bytes] | None] = {**kept}
+        self._kept_bytes = self._encoded_bytes = sum(map(_size, kept.values()))
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Read many keys at once, in order; None where there is no value."""
         return list(map(self._entries(state).get, keys))
 
     def scan(self, state: str, prefix: bytes = b"", first: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Walk the entries whose key begins with `prefix`, in key order, those below `first` left out."""
         kept = self._entries(state)
         for key in sorted(key for key in list(kept) if key.startswith(prefix) and key >= first):
             value = kept.get(key)
@@ -54,11 +47,9 @@ class HeapBackend:
                 yield key, value
 
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the entries whose key begins with `prefix`, in key order."""
         return list(self.scan(state, prefix))
 
     def release(self, state: str) -> None:
-        """Forget the entries of a state that the caller has taken over with `scan`."""
         self._kept_bytes -= _size(self._entries(state))
         self._kept[state] = None
 
@@ -107,13 +98,12 @@ class HeapBackend:
     def metrics(self) -> dict[str, int]:
         """Return the entries and bytes held here, and the state's encoded size when it was last measured."""
         return {
-            "kept_entries_count": sum(map(len, self._all_kept())),
+            "kept_entries_count": sum(len(entries) for entries in self._kept.values() if entries is not None),
             "kept_bytes": self._kept_bytes,
             "encoded_bytes": self._encoded_bytes,
         }
 
     def close(self) -> None:
-        """Free everything in memory; files stay."""
         self._kept = {}
 
     def _entries(self, state: str) -> dict[bytes, bytes]:
@@ -123,9 +113,6 @@ class HeapBackend:
         if entries is None:
             raise ValueError(f"state '{state}' was released: its entries are the caller's")
         return entries
-
-    def _all_kept(self) -> list[dict[bytes, bytes]]:
-        return [entries for entries in self._kept.values() if entries is not None]
 
     def _check_limit(self, size_bytes: int) -> None:
         if self.limit_bytes is not None and size_bytes > self.limit_bytes:

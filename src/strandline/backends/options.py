@@ -8,8 +8,8 @@ from typing import Literal
 from strandline.core.errors import ConfigurationError
 
 MIB = 1 << 20
-MIN_BLOCK_CACHE_BYTES = 1 * MIB
-MIN_WRITE_BUFFER_BYTES = 1 * MIB
+LEAST_BYTES = 1 * MIB
+"""Of a block cache, and of write buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +20,10 @@ class MemoryBudget:
     write_buffer_bytes: int
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("block_cache_bytes", MIN_BLOCK_CACHE_BYTES),
-            ("write_buffer_bytes", MIN_WRITE_BUFFER_BYTES),
-        ):
-            if getattr(self, name) < least:
+        for name in ("block_cache_bytes", "write_buffer_bytes"):
+            if getattr(self, name) < LEAST_BYTES:
                 raise ConfigurationError(
-                    f"memory budget of a backend: {name} is {getattr(self, name)}, expected at least {least}",
+                    f"memory budget of a backend: {name} is {getattr(self, name)}, expected at least {LEAST_BYTES}",
                     hint="raise state_memory, or run fewer partitions on each machine",
                 )
 

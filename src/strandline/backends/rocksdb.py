@@ -15,7 +15,7 @@ from typing import Any, Literal
 from rocksdict import Cache, Checkpoint, Rdict, RdictIter, ReadOptions, WriteBatch, WriteBufferManager
 
 from strandline.backends.base import Changes, Entry, LocalFile
-from strandline.backends.options import DEFAULT_TUNING, MIB, MIN_BLOCK_CACHE_BYTES, Grouping, MemoryBudget, Tuning
+from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rocksoptions import family_options, reading_from, reading_groups, write_options
 from strandline.backends.sstfiles import SstFiles
 from strandline.core.errors import CorruptionError, UnavailableError
@@ -98,7 +98,6 @@ class RocksDBBackend:
         self._handles = {name: self._db.get_column_family_handle(name) for name in names}
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Read many keys at once, in order; None where there is no value."""
         family = self._family(state)
         values: list[bytes | None] = []
         with self._translating:
@@ -125,7 +124,6 @@ class RocksDBBackend:
             walk.status()
 
     def read_group(self, state: str, prefix: bytes) -> list[tuple[bytes, bytes]]:
-        """Return the entries whose key begins with `prefix`, in key order."""
         grouping = self._groupings.get(state)
         if grouping is None or not grouping.exact or len(prefix) != grouping.size_bytes:
             return list(self._walk(state, reading_from(prefix, grouping), prefix))
@@ -206,7 +204,7 @@ class RocksDBBackend:
     def _fit_cache(self) -> None:
         """Give the block cache what the indexes and filters of the open files, held outside it, leave of its budget."""
         readers_bytes = self._total(_FAMILY_PROPERTIES["table_readers_bytes"])
-        self._cache.set_capacity(max(self._memory.block_cache_bytes - readers_bytes, MIN_BLOCK_CACHE_BYTES))
+        self._cache.set_capacity(max(self._memory.block_cache_bytes - readers_bytes, LEAST_BYTES))
 
     def _total(self, prop: str) -> int:
         return sum(family.property_int_value(prop) or 0 for family in self._families.values())

@@ -23,6 +23,6 @@ Partition = NewType("Partition", int)
 _random = random.SystemRandom()
 
 
-def unique_name(rng: random.Random | None = None) -> str:
+def unique_name() -> str:
     """Return 128 random bits in hex: a name that was never used before."""
-    return f"{(rng or _random).getrandbits(128):032x}"
+    return f"{_random.getrandbits(128):032x}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,30 +15,26 @@ from strandline.core.errors import ConfigurationError
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
 
-_DURATION_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_SIZE_BYTES = {"b": 1, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+_DURATION_MS = {
+    "ms": 1, "s": 1000, "sec": 1000, "secs": 1000, "second": 1000, "seconds": 1000,
+    "m": 60_000, "min": 60_000, "mins": 60_000, "minute": 60_000, "minutes": 60_000,
+    "h": 3_600_000, "hour": 3_600_000, "hours": 3_600_000, "d": 86_400_000, "day": 86_400_000, "days": 86_400_000,
+}  # fmt: skip
+_SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_duration_ms(value: str | int | float, what: str) -> int:
     """Return milliseconds of '10s', '500ms', '2 min' or a number of seconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if value >= 0:
+    # What is infinite overflows.
+    with suppress(OverflowError):
+        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
             return int(value * 1000)
-    elif isinstance(value, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower())
-        unit = match and _duration_unit(match[2])
-        if match and unit:
-            return int(float(match[1]) * unit)
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
+        if match and match[2] in _DURATION_MS:
+            return int(float(match[1]) * _DURATION_MS[match[2]])
     raise ConfigurationError(
         f"{what} is {value!r}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
     )
-
-
-def _duration_unit(unit: str) -> int | None:
-    return _DURATION_MS.get(unit) or _DURATION_MS.get(
-        {"sec": "s", "secs": "s", "second": "s", "seconds": "s", "mins": "m", "minute": "m", "minutes": "m",
-         "hour": "h", "hours": "h", "day": "d", "days": "d"}.get(unit, "")
-    )  # fmt: skip
 
 
 def parse_size_bytes(value: str | int, what: str) -> int:
@@ -47,7 +44,7 @@ def parse_size_bytes(value: str | int, what: str) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", value.lower())
         if match and float(match[1]) > 0:
-            return int(float(match[1]) * _SIZE_BYTES[(match[2] + "b") if match[2] else "b"])
+            return int(float(match[1]) * _SIZE_BYTES[match[2]])
     raise ConfigurationError(f"{what} is {value!r}, expected a size", hint="write it like '512MB' or '4GB'")
 
 

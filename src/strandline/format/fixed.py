@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.types.columns import arrow_numbers, conform, numbers_to_arrow, to_arrow_type
 from strandline.types.datatypes import DataType, StructType
 from strandline.types.records import record_type
-from strandline.types.scalars import FIXED_SCALARS, Numbers
+from strandline.types.scalars import FIXED_SCALARS, Numbers, tolist
 
 
 def is_fixed(kind: DataType) -> bool:
@@ -84,15 +84,13 @@ class FixedLayout:
         return decode_struct
 
     def _encode_struct(self, record: Any) -> bytes:
-        if None not in record:
-            if not self._converts:
-                return self._one.pack(self._header, self._no_nulls, *record)
-            numbers = [s.to_number(v) if s.to_number else v for s, v in zip(self._scalars, record, strict=True)]
-            return self._one.pack(self._header, self._no_nulls, *numbers)
-        nulls = sum(1 << i for i, value in enumerate(record) if value is None)
-        filled = [s.zero if v is None else v for s, v in zip(self._scalars, record, strict=True)]
-        numbers = [s.to_number(v) if s.to_number else v for s, v in zip(self._scalars, filled, strict=True)]
-        return self._one.pack(self._header, nulls.to_bytes(len(self._no_nulls), "little"), *numbers)
+        nulls = self._no_nulls
+        if None in record:
+            nulls = sum(1 << i for i, v in enumerate(record) if v is None).to_bytes(len(nulls), "little")
+            record = [s.zero if v is None else v for s, v in zip(self._scalars, record, strict=True)]
+        if self._converts:
+            record = [s.to_number(v) if s.to_number else v for s, v in zip(self._scalars, record, strict=True)]
+        return self._one.pack(self._header, nulls, *record)
 
     def _record(self, nulls: bytes, numbers: list[Any]) -> Any:
         assert self._make is not None
@@ -189,8 +187,7 @@ class FixedLayout:
 
     def _cut(self, packed: Numbers) -> list[bytes]:
         # The fastest way from one buffer to many bytes objects.
-        found: list[bytes] = packed.view(self._slices).tolist()
-        return found
+        return tolist(packed.view(self._slices))
 
     @staticmethod
     def _absent(packed: Numbers, field: int) -> Numbers:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +27,7 @@ from strandline.types.datatypes import (
 )
 from strandline.types.plain import scaled, unscaled
 from strandline.types.records import record_type
-from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers
+from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers, tolist
 
 _LONG_DECIMAL_PRECISION = 18
 _END = b"\0\0"
@@ -34,24 +35,26 @@ _NULL, _PRESENT = b"\x01", b"\x02"
 _WIDE_BIAS = 1 << 127
 
 
-class KeyColumn(Protocol):
-    """Encodes and decodes one column of a key."""
+class KeyColumn:
+    """Encodes and decodes one column of a key: one value after the other, unless it knows better."""
 
-    def encode(self, value: Any) -> bytes:
-        """Encode one value; raises TypeError, ValueError and the like if it does not fit."""
-        ...
+    def __init__(self, kind: DataType) -> None:
+        self._kind = kind
+
+    encode: Callable[[Any], bytes]
+    """Encode one value; raises TypeError, ValueError and the like if it does not fit."""
 
     def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
         """Encode values into iterables, whose items joined side by side are the encodings."""
-        ...
+        return [map(self.encode, values)]
 
     def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
         """Encode a column without nulls, as `pieces` does."""
-        ...
+        return self.pieces(to_python(array, self._kind))
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         """Decode the value that begins at `at`; return it and where it ends."""
-        ...
+        raise NotImplementedError
 
 
 def key_column(kind: DataType) -> KeyColumn:
@@ -70,18 +73,13 @@ def key_column(kind: DataType) -> KeyColumn:
     )
 
 
-class FixedColumn:
+class FixedColumn(KeyColumn):
     """Numbers of fixed width: as unsigned integers that keep their order, big-endian."""
 
     def __init__(self, kind: DataType) -> None:
-        self._kind = kind
-        is_decimal = isinstance(kind, DecimalType)
-        self._scalar: FixedScalar = FIXED_SCALARS[LongType() if is_decimal else kind]
+        super().__init__(kind)
+        self._scalar = _decimal_scalar(kind) if isinstance(kind, DecimalType) else FIXED_SCALARS[kind]
         self._width = self._scalar.dtype.itemsize
-        self._to_number: Callable[[Any], Any] | None = self._scalar.to_number
-        self._from_number: Callable[[Any], Any] | None = self._scalar.from_number
-        if isinstance(kind, DecimalType):
-            self._to_number, self._from_number = unscaled(kind.scale), scaled(kind.scale)
         self._is_float = isinstance(kind, FloatType | DoubleType)
         self._one_by_array = self._is_float or isinstance(kind, BooleanType)
         self._bias = 0 if isinstance(kind, BooleanType) else 1 << (8 * self._width - 1)
@@ -91,7 +89,7 @@ class FixedColumn:
         self.encode = self._encoder()
 
     def _encoder(self) -> Callable[[Any], bytes]:
-        pack, bias, convert = self._struct.pack, self._bias, self._to_number
+        pack, bias, convert = self._struct.pack, self._bias, self._scalar.to_number
         if self._is_float:
             return lambda value: self.order([value]).astype(self.dtype).tobytes()
         if convert is None:
@@ -100,8 +98,6 @@ class FixedColumn:
 
     def order(self, values: Iterable[Any]) -> Numbers:
         """Return values as unsigned integers in the same order."""
-        if isinstance(self._kind, DecimalType) and self._to_number:
-            values = map(self._to_number, values)
         return self._order(self._scalar.to_numbers(values))
 
     def arrow_order(self, array: pa.Array) -> Numbers:
@@ -130,10 +126,7 @@ class FixedColumn:
         if self._is_float:
             numbers = np.where(bits & bias, bits ^ bias, ~bits).view(self._scalar.dtype)
             return one_nan(numbers.tolist())
-        found = self._scalar.from_numbers((bits ^ bias).view(self._scalar.dtype))
-        if isinstance(self._kind, DecimalType) and self._from_number:
-            return list(map(self._from_number, found))
-        return found
+        return self._scalar.from_numbers((bits ^ bias).view(self._scalar.dtype))
 
     def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
         return [self._cut(self.order(values))]
@@ -146,33 +139,30 @@ class FixedColumn:
         if self._one_by_array:
             return self.restore(np.frombuffer(data[at:end], self.dtype, 1))[0], end
         number = self._struct.unpack_from(data, at)[0] - self._bias
-        return self._from_number(number) if self._from_number else number, end
+        convert = self._scalar.from_number
+        return convert(number) if convert else number, end
 
     def _cut(self, ordered: Numbers) -> list[bytes]:
-        found: list[bytes] = ordered.astype(self.dtype).view(f"V{self._width}").tolist()
-        return found
+        return tolist(ordered.astype(self.dtype).view(f"V{self._width}"))
 
 
-class _Each:
-    """What columns that are encoded one by one have in common."""
-
-    _kind: DataType
-
-    def encode(self, value: Any) -> bytes:
-        raise NotImplementedError
-
-    def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
-        return [map(self.encode, values)]
-
-    def arrow_pieces(self, array: pa.Array) -> list[Iterable[bytes]]:
-        return self.pieces(to_python(array, self._kind))
+def _decimal_scalar(kind: DecimalType) -> FixedScalar:
+    """Return how decimals that fit 64 bits turn into numbers and back."""
+    longs, to_number, from_number = FIXED_SCALARS[LongType()], unscaled(kind.scale), scaled(kind.scale)
+    return replace(
+        longs,
+        to_number=to_number,
+        from_number=from_number,
+        to_numbers=lambda values: longs.to_numbers(map(to_number, values)),
+        from_numbers=lambda numbers: list(map(from_number, longs.from_numbers(numbers))),
+    )
 
 
-class TextColumn(_Each):
+class TextColumn(KeyColumn):
     """Strings in UTF-8 and binaries: 00 becomes 00 FF, and 00 00 ends it."""
 
     def __init__(self, kind: DataType) -> None:
-        self._kind = kind
+        super().__init__(kind)
         self._is_text = isinstance(kind, StringType)
 
     def encode(self, value: Any) -> bytes:
@@ -197,11 +187,11 @@ class TextColumn(_Each):
         return raw.decode() if self._is_text else raw, zero + 2
 
 
-class WideDecimalColumn(_Each):
+class WideDecimalColumn(KeyColumn):
     """Decimals beyond 18 digits: 16 bytes, big-endian, the sign bit flipped."""
 
     def __init__(self, kind: DecimalType) -> None:
-        self._kind = kind
+        super().__init__(kind)
         self._unscaled, self._scaled = unscaled(kind.scale), scaled(kind.scale)
 
     def encode(self, value: Any) -> bytes:
@@ -213,11 +203,11 @@ class WideDecimalColumn(_Each):
         return self._scaled(int.from_bytes(data[at : at + 16], "big") - _WIDE_BIAS), at + 16
 
 
-class StructColumn(_Each):
+class StructColumn(KeyColumn):
     """Structs: before each field 01 if it is null, 02 if its encoding follows. Nulls come first."""
 
     def __init__(self, kind: StructType) -> None:
-        self._kind = kind
+        super().__init__(kind)
         self._make = record_type(kind.names)._make
         self._fields = [key_column(field.type) for field in kind.fields]
 

@@ -18,7 +18,8 @@ from strandline.core.keygroups import MAX_MAX_PARALLELISM
 from strandline.format.keycolumns import FixedColumn, key_column, one_nan
 from strandline.types.coercion import Coercion, MisfitError, coercion, shown
 from strandline.types.datatypes import DataType, DoubleType, FloatType, StructType
-from strandline.types.scalars import Numbers
+from strandline.types.plain import same
+from strandline.types.scalars import Numbers, tolist
 
 _GROUP_BYTES = 2
 _DOES_NOT_FIT = (TypeError, ValueError, AttributeError, ArithmeticError, IndexError, struct.error)
@@ -38,7 +39,8 @@ class KeyCodec:
         self._columns = [key_column(kind) for kind in self.types]
         self._first = self._columns[0]
         self._groups = _group_bytes()
-        self._coercions = [coercion(kind, hashable=True) for kind in self.types]
+        self._coercions = [_coercion(kind) for kind in self.types]
+        self._ddl = ", ".join(kind.ddl for kind in self.types)
         fixed = [column for column in self._columns if isinstance(column, FixedColumn)]
         # All columns of fixed width: many keys are one numpy array.
         self._fixed = fixed if len(fixed) == len(self._columns) else []
@@ -46,7 +48,7 @@ class KeyCodec:
         self._dtype = np.dtype(parts)
         self._slices = np.dtype(f"V{self._dtype.itemsize}")
         normalisers = [_normaliser(kind) for kind in self.types]
-        self._normalisers = [each or _same for each in normalisers] if any(normalisers) else None
+        self._normalisers = [each or same for each in normalisers] if any(normalisers) else None
 
     @property
     def size_bytes(self) -> int | None:
@@ -101,8 +103,7 @@ class KeyCodec:
         packed["group"] = key_groups
         for i, numbers in enumerate(ordered):
             packed[f"f{i}"] = numbers
-        found: list[bytes] = packed.view(self._slices).tolist()
-        return found
+        return tolist(packed.view(self._slices))
 
     # -- decoding
 
@@ -153,11 +154,10 @@ class KeyCodec:
         """Return a user's key checked and in its one form; raise StateTypeError if it does not fit."""
         try:
             if self._single:
-                return self.normalise([self._not_null(self._coercions[0], self.types[0], key)])[0]
+                return self.normalise([self._coercions[0](key)])[0]
             if not isinstance(key, tuple | list) or len(key) != len(self.types):
                 raise MisfitError(f"a tuple of {len(self.types)} values", key)
-            parts = zip(self._coercions, self.types, key, strict=True)
-            return self.normalise([tuple(self._not_null(one, kind, part) for one, kind, part in parts)])[0]
+            return self.normalise([tuple(one(part) for one, part in zip(self._coercions, key, strict=True))])[0]
         except MisfitError as misfit:
             raise self._error(key, str(misfit)) from None
 
@@ -169,30 +169,22 @@ class KeyCodec:
             return [self._normalisers[0](key) for key in keys]
         return [tuple(one(part) for one, part in zip(self._normalisers, key, strict=True)) for key in keys]
 
-    @staticmethod
-    def _not_null(one: Coercion, kind: DataType, part: Any) -> Any:
-        if part is None:
-            raise MisfitError(kind.ddl, None, "keys are never null")
-        return one(part)
-
     def _misfit(self, keys: Sequence[Any], error: Exception) -> StateTypeError:
         for key in keys:
             self.coerce(key)
         return self._error(keys[0] if len(keys) == 1 else keys, str(error))
 
     def _error(self, key: Any, why: str) -> StateTypeError:
-        ddl = ", ".join(kind.ddl for kind in self.types)
         return StateTypeError(
-            f"the key does not fit the declared type {ddl}: {why}",
+            f"the key does not fit the declared type {self._ddl}: {why}",
             hint="make the key fit, or declare another key type",
-            expected=ddl,
+            expected=self._ddl,
             actual=f"{shown(key)} ({type(key).__name__})",
         )
 
     def _damaged(self, data: bytes, why: str) -> CorruptionError:
-        ddl = ", ".join(kind.ddl for kind in self.types)
         return CorruptionError(
-            f"the stored bytes {data[:64].hex()} hold no key of {ddl}: {why}",
+            f"the stored bytes {data[:64].hex()} hold no key of {self._ddl}: {why}",
             hint="the state was damaged, or the type of the key was changed",
         )
 
@@ -202,18 +194,25 @@ def _group_bytes() -> list[bytes]:
     return [group.to_bytes(_GROUP_BYTES, "big") for group in range(MAX_MAX_PARALLELISM)]
 
 
+def _coercion(kind: DataType) -> Coercion:
+    one = coercion(kind, hashable=True)
+
+    def coerce(part: Any) -> Any:
+        if part is None:
+            raise MisfitError(kind.ddl, None, "keys are never null")
+        return one(part)
+
+    return coerce
+
+
 def _normaliser(kind: DataType) -> Callable[[Any], Any] | None:
     if isinstance(kind, FloatType | DoubleType):
         return lambda value: one_nan([value])[0]
     if isinstance(kind, StructType):
         parts = [_normaliser(field.type) for field in kind.fields]
         if any(parts):
-            each = [part or _same for part in parts]
+            each = [part or same for part in parts]
             return lambda record: record._make(
                 [None if v is None else one(v) for one, v in zip(each, record, strict=True)]
             )
     return None
-
-
-def _same(value: Any) -> Any:
-    return value

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
@@ -16,16 +14,8 @@ from strandline.format.expiry import HAS_TTL, HEADER_BYTES, TTL_BYTES
 from strandline.format.fixed import FixedLayout, is_fixed
 from strandline.types.coercion import MisfitError, coercion, shown
 from strandline.types.columns import build, conform, to_python
-from strandline.types.datatypes import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DoubleType,
-    IntegralType,
-    StringType,
-)
-from strandline.types.plain import copier, from_plain, plain_class, to_plain
+from strandline.types.datatypes import DataType
+from strandline.types.plain import copier, from_plain, plain_class, same, to_plain
 
 MAX_SCHEMA_ID = 254
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
@@ -52,16 +42,14 @@ class ValueCodec:
             raise ConfigurationError(f"the schema id is {schema_id}, expected 0 to {MAX_SCHEMA_ID}")
         self.type = kind
         self.schema_id = schema_id
-        self.exact: type[Any] | None = _exact(kind)
+        self.exact = kind.exact
         """If a value's type is this, it needs no coercion: what is out of range, encoding reports."""
         copy = copier(kind)
         self.mutable = copy is not None
-        self.copy = copy or _same
+        self.copy = copy or same
         self._coerce = coercion(kind)
         self._head = bytes([0, schema_id])
         self._layout = FixedLayout(kind, schema_id << 8) if is_fixed(kind) else None
-        self.fixed: np.dtype[Any] | None = self._layout.dtype if self._layout else None
-        """The encoded value as a numpy type, header included, if the type has the fixed layout."""
         self._to_plain = to_plain(kind)
         self._from_plain = from_plain(kind)
         self._pack = msgspec.msgpack.Encoder().encode
@@ -96,8 +84,10 @@ class ValueCodec:
         """Decode values, in order; None stays None."""
         present: Any = [item for item in data if item is not None] if None in data else data
         try:
-            found = self._decode_present(present)
+            found = self._decode_at_once(present)
         except _IS_DAMAGED:
+            found = None
+        if found is None:
             found = list(map(self.decode, present))
         if present is data:
             return found
@@ -114,26 +104,23 @@ class ValueCodec:
 
     def decode_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
         """Decode values into an Arrow column, null where None."""
-        if self._layout is not None:
-            found = self._layout.decode_arrow(data)
-            if found is not None:
-                return found
-        return build(self.decode_many(data), self.type)
+        found = self._layout.decode_arrow(data) if self._layout else None
+        return build(self.decode_many(data), self.type) if found is None else found
 
     # -- decoding
 
-    def _decode_present(self, data: Sequence[bytes]) -> list[Any]:
+    def _decode_at_once(self, data: Sequence[bytes]) -> list[Any] | None:
+        """Decode values at once; None if they must be looked at one by one."""
         if self._layout is not None:
-            found = self._layout.decode_many(data)
-            return list(map(self.decode, data)) if found is None else found
+            return self._layout.decode_many(data)
         if self.schema_id > _MAX_FIXINT:
-            return list(map(self.decode, data))
+            return None
         # All values are read as one msgpack array of flags, schema id, value, flags, …: one call instead of many.
         parts = self._unpack_many(b"\xdd" + (3 * len(data)).to_bytes(4, "big") + b"".join(data))
         plain: list[Any] = parts[2::3]
         usual = parts[::3].count(0) == parts[1::3].count(self.schema_id) == len(data)
         if not usual or set(map(type, plain)) - {self._plain_class}:
-            return list(map(self.decode, data))
+            return None
         return plain if self._from_plain is None else list(map(self._from_plain, plain))
 
     def _packed_decode(self, data: bytes) -> Any:
@@ -199,20 +186,3 @@ class ValueCodec:
             why=why,
             actual=f"{shown(value)} ({type(value).__name__})",
         )
-
-
-def _exact(kind: DataType) -> type | None:
-    if isinstance(kind, IntegralType):
-        return int
-    exact: dict[type[DataType], type] = {
-        BooleanType: bool,
-        DoubleType: float,
-        StringType: str,
-        BinaryType: bytes,
-        DateType: dt.date,
-    }
-    return exact.get(type(kind))
-
-
-def _same(value: Any) -> Any:
-    return value

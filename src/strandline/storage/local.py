@@ -14,14 +14,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from strandline.core.clock import Clock, SystemClock
-from strandline.core.errors import (
-    ConfigurationError,
-    ConflictError,
-    NotFoundError,
-    UnavailableError,
-)
+from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, UnavailableError
 from strandline.core.ids import unique_name
 from strandline.storage.base import ObjectInfo
 
@@ -89,14 +85,6 @@ def sync_directory(path: Path) -> None:
             raise
 
 
-def sync_tree(path: Path) -> None:
-    """Make a directory and all that is below it durable; that it is there itself is its parent's. Raises OSError."""
-    for directory, _, files in os.walk(path):
-        for name in files:
-            sync_file(Path(directory, name))
-        sync_directory(Path(directory))
-
-
 def _look_anew(directory: Path) -> None:
     """Have a network file system ask its server.
 
@@ -130,7 +118,7 @@ class LocalStore:
         """Open a directory, which is made if it is not there. Raises UnavailableError."""
         self._root = root.absolute()
         # Keepers open what is shown here: every character of the path must survive being read as a url.
-        self._url = self._root.as_uri()
+        self.url = self._root.as_uri()
         self._fsync = fsync
         self._disk = disk or Disk()
         self._clock = clock or SystemClock()
@@ -139,20 +127,16 @@ class LocalStore:
             self._sync_way_to_root()
         except OSError as error:
             raise UnavailableError(
-                f"storage {self._url}: the directory cannot be made: {error.strerror or error}",
+                f"storage {self.url}: the directory cannot be made: {error.strerror or error}",
                 hint="check that the path is a directory you may write to",
             ) from None
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def put(self, path: str, data: bytes) -> None:
         self._put(path, lambda temporary: self._disk.write(temporary, data))
 
     def put_file(self, path: str, source: Path) -> None:
         if not source.is_file():
-            raise NotFoundError(f"{source}: no such local file to upload to {self._url}/{path}")
+            raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
         self._put(path, lambda temporary: self._disk.copy(source, temporary))
 
     def _put(self, path: str, write: Callable[[Path], None]) -> None:
@@ -166,18 +150,15 @@ class LocalStore:
             try:
                 self._disk.link(temporary, target)
             except FileExistsError:
-                raise ConflictError(f"{self._url}/{path}: an object is already there") from None
+                raise ConflictError(f"{self.url}/{path}: an object is already there") from None
             except OSError as error:
-                raise self._without_links(path, error) from None
-
-    def _without_links(self, path: str, error: OSError) -> OSError | ConfigurationError:
-        if error.errno not in _NO_LINKS:
-            return error
-        return ConfigurationError(
-            f"{self._url}/{path}: the file system makes no hard links ({error.strerror}), and nothing else writes a "
-            "file only if none is there, whole or not at all",
-            hint="use a directory on another file system (ext4, XFS, Btrfs, NFS), or object storage",
-        )
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise ConfigurationError(
+                    f"{self.url}/{path}: the file system makes no hard links ({error.strerror}), and nothing else "
+                    "writes a file only if none is there, whole or not at all",
+                    hint="use a directory on another file system (ext4, XFS, Btrfs, NFS), or object storage",
+                ) from None
 
     def get(self, path: str) -> bytes:
         target = self._at(path)
@@ -185,14 +166,8 @@ class LocalStore:
             return target.read_bytes()
 
     def get_file(self, path: str, target: Path) -> None:
-        part = target.with_name(f".{target.name}.{unique_name()}.part")
-        try:
-            with self._errors(path), open(self._at(path), "rb") as source, local_errors(target):
-                with open(part, "xb") as file:
-                    shutil.copyfileobj(source, file, _CHUNK_BYTES)
-                part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with self._errors(path), open(self._at(path), "rb") as source, downloaded(target) as file:
+            shutil.copyfileobj(source, file, _CHUNK_BYTES)
 
     def head(self, path: str) -> ObjectInfo:
         target = self._at(path)
@@ -264,10 +239,9 @@ class LocalStore:
 
     def _at(self, path: str) -> Path:
         parts = path.strip("/").split("/")
-        wrong = any(part in ("", ".", "..") for part in parts) or _CONTROL.search(path) or _TEMPORARY.search(path)
-        if wrong:
+        if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(path) or _TEMPORARY.search(path):
             raise ConfigurationError(
-                f"{self._url}: {path!r} is no path of an object",
+                f"{self.url}: {path!r} is no path of an object",
                 hint="write names with '/' between them, none of them empty, '.' or '..', without control characters",
             )
         return self._root.joinpath(*parts)
@@ -338,19 +312,24 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            where = f"{self._url}/{path}"
+            where = f"{self.url}/{path}"
             if not writing and isinstance(error, FileNotFoundError | IsADirectoryError):
                 raise NotFoundError(f"{where}: no such object") from None
             raise UnavailableError(f"{where}: {error.strerror or error}", hint=_FULL if writing else "") from None
 
 
 @contextmanager
-def local_errors(target: Path) -> Iterator[None]:
-    """Raise UnavailableError for what goes wrong with a local file that is written to."""
+def downloaded(target: Path) -> Iterator[BinaryIO]:
+    """Give a new file, which becomes the target once it is complete; raise UnavailableError if it cannot be written."""
+    part = target.with_name(f".{target.name}.{unique_name()}.part")
     try:
-        yield
+        with open(part, "xb") as file:
+            yield file
+        part.replace(target)
     except OSError as error:
         raise UnavailableError(
             f"{target}: cannot be written: {error.strerror or error}",
             hint="check that the local directory is writable and its disk not full",
         ) from error
+    finally:
+        part.unlink(missing_ok=True)

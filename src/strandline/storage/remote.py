@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
-from strandline.core.errors import (
-    ConfigurationError,
-    ConflictError,
-    NotFoundError,
-    StrandlineError,
-    UnavailableError,
-)
-from strandline.core.ids import unique_name
+from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, StrandlineError, UnavailableError
 from strandline.storage.base import ObjectInfo, ObjectStore
-from strandline.storage.local import LocalStore, local_errors
+from strandline.storage.local import LocalStore, downloaded
 
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
@@ -95,12 +88,8 @@ class _ObstoreStore:
 
     def __init__(self, store: Any, url: str, *, hide: Callable[[str], str]) -> None:
         self._store = store
-        self._url = url
+        self.url = url
         self._hide = hide
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     def put(self, path: str, data: bytes) -> None:
         with self._errors(path, writing=True):
@@ -112,7 +101,7 @@ class _ObstoreStore:
 
     def put_file(self, path: str, source: Path) -> None:
         if not source.is_file():
-            raise NotFoundError(f"{source}: no such local file to upload to {self._url}/{path}")
+            raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
         with self._errors(path, writing=True):
             obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
@@ -121,17 +110,11 @@ class _ObstoreStore:
             return bytes(obstore.get(self._store, path).bytes())
 
     def get_file(self, path: str, target: Path) -> None:
-        part = target.with_name(f".{target.name}.{unique_name()}.part")
-        try:
-            with self._errors(path):
-                stream = obstore.get(self._store, path).stream(_PART_BYTES)
-                with local_errors(target), open(part, "wb") as file:
-                    for chunk in stream:
-                        file.write(chunk)
-            with local_errors(target):
-                part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        with self._errors(path):
+            stream = obstore.get(self._store, path).stream(_PART_BYTES)
+            with downloaded(target) as file:
+                for chunk in stream:
+                    file.write(chunk)
 
     def head(self, path: str) -> ObjectInfo:
         with self._errors(path):
@@ -146,46 +129,36 @@ class _ObstoreStore:
         wanted = list(paths)
         if not wanted:
             return
-        try:
-            obstore.delete(self._store, wanted)
-        except FileNotFoundError:
-            # Where deletions go one by one, the first absent object ends the bulk call: the others may remain.
-            for path in wanted:
-                self._delete_one(path)
-        except Exception as error:
-            self._raise(wanted[0], error, writing=True)
-
-    def _delete_one(self, path: str) -> None:
-        with self._errors(path, writing=True):
+        with self._errors(wanted[0], writing=True):
             try:
-                obstore.delete(self._store, path)
+                obstore.delete(self._store, wanted)
             except FileNotFoundError:
-                pass
+                # Where deletions go one by one, the first absent object ends the bulk call: the others may remain.
+                for path in wanted:
+                    with self._errors(path, writing=True), suppress(FileNotFoundError):
+                        obstore.delete(self._store, path)
 
     @contextmanager
     def _errors(self, path: str, *, writing: bool = False) -> Iterator[None]:
+        """Raise our errors for obstore's, and let foreign ones through."""
         try:
             yield
-        except (StrandlineError, GeneratorExit):
+        except StrandlineError:
             raise
         except Exception as error:
-            self._raise(path, error, writing=writing)
-
-    def _raise(self, path: str, error: Exception, *, writing: bool) -> NoReturn:
-        """Raise our error for one of obstore's, or let a foreign one through."""
-        where = f"{self._url}/{path}"
-        what = self._hide(_first_line(error))
-        if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
-            raise ConflictError(f"{where}: an object is already there") from None
-        if isinstance(error, FileNotFoundError) and not writing:
-            raise NotFoundError(f"{where}: no such object") from None
-        if isinstance(error, FileNotFoundError):
-            raise ConfigurationError(f"{where}: cannot be written: {what}", hint="does the bucket exist?") from None
-        if isinstance(error, _WRONG_SETUP):
-            raise ConfigurationError(f"{where}: {what}", hint="check path, credentials and options") from None
-        if isinstance(error, exceptions.BaseError | OSError):
-            raise UnavailableError(f"{where}: {what}") from None
-        raise error
+            where = f"{self.url}/{path}"
+            what = self._hide(_first_line(error))
+            if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
+                raise ConflictError(f"{where}: an object is already there") from None
+            if isinstance(error, FileNotFoundError) and not writing:
+                raise NotFoundError(f"{where}: no such object") from None
+            if isinstance(error, FileNotFoundError):
+                raise ConfigurationError(f"{where}: cannot be written: {what}", hint="does the bucket exist?") from None
+            if isinstance(error, _WRONG_SETUP):
+                raise ConfigurationError(f"{where}: {what}", hint="check path, credentials and options") from None
+            if isinstance(error, exceptions.BaseError | OSError):
+                raise UnavailableError(f"{where}: {what}") from None
+            raise
 
 
 def _info(meta: Any) -> ObjectInfo:

@@ -32,15 +32,12 @@ class RetryingStore:
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
     ) -> None:
+        self.url = store.url
         self._store = store
         self._attempts = attempts
         self._first_delay_s = first_delay_s
         self._sleep = sleep
         self._rng = rng or random.Random()
-
-    @property
-    def url(self) -> str:
-        return self._store.url
 
     def put(self, path: str, data: bytes) -> None:
         self._retry(lambda: self._store.put(path, data))

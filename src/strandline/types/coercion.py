@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation
 from typing import Any
 
@@ -238,18 +238,19 @@ def _array(wanted: ArrayType, hashable: bool) -> Coercion:
         try:
             return make([None if element is None else one(element) for element in value])
         except MisfitError:
-            raise _found_at(value, one) from None
+            raise _misfit_among((f"[{index}]", one, element) for index, element in enumerate(value)) from None
 
     return coerce
 
 
-def _found_at(elements: Iterable[Any], one: Coercion) -> MisfitError:
-    for index, element in enumerate(elements):
+def _misfit_among(parts: Iterable[tuple[str, Coercion, Any]]) -> MisfitError:
+    """Return the first misfit among parts of a value, each with its place and its coercion."""
+    for place, one, part in parts:
         try:
-            if element is not None:
-                one(element)
+            if part is not None:
+                one(part)
         except MisfitError as misfit:
-            return misfit.within(f"[{index}]")
+            return misfit.within(place)
     raise AssertionError("a value fits now that did not fit before: does another thread change it?")
 
 
@@ -265,22 +266,14 @@ def _map(wanted: MapType) -> Coercion:
         try:
             return {one_key(k): None if v is None else one_value(v) for k, v in value.items()}
         except MisfitError:
-            raise _found_in(value) from None
+            raise _misfit_among(parts_of(value)) from None
 
-    def _found_in(value: Mapping[Any, Any]) -> MisfitError:
+    def parts_of(value: Mapping[Any, Any]) -> Iterator[tuple[str, Coercion, Any]]:
         for k, v in value.items():
-            try:
-                one_key(k)
-            except MisfitError as misfit:
-                why = "the keys of a map are never null" if k is None else ""
-                misfit.why = misfit.why or why
-                return misfit.within(".keys()")
-            try:
-                if v is not None:
-                    one_value(v)
-            except MisfitError as misfit:
-                return misfit.within(f"[{shown(k)}]")
-        raise AssertionError("a value fits now that did not fit before: does another thread change it?")
+            if k is None:
+                raise MisfitError(wanted.key.ddl, k, "the keys of a map are never null").within(".keys()")
+            yield ".keys()", one_key, k
+            yield f"[{shown(k)}]", one_value, v
 
     return coerce
 
@@ -298,14 +291,7 @@ def _struct(wanted: StructType, hashable: bool) -> Coercion:
         try:
             return make([None if v is None else one(v) for one, v in zip(each, values, strict=True)])
         except MisfitError:
-            pass
-        for name, one, part in zip(names, each, values, strict=True):
-            try:
-                if part is not None:
-                    one(part)
-            except MisfitError as misfit:
-                raise misfit.within(f".{name}") from None
-        raise AssertionError("a value fits now that did not fit before: does another thread change it?")
+            raise _misfit_among(zip(map(".{}".format, names), each, values, strict=True)) from None
 
     return _with_fast_path(wanted, kind, coerce)
 
@@ -376,25 +362,22 @@ def _all_exact(wanted: DataType) -> Callable[[Collection[Any]], bool]:
         )
     if isinstance(wanted, StringType):
         return lambda values: not set(map(type, values)) - {str} and "".join(values).isascii()
-    classes: dict[type[DataType], type] = {DoubleType: float, BooleanType: bool, BinaryType: bytes, DateType: dt.date}
-    exact = classes.get(type(wanted))
+    exact = wanted.exact
     return lambda values: exact is not None and not set(map(type, values)) - {exact}
 
 
 def _exact_test(wanted: DataType, name: str) -> str:
+    if isinstance(wanted, TimestampType):
+        return f"type({name}) is datetime and {name}.tzinfo is UTC"
+    if isinstance(wanted, TimestampNTZType):
+        return f"type({name}) is datetime and {name}.tzinfo is None and not {name}.fold"
+    if wanted.exact is None:
+        return ""
+    test = f"type({name}) is {wanted.exact.__name__}"
     if isinstance(wanted, IntegralType):
         limit = 1 << (8 * wanted.width - 1)
-        return f"type({name}) is int and {-limit} <= {name} < {limit}"
-    exact: dict[type[DataType], str] = {
-        BooleanType: f"type({name}) is bool",
-        DoubleType: f"type({name}) is float",
-        StringType: f"type({name}) is str and {name}.isascii()",
-        BinaryType: f"type({name}) is bytes",
-        DateType: f"type({name}) is date",
-        TimestampType: f"type({name}) is datetime and {name}.tzinfo is UTC",
-        TimestampNTZType: f"type({name}) is datetime and {name}.tzinfo is None and not {name}.fold",
-    }
-    return exact.get(type(wanted), "")
+        test += f" and {-limit} <= {name} < {limit}"
+    return f"{test} and {name}.isascii()" if wanted.exact is str else test
 
 
 _SCALARS: dict[type[DataType], Coercion] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from itertools import pairwise
 from typing import Any
 
@@ -225,34 +224,26 @@ def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             pass  # Below, the value that it was is found, or the coercion makes it fit.
     one = coercion(kind)
-    index = 0
     fitting: list[Any] = []
-    try:
-        for index, value in enumerate(values):  # noqa: B007
+    for index, value in enumerate(values):
+        try:
             fitting.append(None if value is None else one(value))
-        return build(fitting, kind)
-    except MisfitError as misfit:
-        raise _output_error(column, kind, values[index], index, str(misfit)) from None
-
-
-# For these, pyarrow keeps the value or raises, as long as each value is of exactly this class. Among others it takes
-# True for 1, 1.0 for 1, a datetime for its date, a naive datetime for one in UTC, and rounds to 32 bits silently.
-_EXACT: dict[type[DataType], type] = {
-    BooleanType: bool,
-    ByteType: int,
-    ShortType: int,
-    IntegerType: int,
-    LongType: int,
-    DoubleType: float,
-    StringType: str,
-    BinaryType: bytes,
-    DateType: dt.date,
-}
+        except MisfitError as misfit:
+            raise OutputError(
+                f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
+                hint="make the value fit, or change the column's type in `output` of process()",
+                column=column,
+                expected=kind.ddl,
+                actual=f"{shown(value)} ({type(value).__name__})",
+                index=index,
+            ) from None
+    return build(fitting, kind)
 
 
 def _is_exact(values: list[Any], kind: DataType) -> bool:
-    exact = _EXACT.get(type(kind))
-    return exact is not None and set(map(type, values)) <= {exact, type(None)}
+    # Of values of exactly these classes, pyarrow keeps each or raises. Among others it takes True for 1, 1.0 for 1,
+    # a datetime for its date, a naive datetime for one in UTC, and rounds to 32 bits silently.
+    return kind.exact is not None and set(map(type, values)) <= {kind.exact, type(None)}
 
 
 def build(values: list[Any], kind: DataType) -> pa.Array:
@@ -292,14 +283,3 @@ def _build_parted(values: list[Any], kind: ArrayType | MapType, absent: Numbers 
         items = build([item for v in present for item in v.values()], kind.value)
         return pa.MapArray.from_arrays(offsets, keys, items)
     return pa.ListArray.from_arrays(offsets, build([element for v in present for element in v], kind.element))
-
-
-def _output_error(column: str, kind: DataType, value: Any, index: int, why: str) -> OutputError:
-    return OutputError(
-        f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {why}",
-        hint="make the value fit, or change the column's type in `output` of process()",
-        column=column,
-        expected=kind.ddl,
-        actual=f"{shown(value)} ({type(value).__name__})",
-        index=index,
-    )

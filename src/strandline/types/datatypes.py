@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from strandline.core.errors import ConfigurationError
 
@@ -15,8 +16,12 @@ T = TypeVar("T", bound="DataType")
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@dataclass(frozen=True)
 class DataType:
     """Root of all types. Types are values: equal when they mean the same, hashable, immutable."""
+
+    exact: ClassVar[type[Any] | None] = None
+    """The class of Python values that need no coercion as long as they are in range; None if there is no such class."""
 
     @property
     def ddl(self) -> str:
@@ -31,117 +36,100 @@ class DataType:
         return self.ddl
 
 
-class ScalarType(DataType):
-    """A type without parts."""
-
-    name: ClassVar[str]
-
-    @property
-    def ddl(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class BooleanType(ScalarType):
+class BooleanType(DataType):
     """True or False."""
 
-    name = "boolean"
+    ddl = "boolean"
+    exact = bool
 
 
-class IntegralType(ScalarType):
+class IntegralType(DataType):
     """A signed integer of fixed width; in Python an int."""
 
+    exact = int
     width: ClassVar[int]
 
 
-@dataclass(frozen=True)
 class ByteType(IntegralType):
     """8-bit signed integer."""
 
-    name = "tinyint"
+    ddl = "tinyint"
     width = 1
 
 
-@dataclass(frozen=True)
 class ShortType(IntegralType):
     """16-bit signed integer."""
 
-    name = "smallint"
+    ddl = "smallint"
     width = 2
 
 
-@dataclass(frozen=True)
 class IntegerType(IntegralType):
     """32-bit signed integer."""
 
-    name = "int"
+    ddl = "int"
     width = 4
 
 
-@dataclass(frozen=True)
 class LongType(IntegralType):
     """64-bit signed integer."""
 
-    name = "bigint"
+    ddl = "bigint"
     width = 8
 
 
-@dataclass(frozen=True)
-class FloatType(ScalarType):
+class FloatType(DataType):
     """32-bit IEEE number; in Python a float that such a number can hold."""
 
-    name = "float"
+    ddl = "float"
 
 
-@dataclass(frozen=True)
-class DoubleType(ScalarType):
+class DoubleType(DataType):
     """64-bit IEEE number; in Python a float."""
 
-    name = "double"
+    ddl = "double"
+    exact = float
 
 
-@dataclass(frozen=True)
-class StringType(ScalarType):
+class StringType(DataType):
     """Unicode text."""
 
-    name = "string"
+    ddl = "string"
+    exact = str
 
 
-@dataclass(frozen=True)
-class BinaryType(ScalarType):
+class BinaryType(DataType):
     """Bytes."""
 
-    name = "binary"
+    ddl = "binary"
+    exact = bytes
 
 
-@dataclass(frozen=True)
-class DateType(ScalarType):
+class DateType(DataType):
     """A day of the proleptic Gregorian calendar."""
 
-    name = "date"
+    ddl = "date"
+    exact = dt.date
 
 
-@dataclass(frozen=True)
-class TimestampType(ScalarType):
+class TimestampType(DataType):
     """A moment, to the microsecond; in Python an aware datetime in UTC."""
 
-    name = "timestamp"
+    ddl = "timestamp"
 
 
-@dataclass(frozen=True)
-class TimestampNTZType(ScalarType):
+class TimestampNTZType(DataType):
     """A reading of calendar and clock without a zone, to the microsecond; in Python a naive datetime."""
 
-    name = "timestamp_ntz"
+    ddl = "timestamp_ntz"
 
 
 @dataclass(frozen=True)
-class DecimalType(ScalarType):
+class DecimalType(DataType):
     """A decimal number of at most `precision` digits, `scale` of them after the point."""
 
     precision: int = 10
     scale: int = 0
-    name = "decimal"
 
     def __post_init__(self) -> None:
         if not 1 <= self.precision <= MAX_DECIMAL_PRECISION or not 0 <= self.scale <= self.precision:
@@ -300,14 +288,11 @@ class _Parser:
         self._advance()
 
     def schema(self) -> StructType:
-        if self._word() == "struct":
-            start, self_next = self._at, self._next
+        start = self._at
+        if re.match(r"struct\s*<", self._text[start:].lower()):
             self._advance()
-            if self._token == "<":
-                return self._struct(start)
-            self._next = self_next
-            self._at, self._kind, self._token = start, "word", self._text[start : start + len("struct")]
-        return self._fields(self._at)
+            return self._struct(start)
+        return self._fields(start)
 
     def type(self) -> DataType:
         start, word = self._at, self._word()
@@ -315,7 +300,7 @@ class _Parser:
             self._fail("expected a type")
         self._advance()
         if word == "array":
-            return self._within(lambda: self._build(start, ArrayType, self.type()))
+            return self._within(lambda: ArrayType(self.type()))
         if word == "map":
             return self._within(self._map)
         if word == "struct":
@@ -338,7 +323,7 @@ class _Parser:
 
     def _fields(self, start: int) -> StructType:
         fields = [self._field()]
-        while self._token == "," and self._kind == "sign":
+        while self._token == ",":
             self._advance()
             at = self._at
             field = self._field()
@@ -408,7 +393,7 @@ class _Parser:
         return self._token.lower() if self._kind == "word" else ""
 
     def _expect(self, sign: str) -> None:
-        if self._token != sign or self._kind != "sign":
+        if self._token != sign:
             self._fail(f"expected '{sign}'")
         self._advance()
 

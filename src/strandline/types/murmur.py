@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from strandline.core.ids import KeyGroup
 from strandline.types.datatypes import (
@@ -45,33 +42,13 @@ Hash = Callable[[Any, int], int]
 
 def spark_hash(values: Sequence[Any], types: Sequence[DataType]) -> int:
     """Return what Spark's `hash(columns…)` gives: a signed 32-bit integer. Values are in their Python forms."""
-    seed = SEED
-    for value, kind in zip(values, types, strict=True):
-        if value is not None:
-            seed = _hasher(kind)(value, seed)
-    return seed - (1 << 32) if seed & 0x80000000 else seed
+    found = _chain(values, map(_hasher, types), SEED)
+    return found - (1 << 32) if found & 0x80000000 else found
 
 
 def key_group(values: Sequence[Any], types: Sequence[DataType], max_parallelism: int) -> KeyGroup:
     """Return the key group of a key, given as one value for each key column."""
     return KeyGroup(spark_hash(values, types) % max_parallelism)
-
-
-def hash_longs(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-    """Return Spark's hash of one bigint column without nulls."""
-    bits = np.ascontiguousarray(values, np.int64).view(np.uint64)
-    found = np.full(len(bits), SEED, np.uint32)
-    for word in (bits.astype(np.uint32), (bits >> np.uint64(32)).astype(np.uint32)):
-        mixed = _rotate(word * np.uint32(_C1), 15) * np.uint32(_C2)
-        found = _rotate(found ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    found ^= np.uint32(8)
-    found = (found ^ (found >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    found = (found ^ (found >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return (found ^ (found >> np.uint32(16))).view(np.int32)
-
-
-def _rotate(words: npt.NDArray[np.uint32], by: int) -> npt.NDArray[np.uint32]:
-    return (words << np.uint32(by)) | (words >> np.uint32(32 - by))
 
 
 def _hasher(kind: DataType) -> Hash:
@@ -97,7 +74,7 @@ def _hasher(kind: DataType) -> Hash:
     return words if number is None else lambda value, seed: words(number(value), seed)
 
 
-def _chain(values: Sequence[Any], hashers: Sequence[Hash], seed: int) -> int:
+def _chain(values: Sequence[Any], hashers: Iterable[Hash], seed: int) -> int:
     for value, hasher in zip(values, hashers, strict=True):
         if value is not None:
             seed = hasher(value, seed)

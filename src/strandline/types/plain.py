@@ -41,7 +41,7 @@ def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
         return _entry_by_entry(to_plain(kind.key, hashable=True), to_plain(kind.value))
     if isinstance(kind, StructType):
         parts = [to_plain(field.type, hashable=hashable) for field in kind.fields]
-        return part_by_part(parts, _same) if any(parts) else None
+        return part_by_part(parts, same) if any(parts) else None
     scalar = FIXED_SCALARS.get(kind)
     return scalar.to_number if scalar else None
 
@@ -121,9 +121,10 @@ def _each(one: Convert | None) -> Convert | None:
 def _entry_by_entry(key: Convert | None, value: Convert | None) -> Convert | None:
     if key is None and value is None:
         return None
-    one_key, one_value = key or _same, value or _same
+    one_key, one_value = key or same, value or same
     return lambda entries: {one_key(k): None if v is None else one_value(v) for k, v in entries.items()}
 
 
-def _same(value: Any) -> Any:
+def same(value: Any) -> Any:
+    """Convert nothing."""
     return value

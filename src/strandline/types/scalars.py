@@ -6,6 +6,7 @@ import datetime as dt
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,20 +38,30 @@ _FIRST_US = _FIRST_DAY * 86_400_000_000
 _LAST_US = (_LAST_DAY + 1) * 86_400_000_000 - 1
 
 
+def tolist(numbers: Numbers) -> list[Any]:
+    """Return the items of an array as Python's own."""
+    found: list[Any] = numbers.tolist()
+    return found
+
+
 @dataclass(frozen=True)
 class FixedScalar:
     """How one fixed-width type turns into numbers and back. None for a single conversion: nothing to convert."""
 
     code: str
-    """Its letter in the modules struct and array."""
-    dtype: np.dtype[Any]
+    """Its letter in the modules struct, array and numpy."""
     zero: Any
     """What stands in for null where bytes must be written."""
-    to_number: Callable[[Any], Any] | None
-    from_number: Callable[[Any], Any] | None
     to_numbers: Callable[[Iterable[Any]], Numbers]
     """Strict: raises TypeError or OverflowError for what does not fit, None among it."""
-    from_numbers: Callable[[Numbers], list[Any]]
+    from_numbers: Callable[[Numbers], list[Any]] = tolist
+    to_number: Callable[[Any], Any] | None = None
+    from_number: Callable[[Any], Any] | None = None
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The numbers as they are stored."""
+        return np.dtype("<" + self.code)
 
 
 def date_to_days(value: dt.date) -> int:
@@ -66,32 +77,27 @@ def days_to_date(days: int) -> dt.date:
         raise out_of_range("date", f"{days} days since 1970-01-01") from error
 
 
-def timestamp_to_us(value: dt.datetime) -> int:
-    """Return microseconds since the epoch of an aware datetime."""
-    since = value - EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+def _us_since(epoch: dt.datetime) -> Callable[[dt.datetime], int]:
+    def to_us(value: dt.datetime) -> int:
+        since = value - epoch
+        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+    return to_us
 
 
-def us_to_timestamp(us: int) -> dt.datetime:
-    """Return the aware datetime, in UTC, of microseconds since the epoch."""
-    try:
-        return EPOCH + dt.timedelta(0, 0, us)
-    except OverflowError as error:
-        raise out_of_range("timestamp", f"{us} µs since 1970") from error
+def _us_after(epoch: dt.datetime, kind: str) -> Callable[[int], dt.datetime]:
+    def from_us(us: int) -> dt.datetime:
+        try:
+            return epoch + dt.timedelta(0, 0, us)
+        except OverflowError as error:
+            raise out_of_range(kind, f"{us} µs since 1970") from error
+
+    return from_us
 
 
-def naive_to_us(value: dt.datetime) -> int:
-    """Return microseconds since 1970-01-01 00:00 of a naive datetime."""
-    since = value - NAIVE_EPOCH
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-
-
-def us_to_naive(us: int) -> dt.datetime:
-    """Return the naive datetime of microseconds since 1970-01-01 00:00."""
-    try:
-        return NAIVE_EPOCH + dt.timedelta(0, 0, us)
-    except OverflowError as error:
-        raise out_of_range("timestamp_ntz", f"{us} µs since 1970") from error
+# Between aware datetimes, in UTC, or naive ones and microseconds since 1970-01-01 00:00.
+timestamp_to_us, us_to_timestamp = _us_since(EPOCH), _us_after(EPOCH, "timestamp")
+naive_to_us, us_to_naive = _us_since(NAIVE_EPOCH), _us_after(NAIVE_EPOCH, "timestamp_ntz")
 
 
 def out_of_range(kind: str, what: str) -> CorruptionError:
@@ -104,8 +110,7 @@ def out_of_range(kind: str, what: str) -> CorruptionError:
 
 def _dates(numbers: Numbers) -> list[Any]:
     _check_range(numbers, _FIRST_DAY, _LAST_DAY, "date", "days since 1970-01-01")
-    found: list[Any] = numbers.astype("M8[D]").tolist()
-    return found
+    return tolist(numbers.astype("M8[D]"))
 
 
 def _timestamps(numbers: Numbers) -> list[Any]:
@@ -116,8 +121,7 @@ def _timestamps(numbers: Numbers) -> list[Any]:
 
 def _naive_timestamps(numbers: Numbers) -> list[Any]:
     _check_range(numbers, _FIRST_US, _LAST_US, "timestamp_ntz", "µs since 1970")
-    found: list[Any] = numbers.astype("M8[us]").tolist()
-    return found
+    return tolist(numbers.astype("M8[us]"))
 
 
 def _check_range(numbers: Numbers, first: int, last: int, kind: str, unit: str) -> None:
@@ -129,9 +133,7 @@ def _check_range(numbers: Numbers, first: int, last: int, kind: str, unit: str) 
 
 def _numbers(code: str, convert: Callable[[Any], Any] | None = None) -> Callable[[Iterable[Any]], Numbers]:
     # array.array refuses floats, strings and None where numpy would convert them silently.
-    if convert is None:
-        return lambda values: np.array(array(code, values))
-    return lambda values: np.array(array(code, map(convert, values)))
+    return lambda values: np.array(array(code, map(convert, values) if convert else values))
 
 
 def _days(values: Iterable[Any]) -> Numbers:
@@ -145,28 +147,19 @@ def _booleans(values: Iterable[Any]) -> Numbers:
     return found.astype(bool)
 
 
-def _tolist(numbers: Numbers) -> list[Any]:
-    found: list[Any] = numbers.tolist()
-    return found
-
-
-def _integer(code: str) -> FixedScalar:
-    return FixedScalar(code, np.dtype("<" + code), 0, None, None, _numbers(code), _tolist)
-
-
 FIXED_SCALARS: dict[DataType, FixedScalar] = {
-    BooleanType(): FixedScalar("?", np.dtype("?"), False, None, None, _booleans, _tolist),
-    ByteType(): _integer("b"),
-    ShortType(): _integer("h"),
-    IntegerType(): _integer("i"),
-    LongType(): _integer("q"),
-    FloatType(): FixedScalar("f", np.dtype("<f4"), 0.0, None, None, _numbers("f"), _tolist),
-    DoubleType(): FixedScalar("d", np.dtype("<f8"), 0.0, None, None, _numbers("d"), _tolist),
-    DateType(): FixedScalar("i", np.dtype("<i4"), dt.date(1970, 1, 1), date_to_days, days_to_date, _days, _dates),
+    BooleanType(): FixedScalar("?", False, _booleans),
+    ByteType(): FixedScalar("b", 0, _numbers("b")),
+    ShortType(): FixedScalar("h", 0, _numbers("h")),
+    IntegerType(): FixedScalar("i", 0, _numbers("i")),
+    LongType(): FixedScalar("q", 0, _numbers("q")),
+    FloatType(): FixedScalar("f", 0.0, _numbers("f")),
+    DoubleType(): FixedScalar("d", 0.0, _numbers("d")),
+    DateType(): FixedScalar("i", dt.date(1970, 1, 1), _days, _dates, date_to_days, days_to_date),
     TimestampType(): FixedScalar(
-        "q", np.dtype("<i8"), EPOCH, timestamp_to_us, us_to_timestamp, _numbers("q", timestamp_to_us), _timestamps
+        "q", EPOCH, _numbers("q", timestamp_to_us), _timestamps, timestamp_to_us, us_to_timestamp
     ),
     TimestampNTZType(): FixedScalar(
-        "q", np.dtype("<i8"), NAIVE_EPOCH, naive_to_us, us_to_naive, _numbers("q", naive_to_us), _naive_timestamps
+        "q", NAIVE_EPOCH, _numbers("q", naive_to_us), _naive_timestamps, naive_to_us, us_to_naive
     ),
 }
