@@ -56,10 +56,10 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         failpoints.hit("keeper.restore.before")
         copy = local_copy(directory, restore.checkpoint)
         with damage_in(restore.checkpoint):
-            stats = fetch(jobdir, files, database, copy)
+            from_copy, from_storage = fetch(jobdir, files, database, copy)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
-            restore.checkpoint, stats.local_bytes, stats.remote_bytes,
+            restore.checkpoint, from_copy, from_storage,
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
