@@ -126,10 +126,17 @@ class Coordinator:
         return future
 
     def close(self, reason: str) -> None:
-        """Give up what is under way, and take no more requests."""
+        """Give up the pending checkpoint, if any, and those asked for, and take no more requests.
+
+        That does not count as a failure in a row.
+        """
         with self._lock:
             self._closed = reason
-        self.abort(reason)
+            if (pending := self._undecided) is not None:
+                pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was aborted: {reason}")
+                pending.tolerated = True
+            asked, self._requests = self._requests, []
+        resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
 
     def postpone(self) -> None:
         """Begin the pending checkpoint's time anew: the epoch that carries it still runs, however long it takes."""
@@ -246,15 +253,6 @@ class Coordinator:
     def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
         pending = self._undecided
         return None if pending is None or pending.checkpoint != checkpoint else pending
-
-    def abort(self, reason: str) -> None:
-        """Give up the pending checkpoint, if any, and those asked for. It does not count as a failure in a row."""
-        with self._lock:
-            if (pending := self._undecided) is not None:
-                pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was aborted: {reason}")
-                pending.tolerated = True
-            asked, self._requests = self._requests, []
-        resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
 
     def advance(self) -> CheckpointId | None:
         """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.
