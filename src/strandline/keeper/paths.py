@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -133,6 +133,13 @@ def local_copies(state_dir: Path) -> Iterator[tuple[CheckpointId, Path]]:
         number = path.name.removeprefix("chk-")
         if number.isdigit():
             yield CheckpointId(int(number)), path
+
+
+def drop_copies(state_dir: Path, *, keep: Collection[CheckpointId | None]) -> None:
+    """Remove the copies of all other checkpoints."""
+    for checkpoint, path in local_copies(state_dir):
+        if checkpoint not in keep:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _safe(name: str) -> str:
