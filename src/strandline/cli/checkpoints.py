@@ -75,17 +75,15 @@ def show(
 ) -> None:
     """Show one checkpoint: operators, states with their types, partitions, source progress, pending sinks."""
     jobdir = job_directory(directory, job, option)
-    number = _newest(jobdir) if checkpoint == "latest" else _number(checkpoint)
-    path = manifest_path(number)
+    number = _all(jobdir)[0] if checkpoint == "latest" else _number(checkpoint)
     try:
-        data = jobdir.get(path)
+        manifest = jobdir.read(manifest_path(number), decode_manifest)
     except NotFoundError as error:
         there = [str(summary.checkpoint) for summary in check.summaries(jobdir)]
         raise NotFoundError(
             f"{jobdir.url}: there is no checkpoint {number}",
             hint=f"the checkpoints there are: {', '.join(there)}" if there else "none is complete yet",
         ) from error
-    manifest = decode_manifest(data, f"{jobdir.url}/{path}")
     from strandline.cli import describe
 
     if json:
@@ -110,7 +108,7 @@ def verify(
         raise typer.BadParameter("give a checkpoint or --all, not both")
     if checkpoint in (None, "latest"):
         jobdirs = job_directories(directory, job, option)
-        wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else [_newest(jobdir)])]
+        wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
         assert checkpoint is not None
         wanted = [(job_directory(directory, job, option), _number(checkpoint))]
@@ -186,12 +184,8 @@ def _number(text: str) -> CheckpointId:
     return CheckpointId(int(match[1]))
 
 
-def _newest(jobdir: JobDirectory) -> CheckpointId:
-    """Return the newest checkpoint that counts, whatever its condition."""
-    return _all(jobdir)[0]
-
-
 def _all(jobdir: JobDirectory) -> list[CheckpointId]:
+    """Return the checkpoints that count, whatever their condition, newest first; there is one."""
     found = [summary.checkpoint for summary in check.summaries(jobdir) if summary.state != "void"]
     if not found:
         raise NotFoundError(
