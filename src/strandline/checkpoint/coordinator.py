@@ -197,17 +197,14 @@ class Coordinator:
 
     def report_failure(self, uid: str, partition: Partition, checkpoint: CheckpointId, message: str) -> None:
         """Take a partition's failure: the checkpoint fails with the next `advance`."""
-        self._fail_later(checkpoint, f"failed in operator '{uid}', partition {partition}: {message}")
+        self.fail(checkpoint, message, f" in operator '{uid}', partition {partition}")
 
-    def fail(self, checkpoint: CheckpointId, message: str) -> None:
-        """Take a failure outside of the partitions: the checkpoint fails with the next `advance`."""
-        self._fail_later(checkpoint, f"failed: {message}")
-
-    def _fail_later(self, checkpoint: CheckpointId, why: str) -> None:
+    def fail(self, checkpoint: CheckpointId, message: str, where: str = "") -> None:
+        """Take any failure: the checkpoint fails with the next `advance`."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None:
-                pending.fail(why)
+                pending.fail(f"failed{where}: {message}")
 
     def retake(self, uid: str, partition: Partition) -> None:
         """Another process is in the place of one that was told of the pending checkpoint, and knows nothing of it.

@@ -28,10 +28,6 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 
 
-class _IncompleteError(CheckpointError):
-    """The newest checkpoint lacks a file: what goes on from it would, too."""
-
-
 class Retention:
     """What the owner of a claim knows of the job's files, and may delete. Called by one thread at a time.
 
@@ -144,11 +140,7 @@ class Retention:
             self._garbage.clear()
         except (FencedError, CorruptionError):
             raise
-        except StrandlineError as error:
-            if isinstance(error, _IncompleteError) and not self._newest_lacks_files:
-                # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
-                log.warning("%s", error)
-                self._newest_lacks_files = True
+        except StrandlineError:
             return False
         return True
 
@@ -182,11 +174,16 @@ class Retention:
             for problem in problems:
                 # A newer driver subsumes what this one holds for the newest: that is no damage.
                 self._claim.check()
-                raise _IncompleteError(
+                error = CheckpointError(
                     f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted, and no "
                     "other is published",
                     hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {newest}",
                 )
+                if not self._newest_lacks_files:
+                    # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
+                    log.warning("%s", error)
+                    self._newest_lacks_files = True
+                raise error
             # Of those that nobody can judge, the older ones end like every older one.
             unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
             for manifest in [*catalog.live.values(), *unknown]:

@@ -96,21 +96,23 @@ def show(
 def verify(
     directory: Directory,
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Its number; without it, the newest of each job.")
-    ] = None,
+        str,
+        typer.Argument(
+            metavar="[CHECKPOINT]", help="Its number; without it, the newest of each job.", show_default=False
+        ),
+    ] = "latest",
     every: Annotated[bool, typer.Option("--all", help="Every checkpoint that is not void.")] = False,
     job: JobName = None,
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
     """Read every byte of checkpoints again; name what is missing or damaged. Exit code 1 if anything is."""
-    if every and checkpoint not in (None, "latest"):
+    if every and checkpoint != "latest":
         raise typer.BadParameter("give a checkpoint or --all, not both")
-    if checkpoint in (None, "latest"):
+    if checkpoint == "latest":
         jobdirs = job_directories(directory, job, option)
         wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
-        assert checkpoint is not None
         wanted = [(job_directory(directory, job, option), _number(checkpoint))]
     reports = verify_all(wanted)
     problems = table("job", "checkpoint", "path", "problem", right=("checkpoint",))

@@ -160,12 +160,8 @@ def check_sockets(local_dir: Path) -> Check:
 def check_disk(free_bytes: int, local_dir: Path) -> Check:
     """Say whether there is room for working state."""
     ok = free_bytes >= _MIN_FREE_DISK_BYTES
-    step = (
-        ""
-        if ok
-        else f"make room, or put local_dir on a larger disk: it needs about twice the size of the state ({local_dir})"
-    )
-    return Check("disk", ok, f"{size_text(free_bytes)} free", step)
+    step = f"make room, or put local_dir on a larger disk: it needs about twice the size of the state ({local_dir})"
+    return Check("disk", ok, f"{size_text(free_bytes)} free", "" if ok else step)
 
 
 def check_memory(memory_bytes: int, state_memory_bytes: int) -> Check:

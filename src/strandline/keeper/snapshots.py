@@ -177,11 +177,9 @@ class Snapshots:
         if error is self._error:
             return
         log.error("writing state failed", exc_info=error)
-        self._error = (
-            error
-            if isinstance(error, StrandlineError)
-            else StrandlineError(
+        if not isinstance(error, StrandlineError):
+            error = StrandlineError(
                 f"operator '{self._program.uid}', partition {self._partition}: writing state failed: {error}",
                 hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
             )
-        )
+        self._error = error
