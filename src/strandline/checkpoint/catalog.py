@@ -103,8 +103,9 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
         except NotFoundError:
             del objects[path]
     chain = read_chain(jobdir, objects, manifests.values())
-    void = {i: why for i, manifest in manifests.items() if (why := chain.why_void(manifest))}
-    unknown = {i: why for i, manifest in manifests.items() if (why := chain.why_unknown(manifest))}
+    judged = {i: chain.judge(manifest) for i, manifest in manifests.items()}
+    void = {i: why for i, (why, _) in judged.items() if why}
+    unknown = {i: why for i, (_, why) in judged.items() if why}
     return Catalog(objects, manifests, damaged, void, unknown, chain)
 
 
