@@ -65,17 +65,16 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
-    opened, damage = None, ""
+    opened = None
     try:
         opened = _open(program, process, partition, database)
     except CorruptionError as error:
         if restore is None:
             raise
-        damage = str(error)
+        log.warning("opened once more, from storage: %s", str(error))
     if opened is None:
         # Its files were verified: what is damaged may be so on this machine alone. Frames that the error held may hold
         # iterators, and these the database and its lock: not in the block above, and another directory.
-        log.warning("opened once more, from storage: %s", damage)
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
         assert restore is not None
