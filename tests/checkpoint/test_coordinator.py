@@ -171,7 +171,7 @@ def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: Manual
     assert [s.epoch for s in c.history] == [2, 5, 7]
     clock.advance(5000)
     assert c.trigger(Epoch(8), changed=True) is not None
-    c.abort("rescaling")
+    c.close("the run ended")
     c.advance()
     clock.advance(5000)
     assert c.trigger(Epoch(9), changed=False) is not None, "what an aborted checkpoint covered still counts as changed"
@@ -274,7 +274,7 @@ def test_failures_in_a_row(store: FaultyStore, tmp_path: Path, clock: ManualCloc
     run.checkpoint()
     fail()
     run.trigger()
-    run.coordinator.abort("does not count")
+    run.coordinator.close("does not count")
     run.coordinator.advance()
     with pytest.raises(CheckpointError, match=r"2 checkpoints failed in a row, 1 are tolerated; the last: .*no space"):
         fail()
@@ -317,7 +317,7 @@ def test_files_of_an_unconfirmed_checkpoint_are_never_referenced(run: Run, clock
     run.change("detect", 0)
     info = run.snapshot("detect", 0, lost)
     run.coordinator.report("detect", 0, lost, info)
-    run.coordinator.abort("test")
+    run.coordinator.close("test")
     run.coordinator.advance()
     checkpoint = run.trigger()
     assert checkpoint is not None

@@ -146,8 +146,8 @@ class Checkpoints(RuleBasedStateMachine):
                 pass
 
     @rule(zombie=st.booleans())
-    def abort(self, zombie: bool) -> None:
-        self._driver(zombie).coordinator.abort("because")
+    def close(self, zombie: bool) -> None:
+        self._driver(zombie).coordinator.close("because")
 
     @rule(zombie=st.booleans(), by_ms=st.sampled_from([100, TIMEOUT_MS]))
     def advance(self, zombie: bool, by_ms: int) -> None:

@@ -51,7 +51,7 @@ def end_second(run: Run, when: str, meanwhile: Callable[[CheckpointId], None]) -
         failpoints.arm("checkpoint.subsume.before", go_on)
     else:
         asked = run.coordinator.request()
-        run.coordinator.abort("checkpoint 2 fails")
+        run.coordinator.close("checkpoint 2 fails")
         assert asked.done()
         # The files of a failed checkpoint are let go of when it is no longer the pending one.
         abandon = run.coordinator._retention.abandon
@@ -121,7 +121,7 @@ def test_what_is_said_of_the_checkpoint_that_completes_changes_nothing(run: Run)
             run.coordinator.report(uid, partition, second, part)
         run.coordinator.report_failure("detect", 0, second, "too late")
         run.coordinator.retake("detect", 0)
-        run.coordinator.abort("too late")
+        run.coordinator.close("too late")
 
     failpoints.arm("checkpoint.publish.before", lambda: repeat(None))  # type: ignore[arg-type]
     run.coordinator._commit_sinks = repeat

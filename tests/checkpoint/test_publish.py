@@ -184,7 +184,7 @@ def test_a_driver_that_takes_over_keeps_what_was_in_doubt(
     failed = run.trigger()
     assert failed is not None
     run.deliver(failed)
-    run.coordinator.abort("it leaves files to delete")
+    run.coordinator.close("it leaves files to delete")
     successors: list[Run] = []
 
     def take_over(operation: str, path: str) -> None:
@@ -281,7 +281,7 @@ def test_only_if_the_newest_was_damaged_meanwhile_it_is_and_that_shows(
     # The files of a failed checkpoint are the first that the successor would delete.
     delivered(successors[0])
     before = stored(run.jobdir)
-    successors[0].coordinator.abort("test")
+    successors[0].coordinator.close("test")
     successors[0].coordinator.advance()
     successors[0].coordinator.advance()
     clock.advance(10_000)

@@ -126,9 +126,9 @@ def content(directory: Path) -> dict[str, bytes]:
 
 
 def test_fetch_from_storage(jobdir: JobDirectory, refs: list[FileRef], tmp_path: Path) -> None:
-    stats = fetch(jobdir, refs, tmp_path / "in")
+    from_copy, from_storage = fetch(jobdir, refs, tmp_path / "in")
     assert content(tmp_path / "in") == FILES
-    assert (stats.local_bytes, stats.remote_bytes) == (0, sum(len(d) for n, d in FILES.items() if n != "CURRENT"))
+    assert (from_copy, from_storage) == (0, sum(len(d) for n, d in FILES.items() if n != "CURRENT"))
 
 
 def test_fetch_links_what_the_local_copy_holds(
@@ -140,10 +140,10 @@ def test_fetch_links_what_the_local_copy_holds(
     (copy / "1.sst").write_bytes(damaged)
     (copy / "3.sst").unlink()
     store.calls.clear()
-    stats = fetch(jobdir, refs, tmp_path / "in", copy)
+    from_copy, from_storage = fetch(jobdir, refs, tmp_path / "in", copy)
     assert content(tmp_path / "in") == FILES
     assert sorted(op for op, _ in store.calls) == ["get_file", "get_file"]
-    assert (stats.local_bytes, stats.remote_bytes) == (len(FILES["2.sst"]) + 5000, 300_000)
+    assert (from_copy, from_storage) == (len(FILES["2.sst"]) + 5000, 300_000)
     assert (copy / "2.sst").samefile(tmp_path / "in" / "2.sst")
     assert not (copy / "MANIFEST").samefile(tmp_path / "in" / "MANIFEST"), "a backend may append to it"
 

@@ -70,16 +70,8 @@ class Catalog:
 
     def missing(self, manifest: Manifest) -> list[tuple[FileRef, str]]:
         """Return the files that are not there, or not with their size, and what is wrong with each."""
-        problems = []
-        for file in manifest.files():
-            if file.inline is not None:
-                continue
-            found = self.objects.get(file.path)
-            if found is None:
-                problems.append((file, "missing"))
-            elif found.size_bytes != file.size:
-                problems.append((file, f"{found.size_bytes} bytes, expected {file.size}"))
-        return problems
+        stored = [file for file in manifest.files() if file.inline is None]
+        return [(file, problem) for file in stored if (problem := _problem(file, self.objects.get(file.path)))]
 
     def passed_over(self, checkpoint: CheckpointId) -> bool:
         """Whether the job has since gone on from an older checkpoint, knowing of this one."""
@@ -111,8 +103,9 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
         except NotFoundError:
             del objects[path]
     chain = read_chain(jobdir, objects, manifests.values())
-    void = {i: why for i, manifest in manifests.items() if (why := chain.why_void(manifest))}
-    unknown = {i: why for i, manifest in manifests.items() if (why := chain.why_unknown(manifest))}
+    judged = {i: chain.judge(manifest) for i, manifest in manifests.items()}
+    void = {i: why for i, (why, _) in judged.items() if why}
+    unknown = {i: why for i, (_, why) in judged.items() if why}
     return Catalog(objects, manifests, damaged, void, unknown, chain)
 
 
@@ -121,13 +114,23 @@ def lacking(jobdir: JobDirectory, problems: Iterable[tuple[FileRef, str]]) -> It
 
     A listing may be older than a file that another machine has just written.
     """
-    for file, problem in problems:
-        try:
-            if jobdir.head(file.path).size_bytes == file.size:
-                continue
-        except NotFoundError:
-            pass
-        yield file, problem
+    for file, _ in problems:
+        if problem := look_at(jobdir, file):
+            yield file, problem
+
+
+def look_at(jobdir: JobDirectory, file: FileRef) -> str:
+    """Return what is wrong with a stored file, as far as one small request shows it; "" if nothing is."""
+    try:
+        return _problem(file, jobdir.head(file.path))
+    except NotFoundError:
+        return _problem(file, None)
+
+
+def _problem(file: FileRef, found: ObjectInfo | None) -> str:
+    if found is None:
+        return "missing"
+    return "" if found.size_bytes == file.size else f"{found.size_bytes} bytes, expected {file.size}"
 
 
 def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:

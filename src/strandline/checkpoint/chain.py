@@ -70,23 +70,13 @@ class Chain:
     broken_at: Generation | None
     """The generation whose damaged record hides which older manifests count."""
 
-    def why_void(self, manifest: Manifest) -> str:
-        """Return why a manifest is not the job's history; "" if it is, or if that is unknown."""
-        if self._counts(manifest) or self._is_hidden(manifest):
-            return ""
-        return f"published by generation {manifest.generation}, which the job did not go on from"
-
-    def why_unknown(self, manifest: Manifest) -> str:
-        """Return why nobody can say whether a manifest is the job's history; "" if it is known."""
-        if self.broken_at is None or self._counts(manifest) or not self._is_hidden(manifest):
-            return ""
-        return f"whether it counts is unknown: {self.damaged[self.broken_at]}"
-
-    def _counts(self, manifest: Manifest) -> bool:
-        return self.limits is None or manifest.checkpoint <= self.limits.get(manifest.generation, -1)
-
-    def _is_hidden(self, manifest: Manifest) -> bool:
-        return self.broken_at is not None and manifest.generation < self.broken_at
+    def judge(self, manifest: Manifest) -> tuple[str, str]:
+        """Return why a manifest is not the job's history, or else why nobody can say; neither ("") if it is."""
+        if self.limits is None or manifest.checkpoint <= self.limits.get(manifest.generation, -1):
+            return "", ""
+        if self.broken_at is not None and manifest.generation < self.broken_at:
+            return "", f"whether it counts is unknown: {self.damaged[self.broken_at]}"
+        return f"published by generation {manifest.generation}, which the job did not go on from", ""
 
 
 def read_chain(jobdir: JobDirectory, paths: Iterable[str], manifests: Iterable[Manifest]) -> Chain:

@@ -64,7 +64,7 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
     """
     path = manifest_path(checkpoint)
     try:
-        manifest = decode_manifest(jobdir.get(path), f"{jobdir.url}/{path}")
+        manifest = jobdir.read(path, decode_manifest)
     except NotFoundError as error:
         raise NotFoundError(
             f"{jobdir.url}: there is no checkpoint {checkpoint}", hint="`strandline checkpoints list` shows which are"

@@ -126,10 +126,17 @@ class Coordinator:
         return future
 
     def close(self, reason: str) -> None:
-        """Give up what is under way, and take no more requests."""
+        """Give up the pending checkpoint, if any, and those asked for, and take no more requests.
+
+        That does not count as a failure in a row.
+        """
         with self._lock:
             self._closed = reason
-        self.abort(reason)
+            if (pending := self._undecided) is not None:
+                pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was aborted: {reason}")
+                pending.tolerated = True
+            asked, self._requests = self._requests, []
+        resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
 
     def postpone(self) -> None:
         """Begin the pending checkpoint's time anew: the epoch that carries it still runs, however long it takes."""
@@ -190,17 +197,14 @@ class Coordinator:
 
     def report_failure(self, uid: str, partition: Partition, checkpoint: CheckpointId, message: str) -> None:
         """Take a partition's failure: the checkpoint fails with the next `advance`."""
-        self._fail_later(checkpoint, f"failed in operator '{uid}', partition {partition}: {message}")
+        self.fail(checkpoint, message, f" in operator '{uid}', partition {partition}")
 
-    def fail(self, checkpoint: CheckpointId, message: str) -> None:
-        """Take a failure outside of the partitions: the checkpoint fails with the next `advance`."""
-        self._fail_later(checkpoint, f"failed: {message}")
-
-    def _fail_later(self, checkpoint: CheckpointId, why: str) -> None:
+    def fail(self, checkpoint: CheckpointId, message: str, where: str = "") -> None:
+        """Take any failure: the checkpoint fails with the next `advance`."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None:
-                pending.fail(why)
+                pending.fail(f"failed{where}: {message}")
 
     def retake(self, uid: str, partition: Partition) -> None:
         """Another process is in the place of one that was told of the pending checkpoint, and knows nothing of it.
@@ -246,15 +250,6 @@ class Coordinator:
     def _waiting_for(self, checkpoint: CheckpointId) -> Pending | None:
         pending = self._undecided
         return None if pending is None or pending.checkpoint != checkpoint else pending
-
-    def abort(self, reason: str) -> None:
-        """Give up the pending checkpoint, if any, and those asked for. It does not count as a failure in a row."""
-        with self._lock:
-            if (pending := self._undecided) is not None:
-                pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was aborted: {reason}")
-                pending.tolerated = True
-            asked, self._requests = self._requests, []
-        resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
 
     def advance(self) -> CheckpointId | None:
         """Do what is to be done: end a checkpoint that timed out, failed or is ready, delete what nobody needs.

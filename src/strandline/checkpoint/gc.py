@@ -13,7 +13,7 @@ not go on from, are garbage for ever; they, too, stay for the grace, for people 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import Catalog, read_catalog
@@ -35,9 +35,9 @@ class Garbage:
 
 @dataclass(frozen=True)
 class GcPlan:
-    """What a collection would delete. Print it to see."""
+    """What a collection would delete."""
 
-    jobdir: JobDirectory = field(repr=False)
+    jobdir: JobDirectory
     garbage: list[Garbage]
     """Manifests first."""
     live: list[CheckpointId]
@@ -48,14 +48,6 @@ class GcPlan:
     def total_bytes(self) -> int:
         """How much would be freed."""
         return sum(item.size_bytes for item in self.garbage)
-
-    def __str__(self) -> str:
-        lines = [f"{item.path}  {item.size_bytes} bytes  {item.reason}" for item in self.garbage]
-        lines.append(
-            f"{len(self.garbage)} objects, {self.total_bytes} bytes to delete; {self.too_young} too young; "
-            f"live checkpoints: {', '.join(map(str, self.live)) or 'none'}"
-        )
-        return "\n".join(lines)
 
 
 def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPlan:

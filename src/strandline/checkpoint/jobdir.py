@@ -15,13 +15,6 @@ from strandline.storage.base import ObjectInfo, ObjectStore
 T = TypeVar("T")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# Only numbers as we write them: the copy chk-07 that somebody made is not checkpoint 7.
-_NUMBER = "(0|[1-9][0-9]*)"
-_MANIFEST = re.compile(f"chk-{_NUMBER}/_metadata")
-_CHECKPOINT = re.compile(f"chk-{_NUMBER}/.+")
-_GENERATION = re.compile(f"generations/{_NUMBER}")
-_BASE = re.compile(rf"generations/{_NUMBER}\.base")
-_PUBLISHED = re.compile(rf"generations/{_NUMBER}\.published")
 
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"
@@ -60,12 +53,6 @@ def published_path(generation: Generation) -> str:
     return f"{GENERATIONS}/{generation}.published"
 
 
-def published_generation(path: str) -> Generation | None:
-    """Return the generation whose record of its first checkpoint this path is."""
-    match = _PUBLISHED.fullmatch(path)
-    return Generation(int(match[1])) if match else None
-
-
 def probe_path() -> str:
     """Return a new name for an object by which conditional creates are tried."""
     return f"{_PROBE}{unique_name()}"
@@ -76,28 +63,28 @@ def is_probe(path: str) -> bool:
     return path.startswith(_PROBE)
 
 
-def manifest_id(path: str) -> CheckpointId | None:
-    """Return the checkpoint whose manifest this path is."""
-    match = _MANIFEST.fullmatch(path)
-    return CheckpointId(int(match[1])) if match else None
+def _number_in(shape: str, kind: Callable[[int], T]) -> Callable[[str], T | None]:
+    """Return what gives the number `#` in paths of this shape, and None for any other path."""
+    # Only numbers as we write them: the copy chk-07 that somebody made is not checkpoint 7.
+    pattern = re.compile(shape.replace("#", "(0|[1-9][0-9]*)"))
+
+    def number(path: str) -> T | None:
+        match = pattern.fullmatch(path)
+        return kind(int(match[1])) if match else None
+
+    return number
 
 
-def checkpoint_id(path: str) -> CheckpointId | None:
-    """Return the checkpoint in whose folder this path is."""
-    match = _CHECKPOINT.fullmatch(path)
-    return CheckpointId(int(match[1])) if match else None
-
-
-def claimed_generation(path: str) -> Generation | None:
-    """Return the generation whose claim this path is."""
-    match = _GENERATION.fullmatch(path)
-    return Generation(int(match[1])) if match else None
-
-
-def based_generation(path: str) -> Generation | None:
-    """Return the generation whose base record this path is."""
-    match = _BASE.fullmatch(path)
-    return Generation(int(match[1])) if match else None
+manifest_id = _number_in("chk-#/_metadata", CheckpointId)
+"""Return the checkpoint whose manifest a path is."""
+checkpoint_id = _number_in("chk-#/.+", CheckpointId)
+"""Return the checkpoint in whose folder a path is."""
+claimed_generation = _number_in("generations/#", Generation)
+"""Return the generation whose claim a path is."""
+based_generation = _number_in(r"generations/#\.base", Generation)
+"""Return the generation whose base record a path is."""
+published_generation = _number_in(r"generations/#\.published", Generation)
+"""Return the generation whose record of its first checkpoint a path is."""
 
 
 class JobDirectory:

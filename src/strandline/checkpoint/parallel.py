@@ -20,12 +20,7 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
     if len(todo) < 2 or _THREADS == 1:
         return [work(item) for item in todo]
     with ThreadPoolExecutor(min(_THREADS, len(todo)), thread_name_prefix="transfer") as pool:
-        futures = [pool.submit(work, item) for item in todo]
-        try:
-            return [future.result() for future in futures]
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+        return list(pool.map(work, todo))
 
 
 def sha256_of(path: Path) -> str:

@@ -25,17 +25,15 @@ def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
     path, data = manifest_path(manifest.checkpoint), encode_manifest(manifest)
     try:
         jobdir.create(path, data)
+        return
     except ConflictError:
-        _resolve_conflict(jobdir, claim, manifest, path, data)
+        pass
     except StrandlineError as error:
         # Whatever it says, it may be about a second try whose first one has done the work.
         raise OutcomeUnknownError(
             f"checkpoint {manifest.checkpoint}: its manifest could not be written: {error.message}", hint=error.hint
         ) from error
-
-
-def _resolve_conflict(jobdir: JobDirectory, claim: Claim, manifest: Manifest, path: str, data: bytes) -> None:
-    """Our own bytes: the answer to an earlier try was lost. Others': find out who may go on."""
+    # Our own bytes: the answer to an earlier try was lost. Others': find out who may go on.
     try:
         if jobdir.get(path) == data:
             return

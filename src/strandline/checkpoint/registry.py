@@ -39,10 +39,9 @@ class SharedFiles:
 
     def drop(self, checkpoint: CheckpointId) -> list[str]:
         """Remove a checkpoint whose manifest is deleted; return the paths no live checkpoint references any more."""
-        unreferenced = []
-        for path in self._files.pop(checkpoint, frozenset()):
-            self._live[path] -= 1
-            if not self._live[path]:
-                del self._live[path]
-                unreferenced.append(path)
-        return sorted(unreferenced)
+        dropped = self._files.pop(checkpoint, frozenset())
+        self._live.subtract(dropped)
+        unreferenced = sorted(path for path in dropped if not self._live[path])
+        for path in unreferenced:
+            del self._live[path]
+        return unreferenced

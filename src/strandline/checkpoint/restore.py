@@ -44,14 +44,6 @@ class Choice:
     """Base records that could not be read, each with what is wrong: worth a warning (chain.py says what follows)."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchStats:
-    """Where the bytes of a restore came from."""
-
-    local_bytes: int
-    remote_bytes: int
-
-
 def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
     """Return the newest checkpoint that is complete, valid and there with every file.
 
@@ -119,16 +111,19 @@ def _why_not(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -
     return None
 
 
-def fetch(jobdir: JobDirectory, files: Sequence[FileRef], into: Path, local_copy: Path | None = None) -> FetchStats:
+def fetch(
+    jobdir: JobDirectory, files: Sequence[FileRef], into: Path, local_copy: Path | None = None
+) -> tuple[int, int]:
     """Bring the files of one partition's snapshot into the directory `into`, each verified by its checksum.
 
     A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
-    since a backend may write to them. Raises CorruptionError naming the file that is missing or damaged in storage.
+    since a backend may write to them. Returns how many bytes came from the local copy, and how many from storage.
+    Raises CorruptionError naming the file that is missing or damaged in storage.
     """
     into.mkdir(parents=True, exist_ok=True)
     from_local = sum(in_parallel(lambda file: _fetch_one(jobdir, file, into, local_copy), files))
     remote = sum(f.size for f in files if f.inline is None) - from_local
-    return FetchStats(from_local, remote)
+    return from_local, remote
 
 
 def _fetch_one(jobdir: JobDirectory, file: FileRef, into: Path, local_copy: Path | None) -> int:

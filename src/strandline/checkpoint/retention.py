@@ -13,19 +13,12 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from strandline.checkpoint import invariants
-from strandline.checkpoint.catalog import lacking, mark_published, read_catalog
+from strandline.checkpoint.catalog import lacking, look_at, mark_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.registry import SharedFiles
-from strandline.core.errors import (
-    CheckpointError,
-    CorruptionError,
-    FencedError,
-    NotFoundError,
-    StrandlineError,
-    UnavailableError,
-)
+from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, Manifest
@@ -33,10 +26,6 @@ from strandline.format.manifest import FileRef, Manifest
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
-
-
-class _IncompleteError(CheckpointError):
-    """The newest checkpoint lacks a file: what goes on from it would, too."""
 
 
 class Retention:
@@ -49,7 +38,8 @@ class Retention:
         self._jobdir = jobdir
         self._claim = claim
         self._retain = retain
-        self._confirmed = restored
+        self.confirmed = restored
+        """The newest published manifest, or the restored one."""
         self._verify = invariants.wanted()
         self._registry = SharedFiles()
         self._registry_is_full = False
@@ -58,11 +48,6 @@ class Retention:
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
-
-    @property
-    def confirmed(self) -> Manifest | None:
-        """The newest published manifest, or the restored one."""
-        return self._confirmed
 
     @property
     def oldest_live(self) -> CheckpointId | None:
@@ -78,18 +63,20 @@ class Retention:
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
     def _confirmed_paths(self) -> set[str]:
-        return {f.path for f in self._confirmed.files() if f.path} if self._confirmed else set()
+        return {f.path for f in self.confirmed.files() if f.path} if self.confirmed else set()
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointError if a checkpoint references what it must not, or what is not there."""
         if self._newest_lacks_files:
             self._fill_registry()
         new = self._new_files(manifest)
-        for problem in filter(None, in_parallel(self._look_at, new)):
-            raise CheckpointError(
-                f"checkpoint {manifest.checkpoint}: {self._jobdir.url}/{problem}: it was uploaded, and is not there",
-                hint="the storage has lost or cut off a file; nothing was published",
-            )
+        for file, problem in zip(new, in_parallel(lambda file: look_at(self._jobdir, file), new), strict=True):
+            if problem:
+                raise CheckpointError(
+                    f"checkpoint {manifest.checkpoint}: {self._jobdir.url}/{file.path} ('{file.name}'): {problem}: it "
+                    "was uploaded, and is not there",
+                    hint="the storage has lost or cut off a file; nothing was published",
+                )
         if self._verify:
             invariants.check_publication(self._jobdir, manifest)
 
@@ -108,18 +95,10 @@ class Retention:
             new[file.path] = file
         return list(new.values())
 
-    def _look_at(self, file: FileRef) -> str:
-        """Return what is wrong with a stored file, as far as one small request shows it."""
-        try:
-            size = self._jobdir.head(file.path).size_bytes
-        except NotFoundError:
-            return f"{file.path} ('{file.name}'): missing"
-        return "" if size == file.size else f"{file.path} ('{file.name}'): {size} bytes, expected {file.size}"
-
     def confirm(self, manifest: Manifest) -> None:
         """Take a checkpoint that is published for the newest: later ones may reference its files."""
         self._registry.complete(manifest)
-        self._confirmed = manifest
+        self.confirmed = manifest
         if not self._has_marked:
             # Before sinks show anything: a job that finds this and no checkpoint does not begin empty.
             with contextlib.suppress(UnavailableError):
@@ -135,7 +114,7 @@ class Retention:
 
     def _settled(self) -> list[CheckpointId]:
         """Return the checkpoints in doubt that are not the newest any more, whether they are there or not."""
-        newest = self._confirmed.checkpoint if self._confirmed else 0
+        newest = self.confirmed.checkpoint if self.confirmed else 0
         return [checkpoint for checkpoint in self._doubtful if checkpoint < newest]
 
     def delete_due(self) -> bool:
@@ -161,11 +140,7 @@ class Retention:
             self._garbage.clear()
         except (FencedError, CorruptionError):
             raise
-        except StrandlineError as error:
-            if isinstance(error, _IncompleteError) and not self._newest_lacks_files:
-                # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
-                log.warning("%s", error)
-                self._newest_lacks_files = True
+        except StrandlineError:
             return False
         return True
 
@@ -190,20 +165,25 @@ class Retention:
         if self._registry_is_full:
             return
         catalog = read_catalog(self._jobdir)
-        if self._confirmed is not None:
-            newest = self._confirmed.checkpoint
-            lacks = lacking(self._jobdir, catalog.missing(self._confirmed))
+        if self.confirmed is not None:
+            newest = self.confirmed.checkpoint
+            lacks = lacking(self._jobdir, catalog.missing(self.confirmed))
             problems: Iterable[str] = (f"{file.path}: {problem}" for file, problem in lacks)
             if newest not in catalog.manifests:
                 problems = [f"{manifest_path(newest)}: {catalog.damaged.get(newest, 'missing')}"]
             for problem in problems:
                 # A newer driver subsumes what this one holds for the newest: that is no damage.
                 self._claim.check()
-                raise _IncompleteError(
+                error = CheckpointError(
                     f"{self._jobdir.url}/{problem}, but checkpoint {newest} is the newest: nothing is deleted, and no "
                     "other is published",
                     hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {newest}",
                 )
+                if not self._newest_lacks_files:
+                    # Storage may be away for a moment, with all of it. The state of the job that runs is whole.
+                    log.warning("%s", error)
+                    self._newest_lacks_files = True
+                raise error
             # Of those that nobody can judge, the older ones end like every older one.
             unknown = [catalog.manifests[i] for i in catalog.unknown if i < newest]
             for manifest in [*catalog.live.values(), *unknown]:

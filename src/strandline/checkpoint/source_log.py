@@ -22,7 +22,7 @@ from strandline.core.errors import CorruptionError, NotFoundError, UnavailableEr
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.frame import frame, unframe
-from strandline.format.manifest import FileRef, Segment, SourceFile, SourceInfo
+from strandline.format.manifest import FileRef, Segment, SourceFile, SourceInfo, source_files
 
 SOURCE_MAGIC = b"SLSOURC1"
 SOURCE_VERSION = 1
@@ -128,12 +128,9 @@ def upload_source(
 
 def restore_source(jobdir: JobDirectory, info: SourceInfo, directory: Path) -> None:
     """Write the captured files into `directory`. Raises CorruptionError naming what is missing or damaged."""
-    blob = info.blob.inline if info.blob.inline is not None else _get(jobdir, info.blob)
-    tails = unpack(blob, f"{jobdir.url}/{info.blob.path or '(inline source progress)'}")
-    segments = {
-        s.path: FileRef(name="", size=s.size, sha256=s.sha256, path=s.path) for f in info.large for s in f.segments
-    }
-    pieces = dict(zip(segments, in_parallel(lambda file: _get(jobdir, file), segments.values()), strict=True))
+    stored = {file.path: file for file in source_files(info)}
+    pieces = dict(zip(stored, in_parallel(lambda file: _get(jobdir, file), stored.values()), strict=True))
+    tails = unpack(pieces[info.blob.path], f"{jobdir.url}/{info.blob.path or '(inline source progress)'}")
     heads = {large.name: b"".join(pieces[s.path] for s in large.segments) for large in info.large}
     write_files({name: heads.get(name, b"") + tail for name, tail in tails.items()}, directory, jobdir.url)
 
@@ -150,6 +147,9 @@ def write_files(files: Mapping[str, bytes], directory: Path, where: str) -> None
 
 
 def _get(jobdir: JobDirectory, file: FileRef) -> bytes:
+    if file.inline is not None:
+        return file.inline
+
     def checked(data: bytes, where: str) -> bytes:
         if len(data) != file.size or hashlib.sha256(data).hexdigest() != file.sha256:
             raise CorruptionError(f"{where}: its checksum does not match: it was damaged", path=file.path)

@@ -67,7 +67,7 @@ def load_start(jobdir: JobDirectory) -> Start | None:
         return start
 
     try:
-        start = jobdir.read(START_PATH, decode)
+        return jobdir.read(START_PATH, decode)
     except NotFoundError:
         return None
     except CorruptionError as error:
@@ -77,7 +77,6 @@ def load_start(jobdir: JobDirectory) -> Start | None:
             "the sources begin anew, as their options say",
             path=START_PATH,
         ) from error
-    return start
 
 
 def write_start(jobdir: JobDirectory, start: Start, directory: Path) -> None:

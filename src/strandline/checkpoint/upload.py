@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,7 +43,6 @@ def upload(
     referenced.
     """
     attempted: list[str] = []
-    lock = threading.Lock()
 
     def one(file: LocalFile) -> tuple[FileRef, int]:
         if cancelled():
@@ -56,8 +54,7 @@ def upload(
             return _inline(file, checkpoint), file.size_bytes
         shared = place == "shared"
         path = shared_path() if shared else exclusive_path(checkpoint)
-        with lock:
-            attempted.append(path)
+        attempted.append(path)
         hit("upload.file")
         return _upload_one(jobdir, file, path, shared, checkpoint), file.size_bytes
 

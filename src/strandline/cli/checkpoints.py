@@ -75,17 +75,15 @@ def show(
 ) -> None:
     """Show one checkpoint: operators, states with their types, partitions, source progress, pending sinks."""
     jobdir = job_directory(directory, job, option)
-    number = _newest(jobdir) if checkpoint == "latest" else _number(checkpoint)
-    path = manifest_path(number)
+    number = _all(jobdir)[0] if checkpoint == "latest" else _number(checkpoint)
     try:
-        data = jobdir.get(path)
+        manifest = jobdir.read(manifest_path(number), decode_manifest)
     except NotFoundError as error:
         there = [str(summary.checkpoint) for summary in check.summaries(jobdir)]
         raise NotFoundError(
             f"{jobdir.url}: there is no checkpoint {number}",
             hint=f"the checkpoints there are: {', '.join(there)}" if there else "none is complete yet",
         ) from error
-    manifest = decode_manifest(data, f"{jobdir.url}/{path}")
     from strandline.cli import describe
 
     if json:
@@ -98,21 +96,23 @@ def show(
 def verify(
     directory: Directory,
     checkpoint: Annotated[
-        str | None, typer.Argument(metavar="[CHECKPOINT]", help="Its number; without it, the newest of each job.")
-    ] = None,
+        str,
+        typer.Argument(
+            metavar="[CHECKPOINT]", help="Its number; without it, the newest of each job.", show_default=False
+        ),
+    ] = "latest",
     every: Annotated[bool, typer.Option("--all", help="Every checkpoint that is not void.")] = False,
     job: JobName = None,
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
     """Read every byte of checkpoints again; name what is missing or damaged. Exit code 1 if anything is."""
-    if every and checkpoint not in (None, "latest"):
+    if every and checkpoint != "latest":
         raise typer.BadParameter("give a checkpoint or --all, not both")
-    if checkpoint in (None, "latest"):
+    if checkpoint == "latest":
         jobdirs = job_directories(directory, job, option)
-        wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else [_newest(jobdir)])]
+        wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
-        assert checkpoint is not None
         wanted = [(job_directory(directory, job, option), _number(checkpoint))]
     reports = verify_all(wanted)
     problems = table("job", "checkpoint", "path", "problem", right=("checkpoint",))
@@ -186,12 +186,8 @@ def _number(text: str) -> CheckpointId:
     return CheckpointId(int(match[1]))
 
 
-def _newest(jobdir: JobDirectory) -> CheckpointId:
-    """Return the newest checkpoint that counts, whatever its condition."""
-    return _all(jobdir)[0]
-
-
 def _all(jobdir: JobDirectory) -> list[CheckpointId]:
+    """Return the checkpoints that count, whatever their condition, newest first; there is one."""
     found = [summary.checkpoint for summary in check.summaries(jobdir) if summary.state != "void"]
     if not found:
         raise NotFoundError(

@@ -9,24 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.output import add_row, console, duration_text, moment_text, size_text, table, time_text
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, StateInfo
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SourceInfo, StateInfo
 
 
 def as_data(manifest: Manifest) -> dict[str, Any]:
     """Return everything a checkpoint is, but for the bytes of its inline files."""
     return {
-        "job": manifest.job,
-        "checkpoint": manifest.checkpoint,
-        "generation": manifest.generation,
-        "epoch": manifest.epoch,
-        "mode": manifest.mode,
-        "created_ms": manifest.created_ms,
-        "triggered_ms": manifest.triggered_ms,
-        "duration_ms": manifest.duration_ms,
-        "engine_version": manifest.engine_version,
-        "total_bytes": manifest.total_bytes,
-        "uploaded_bytes": manifest.uploaded_bytes,
-        "watermarks": manifest.watermarks,
+        **_named(manifest, "job", "checkpoint", "generation", "epoch", "mode", "created_ms", "triggered_ms"),
+        **_named(manifest, "duration_ms", "engine_version", "total_bytes", "uploaded_bytes", "watermarks"),
         "operators": [_operator(operator) for operator in manifest.operators],
         "source": None if manifest.source is None else _source(manifest.source),
         "sinks": [
@@ -35,23 +25,17 @@ def as_data(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _named(record: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
+
+
 def _operator(operator: OperatorInfo) -> dict[str, Any]:
     return {
-        "uid": operator.uid,
-        "backend": operator.backend,
-        "parallelism": operator.parallelism,
-        "max_parallelism": operator.max_parallelism,
-        "key_schema": operator.key_schema,
+        **_named(operator, "uid", "backend", "parallelism", "max_parallelism", "key_schema"),
         "states": [
-            {
-                "name": s.name,
-                "kind": s.kind,
-                "value_type": s.value_type,
-                "key_type": s.key_type,
-                "schema_id": s.schema_id,
-                **({"ttl": msgspec.to_builtins(s.ttl)} if s.ttl else {}),
-            }
-            for s in operator.states
+            _named(state, "name", "kind", "value_type", "key_type", "schema_id")
+            | ({"ttl": msgspec.to_builtins(state.ttl)} if state.ttl else {})
+            for state in operator.states
         ],
         "partitions": [_partition(partition) for partition in operator.partitions],
     }
@@ -60,12 +44,9 @@ def _operator(operator: OperatorInfo) -> dict[str, Any]:
 def _partition(partition: PartitionInfo) -> dict[str, Any]:
     return {
         "partition": partition.index,
-        "first_key_group": partition.first_key_group,
-        "last_key_group": partition.last_key_group,
+        **_named(partition, "first_key_group", "last_key_group"),
         "total_bytes": _bytes(partition.files),
-        "uploaded_bytes": partition.uploaded_bytes,
-        "sync_ms": partition.sync_ms,
-        "async_ms": partition.async_ms,
+        **_named(partition, "uploaded_bytes", "sync_ms", "async_ms"),
         "files": [_file(file) for file in partition.files],
     }
 
@@ -116,11 +97,18 @@ def print_tables(manifest: Manifest) -> None:
         add_row(facts, name, value)
     out.print(facts)
     for operator in manifest.operators:
-        out.print(_title(operator), soft_wrap=True)
+        title = (
+            f"operator {operator.uid}: backend {operator.backend}, key {operator.key_schema}, "
+            f"parallelism {operator.parallelism} (at most {operator.max_parallelism})"
+        )
+        out.print(Text(title), soft_wrap=True)
         out.print(_states_table(operator.states))
         out.print(_partitions_table(operator))
     if manifest.sinks:
-        out.print(_sinks_table(manifest.sinks))
+        made = table("sink", "pending commits", right=("pending commits",))
+        for sink in manifest.sinks:
+            add_row(made, sink.name, len(sink.pending))
+        out.print(made)
 
 
 def _watermark_name(name: str) -> str:
@@ -136,13 +124,6 @@ def _source_text(source: SourceInfo | None) -> str:
         return "none"
     names = f" of {', '.join(source.names)}" if source.names else ""
     return f"{size_text(_source_bytes(source))}{names}, after batch {source.batch}"
-
-
-def _title(operator: OperatorInfo) -> Text:
-    return Text(
-        f"operator {operator.uid}: backend {operator.backend}, key {operator.key_schema}, "
-        f"parallelism {operator.parallelism} (at most {operator.max_parallelism})"
-    )
 
 
 def _states_table(states: list[StateInfo]) -> Table:
@@ -169,11 +150,4 @@ def _partitions_table(operator: OperatorInfo) -> Table:
             duration_text(partition.sync_ms),
             duration_text(partition.async_ms),
         )
-    return made
-
-
-def _sinks_table(sinks: list[SinkInfo]) -> Table:
-    made = table("sink", "pending commits", right=("pending commits",))
-    for sink in sinks:
-        add_row(made, sink.name, len(sink.pending))
     return made

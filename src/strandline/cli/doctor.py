@@ -19,6 +19,7 @@ import typer
 
 from strandline import __version__
 from strandline.cli.output import add_row, console, print_json, size_text, table
+from strandline.cli.stores import LocalDir
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import Generation, Partition
 from strandline.core.settings import default_local_dir, default_state_memory_bytes
@@ -49,9 +50,7 @@ class Check:
 
 
 def doctor(
-    local_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The job's Settings.local_dir, if it was given one.")
-    ] = None,
+    local_dir: LocalDir = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a check.")] = False,
 ) -> None:
     """Check that this machine can run jobs. Exit code 1 if something is in the way."""
@@ -60,7 +59,13 @@ def doctor(
         for check in checks:
             print_json(asdict(check))
     else:
-        _print(checks)
+        from rich.text import Text
+
+        made = table("check", "", "found", "next step")
+        for check in checks:
+            mark = Text("ok", style="green") if check.ok else Text("problem", style="red")
+            add_row(made, check.check, mark, check.found, check.next_step)
+        console().print(made)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
 
@@ -155,12 +160,8 @@ def check_sockets(local_dir: Path) -> Check:
 def check_disk(free_bytes: int, local_dir: Path) -> Check:
     """Say whether there is room for working state."""
     ok = free_bytes >= _MIN_FREE_DISK_BYTES
-    step = (
-        ""
-        if ok
-        else f"make room, or put local_dir on a larger disk: it needs about twice the size of the state ({local_dir})"
-    )
-    return Check("disk", ok, f"{size_text(free_bytes)} free", step)
+    step = f"make room, or put local_dir on a larger disk: it needs about twice the size of the state ({local_dir})"
+    return Check("disk", ok, f"{size_text(free_bytes)} free", "" if ok else step)
 
 
 def check_memory(memory_bytes: int, state_memory_bytes: int) -> Check:
@@ -188,13 +189,3 @@ def _memory_bytes() -> int:
 def _existing(path: Path) -> Path:
     """Return the path, or the nearest directory above it that is there."""
     return next(one for one in (path, *path.parents) if one.exists())
-
-
-def _print(checks: list[Check]) -> None:
-    from rich.text import Text
-
-    made = table("check", "", "found", "next step")
-    for check in checks:
-        mark = Text("ok", style="green") if check.ok else Text("problem", style="red")
-        add_row(made, check.check, mark, check.found, check.next_step)
-    console().print(made)

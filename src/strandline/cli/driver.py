@@ -9,14 +9,14 @@ import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from strandline.cli.output import report_error, say
+from strandline.cli.output import say
 from strandline.core.errors import StrandlineError
 
 
@@ -43,22 +43,18 @@ def run(
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
     stops the jobs cleanly (exit code 143 or 130).
     """
-    raise typer.Exit(run_program(program, args or []))
-
-
-def run_program(program: Path, args: list[str]) -> int:
-    """Run the program to its end and return the exit code."""
     from strandline.spark.base.sessionchecks import check_java
 
     check_java()
-    _prepare(program, args)
-    with _sigterm_as_interrupt():
+    _prepare(program, args or [])
+    with _signals(_terminate, signal.SIGTERM):
         try:
             code = _outcome(program)
         except KeyboardInterrupt as interrupt:
             code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
-        with _a_second_signal_ends_it():
-            return code if _stop_everything(code) else code or 1
+        # A further signal ends the process at once; keepers then end by themselves.
+        with _signals(signal.SIG_DFL, signal.SIGTERM, signal.SIGINT):
+            raise typer.Exit(code if _stop_everything(code) else code or 1)
 
 
 def _prepare(program: Path, args: list[str]) -> None:
@@ -87,7 +83,7 @@ def _outcome(program: Path) -> int:
             say(exit_.code)
         return exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
     except StrandlineError as error:
-        report_error(error)
+        say(f"error: {error}")
         return 1
     except Exception as error:
         _show_traceback(error, program)
@@ -119,7 +115,11 @@ def _stop_everything(code: int) -> bool:
     stopped = True
     for live in live_runs():
         job = live.status().job
-        say(f"strandline: stopping job '{job}'" if code else _fell_off_the_end(job))
+        if code:
+            say(f"strandline: stopping job '{job}'")
+        else:
+            say(f"strandline: the program ended while job '{job}' was running: it is stopped")
+            say("  next step: end the program with run.await_termination()")
         try:
             live.stop()
         except Exception as error:
@@ -131,31 +131,15 @@ def _stop_everything(code: int) -> bool:
     return stopped
 
 
-def _fell_off_the_end(job: str) -> str:
-    return (
-        f"strandline: the program ended while job '{job}' was running: it is stopped\n"
-        "  next step: end the program with run.await_termination()"
-    )
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+def _signals(handler: Callable[[int, FrameType | None], NoReturn] | signal.Handlers, *numbers: int) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextlib.contextmanager
-def _a_second_signal_ends_it() -> Iterator[None]:
-    """While jobs are being stopped, a further signal ends the process at once; keepers then end by themselves."""
-    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -6,12 +6,14 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from strandline.cli.output import print_json
+from strandline.cli.stores import LocalDir
 from strandline.core.errors import NotFoundError
 from strandline.core.ids import Partition
 from strandline.core.settings import default_local_dir
@@ -34,9 +36,7 @@ class LogFile:
 
 def logs(
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="The job; without it, all jobs.")] = None,
-    local_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The job's Settings.local_dir, if it was given one.")
-    ] = None,
+    local_dir: LocalDir = None,
     operator: Annotated[str | None, typer.Option(metavar="UID", help="Only this operator.")] = None,
     partition: Annotated[int | None, typer.Option(metavar="N", help="Only this partition.")] = None,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many last lines of each log.")] = 20,
@@ -45,10 +45,7 @@ def logs(
 ) -> None:
     """Show the logs of a job's keepers on this machine. They outlive the job."""
     root = (local_dir or default_local_dir()).absolute()
-
-    def find() -> list[LogFile]:
-        return find_logs(root, job, operator, partition)
-
+    find = partial(find_logs, root, job, operator, partition)
     found = find()
     if not found and not follow:
         raise _nothing(root, job, operator, partition)

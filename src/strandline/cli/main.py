@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from strandline.cli import checkpoints, doctor, driver, logs
-from strandline.cli.output import print_json, report_error
+from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
 
@@ -19,7 +19,7 @@ class ErrorsAsMessages(TyperGroup):
         try:
             return super().invoke(ctx)
         except StrandlineError as error:
-            report_error(error)
+            say(f"error: {error}")
             raise typer.Exit(1) from None
 
 

@@ -7,8 +7,6 @@ import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from strandline.core.errors import StrandlineError
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -54,11 +52,6 @@ def print_json(value: Any) -> None:
     """Print one JSON value as one line."""
     sys.stdout.write(json.dumps(value, separators=(", ", ": ")) + "\n")
     sys.stdout.flush()
-
-
-def report_error(error: StrandlineError) -> None:
-    """Say what is wrong and what to do, without a stack trace."""
-    say(f"error: {error}")
 
 
 def size_text(size_bytes: int) -> str:

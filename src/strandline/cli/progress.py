@@ -45,9 +45,8 @@ def verify_all(wanted: Sequence[tuple[JobDirectory, CheckpointId]]) -> list[tupl
 
 def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
     """Return how much a verification reads; one that cannot be known yet counts nothing."""
-    path = manifest_path(checkpoint)
     try:
-        manifest = decode_manifest(jobdir.get(path), path)
+        manifest = jobdir.read(manifest_path(checkpoint), decode_manifest)
     except StrandlineError:
         return 0
     return sum({file.path: file.size for file in manifest.files() if file.path}.values())

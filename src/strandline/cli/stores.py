@@ -28,6 +28,9 @@ StorageOptions = Annotated[
         help="A setting of the storage client (credentials, endpoint, …); may be repeated. Never shown.",
     ),
 ]
+LocalDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="The job's Settings.local_dir, if it was given one.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only: one object a line.")]
 
 _IN_A_JOB = re.compile(r"([^/]+)/(generations|chk-\d+)/.+")
@@ -83,11 +86,11 @@ def job_directories(directory: str, job: str | None, options: Sequence[str] | No
     if job is not None:
         jobdir = JobDirectory(store, job)
         if next(jobdir.list(), None) is None:
-            _not_there(store, job, job_names(store))
+            raise _not_there(store, f"no job '{job}'", job_names(store))
         return [jobdir]
     names = job_names(store)
     if not names:
-        _not_there(store, None, names)
+        raise _not_there(store, "no job", names)
     return [JobDirectory(store, name) for name in names]
 
 
@@ -102,11 +105,7 @@ def job_directory(directory: str, job: str | None, options: Sequence[str] | None
     return found[0]
 
 
-def _not_there(store: ObjectStore, job: str | None, names: Sequence[str]) -> None:
-    what = "no job" if job is None else f"no job '{job}'"
-    if names:
-        raise NotFoundError(f"{store.url}: {what} there", hint=f"the jobs there are: {', '.join(names)}")
-    raise NotFoundError(
-        f"{store.url}: {what} there",
-        hint="give the directory that the job's Checkpoints(…) names; a job is there from its first start on",
-    )
+def _not_there(store: ObjectStore, what: str, names: Sequence[str]) -> NotFoundError:
+    others = f"the jobs there are: {', '.join(names)}"
+    none = "give the directory that the job's Checkpoints(…) names; a job is there from its first start on"
+    return NotFoundError(f"{store.url}: {what} there", hint=others if names else none)

@@ -11,11 +11,7 @@ import os
 import socket
 import weakref
 from pathlib import Path
-from typing import Protocol
-
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
+from typing import IO
 
 
 class Unshared:
@@ -26,10 +22,10 @@ class Unshared:
 
     def __init__(self, bound: Path) -> None:
         self._bound = str(bound)
-        self._held: weakref.WeakSet[_Closable] = weakref.WeakSet()
+        self._held: weakref.WeakSet[IO[str] | socket.socket] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self._let_go)
 
-    def add(self, held: _Closable) -> None:
+    def add(self, held: IO[str] | socket.socket) -> None:
         """Keep this one from forks, as long as it is in use."""
         self._held.add(held)
 

@@ -51,12 +51,8 @@ class _Deferring(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                _look_again()
+                # Something of pandas' has Arrow look for pandas again, and find it.
+                pa.array([], pa.int8()).to_pandas()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-def _look_again() -> None:
-    """Ask Arrow for something of pandas', which has it look for pandas, and find it."""
-    pa.array([], pa.int8()).to_pandas()

@@ -91,7 +91,5 @@ class PartitionLock:
                 f"generation {self._generation}: a newer run has taken over",
                 hint="end the older driver, or let it end: it is fenced off",
             )
-        try:
+        with suppress(ProcessLookupError):
             os.kill(int(identity[0]), signal.SIGKILL)
-        except ProcessLookupError:
-            pass

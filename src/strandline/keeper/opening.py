@@ -16,9 +16,9 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in, fetch
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
-from strandline.core.ids import CheckpointId, Epoch, Partition
+from strandline.core.ids import Epoch, Partition
 from strandline.format.manifest import FileRef
-from strandline.keeper.paths import local_copies, local_copy
+from strandline.keeper.paths import drop_copies, local_copy
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_names
@@ -50,30 +50,31 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     jobdir = JobDirectory(RetryingStore(store), program.job)
     restore = program.restore
     files = restore.files.get(partition, []) if restore else []
-    _clean(directory, keep=restore.checkpoint if restore else None)
+    for path in directory.glob("db-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    drop_copies(directory, keep=[restore.checkpoint] if restore else [])
     database = directory / f"db-{program.generation}"
     if restore is not None:
         failpoints.hit("keeper.restore.before")
         copy = local_copy(directory, restore.checkpoint)
         with damage_in(restore.checkpoint):
-            stats = fetch(jobdir, files, database, copy)
+            from_copy, from_storage = fetch(jobdir, files, database, copy)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
-            restore.checkpoint, stats.local_bytes, stats.remote_bytes,
+            restore.checkpoint, from_copy, from_storage,
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
-    opened, damage = None, ""
+    opened = None
     try:
         opened = _open(program, process, partition, database)
     except CorruptionError as error:
         if restore is None:
             raise
-        damage = str(error)
+        log.warning("opened once more, from storage: %s", str(error))
     if opened is None:
         # Its files were verified: what is damaged may be so on this machine alone. Frames that the error held may hold
         # iterators, and these the database and its lock: not in the block above, and another directory.
-        log.warning("opened once more, from storage: %s", damage)
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
         assert restore is not None
@@ -111,11 +112,3 @@ def open_backend(program: Program, process: Process, database: Path) -> Backend:
         return RocksDBBackend(database, states, memory=budget, groupings=groupings(program, process))
     in_memory = program.backend == "memory"
     return HeapBackend(database, states, inline=in_memory, limit_bytes=program.limit_bytes if in_memory else None)
-
-
-def _clean(directory: Path, keep: CheckpointId | None) -> None:
-    for path in directory.glob("db-*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for checkpoint, path in local_copies(directory):
-        if checkpoint != keep:
-            shutil.rmtree(path, ignore_errors=True)

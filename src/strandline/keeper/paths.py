@@ -10,7 +10,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -90,19 +90,19 @@ class Places:
 
     def remove(self, held: IO[str]) -> None:
         """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(self.root, held)
+        _remove(self.root, held)
 
 
 def _remove(root: Path, lock: IO[str]) -> None:
-    """Remove a job's directory, its lock, which is held alone, last: a driver that finds another works beside us."""
-    for path in root.glob("*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-    shutil.rmtree(root, ignore_errors=True)
-    # Closing it is not enough where a process that the program has forked has it, too.
-    fcntl.flock(lock, fcntl.LOCK_UN)
+    """Remove a job's directory, unless others hold its lock; that last: a driver that finds another works beside us."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for path in root.glob("*"):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(root, ignore_errors=True)
+        # Closing it is not enough where a process that the program has forked has it, too.
+        fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _refuse_others(directory: Path, *, shared: bool) -> None:
@@ -135,6 +135,13 @@ def local_copies(state_dir: Path) -> Iterator[tuple[CheckpointId, Path]]:
             yield CheckpointId(int(number)), path
 
 
+def drop_copies(state_dir: Path, *, keep: Collection[CheckpointId | None]) -> None:
+    """Remove the copies of all other checkpoints."""
+    for checkpoint, path in local_copies(state_dir):
+        if checkpoint not in keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _safe(name: str) -> str:
     """Return a name fit for a path; one that had to be changed keeps apart by its hash."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name)[:40]
@@ -161,7 +168,6 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
         if time.time() - newest > older_than_s and not any(map(_held, root.glob("*/keeper.lock"))):
             # Held meanwhile, so that no driver that starts takes up what is being removed.
             with contextlib.suppress(OSError), (root / _DRIVER_LOCK).open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(root, lock)
 
 

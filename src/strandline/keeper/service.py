@@ -81,7 +81,7 @@ class PartitionService:
         opened = self._open(connection, instructions, Epoch(instructions.epoch - 1))
         epoch = instructions.epoch
         if epoch == self.version and self._kept is not None and self._ack is not None:
-            self._replay(connection)
+            self._replay(connection, self._kept, self._ack)
             return
         if epoch != self.version + 1:
             raise VersionMismatchError(
@@ -180,26 +180,22 @@ class PartitionService:
         if came != kept.input.rows:
             raise KeeperError(f"epoch {begin.instructions.epoch}: {came} rows came, and {kept.input.rows} were sent")
 
-    def _replay(self, connection: Connection) -> None:
-        assert self._kept is not None
-        assert self._ack is not None
+    def _replay(self, connection: Connection, kept: KeptOutput, ack: Ack) -> None:
         connection.send(p.REPLAY)
         _, payload = connection.expect(p.END)
-        self._refuse_other_rows(self._kept.input, msgspec.msgpack.decode(payload, type=RowProof))
+        again = msgspec.msgpack.decode(payload, type=RowProof)
+        if again != kept.input:
+            raise VersionMismatchError(
+                f"operator '{self._uid}', partition {self._partition}: epoch {self.version} came again with other "
+                f"rows: {again.rows}, and {kept.input.rows} were applied; the steps before it give other rows each "
+                "time",
+                hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as "
+                "rand(), sample() and limit() without an order",
+            )
         log.info("epoch %d is replayed", self.version)
-        for frame in self._kept.frames():
+        for frame in kept.frames():
             connection.send(p.OUTPUT, frame)
-        connection.send(p.ACK, self._ack)
-
-    def _refuse_other_rows(self, applied: RowProof, again: RowProof) -> None:
-        if again == applied:
-            return
-        raise VersionMismatchError(
-            f"operator '{self._uid}', partition {self._partition}: epoch {self.version} came again with other rows: "
-            f"{again.rows}, and {applied.rows} were applied; the steps before it give other rows each time",
-            hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as rand(), "
-            "sample() and limit() without an order",
-        )
+        connection.send(p.ACK, ack)
 
     def poll(self, connection: Connection, instructions: Instructions) -> None:
         """Answer without processing; take a checkpoint here when no epoch comes that could carry it."""

@@ -23,7 +23,7 @@ from strandline.core.errors import StrandlineError
 from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
-from strandline.keeper.paths import local_copies, local_copy
+from strandline.keeper.paths import drop_copies, local_copy
 from strandline.keeper.protocol import Report
 from strandline.runtime.program import Program
 from strandline.runtime.state.store import Frozen, Store
@@ -72,7 +72,7 @@ class Snapshots:
             mine = None if confirmed is None else self._reports.get(confirmed)
             if confirmed is not None and mine is not None and mine.info is not None:
                 self._base, self._base_of = {ref.name: ref for ref in mine.info.files if ref.shared}, confirmed
-                self._drop_copies(keep=confirmed)
+                drop_copies(self._directory, keep=(confirmed, pending))
             elif confirmed not in (None, self._base_of):
                 # One that died before any epoch took part in it: which of its files that one holds is not known here.
                 self._base, self._base_of = {}, confirmed
@@ -177,16 +177,9 @@ class Snapshots:
         if error is self._error:
             return
         log.error("writing state failed", exc_info=error)
-        self._error = (
-            error
-            if isinstance(error, StrandlineError)
-            else StrandlineError(
+        if not isinstance(error, StrandlineError):
+            error = StrandlineError(
                 f"operator '{self._program.uid}', partition {self._partition}: writing state failed: {error}",
                 hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
             )
-        )
-
-    def _drop_copies(self, keep: CheckpointId) -> None:
-        for checkpoint, path in local_copies(self._directory):
-            if checkpoint != keep and checkpoint != self._pending:
-                shutil.rmtree(path, ignore_errors=True)
+        self._error = error

@@ -54,21 +54,14 @@ class Watchdog:
             fd = os.pidfd_open(self._pid)
         except (OSError, AttributeError):
             fd = -1
-        if not self._started or process_start(self._pid) != self._started:
-            self._end("its executor is gone")
-            return
         poll = select.poll()
         if fd >= 0:
             poll.register(fd, select.POLLIN)
-        while True:
-            if fd >= 0:
-                gone = bool(poll.poll(_LOOK_MS))
-            else:
-                time.sleep(_LOOK_MS / 1000)
-                gone = process_start(self._pid) != self._started
-            if gone:
-                self._end("its executor is gone")
-                return
-            if not self._held and (time.monotonic() - self._asked) * 1000 > self.lease_ms:
+        gone = not self._started or process_start(self._pid) != self._started
+        while not gone:
+            # With nothing to poll it waits.
+            gone = bool(poll.poll(_LOOK_MS)) or (fd < 0 and process_start(self._pid) != self._started)
+            if not gone and not self._held and (time.monotonic() - self._asked) * 1000 > self.lease_ms:
                 self._end("nobody asked for it within its lease")
                 return
+        self._end("its executor is gone")
