@@ -22,6 +22,15 @@ _DIRECTORY = _ROOT / "build" / "jvm"
 _DRIVERS = "SPARK_SUBMIT_OPTS"
 """What Spark's launcher gives to each driver, before the options of its session."""
 
+_UNUSED = (
+    "HikariCP", "JLargeArrays", "JTransforms", "arpack", "bonecp", "blas", "breeze", "curator-", "datanucleus-", "derby",
+    "hive-", "javax.jdo", "jdo-api", "jline", "jpam", "jta", "kubernetes-", "lapack",
+    "libfb303", "libthrift", "netty-tcnative-boringssl", "opencsv", "spark-connect", "spark-graphx", "spark-hive",
+    "spark-kubernetes", "spark-mllib", "spark-pipelines", "spark-repl", "spark-yarn", "spire", "super-csv", "vertx-",
+    "volcano-", "zjsonpatch", "zookeeper",
+)  # fmt: skip
+"""Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
+
 # A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
@@ -43,18 +52,25 @@ def spark_home(directory: Path) -> Path:
     """Return a home for Spark, made if need be, in which the workers of a cluster may write.
 
     It lacks the zip file from which Spark's Python workers import pyspark: there is no place in it for compiled modules,
-    which costs each of them half a second. They find the package that is installed.
+    which costs each of them half a second. They find the package that is installed. And it lacks libraries that no test
+    of ours needs: to find that a class does not exist, which compiling Spark's expressions asks often, Java looks into
+    every one.
     """
     import pyspark
 
     installed = Path(pyspark.__file__).parent
-    if (directory / "jars").exists() and (directory / "jars").samefile(installed / "jars"):
+    if (directory / "made-of").exists() and (directory / "made-of").samefile(installed):
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="home-"))
     for entry in installed.iterdir():
-        if entry.name != "python":
+        if entry.name not in ("python", "jars"):
             (made / entry.name).symlink_to(entry)
+    (made / "jars").mkdir()
+    for jar in (installed / "jars").glob("*.jar"):
+        if not jar.name.startswith(_UNUSED):
+            (made / "jars" / jar.name).symlink_to(jar)
+    (made / "made-of").symlink_to(installed)
     shutil.rmtree(directory, ignore_errors=True)
     try:
         made.rename(directory)
