@@ -20,10 +20,10 @@ from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
-from strandline.spark.keepers.failures import find_error
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan

@@ -27,12 +27,12 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.keeper.paths import sweep
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import State, Status, status_of_epochs
-from strandline.spark.keepers.failures import find_error
 
 log = logging.getLogger(__name__)
 
