@@ -186,13 +186,10 @@ class HadoopFiles:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._jvm: Any = spark._jvm
         self._root = root.rstrip("/")
-        conf = spark._jsc.hadoopConfiguration()
-        self._fs: Any = self._path("").getFileSystem(conf)
+        self._fs: Any = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
 
     def list(self, path: str) -> list[tuple[str, int]]:
-        if not self.exists(path):
-            return []
-        return [(s.getPath().getName(), s.getLen()) for s in self._fs.listStatus(self._path(path)) if s.isFile()]
+        return [(status.getPath().getName(), status.getLen()) for status in self._inside(path) if status.isFile()]
 
     def rename(self, source: str, target: str) -> bool:
         if not self.exists(source):
@@ -253,12 +250,13 @@ class HadoopFiles:
         return None
 
     def directories(self, path: str) -> Sequence[str]:
-        if not self.exists(path):
-            return []
-        return [s.getPath().getName() for s in self._fs.listStatus(self._path(path)) if s.isDirectory()]
+        return [status.getPath().getName() for status in self._inside(path) if status.isDirectory()]
 
     def for_spark(self, path: str) -> str:
         return f"{self._root}/{path}"
+
+    def _inside(self, path: str) -> Any:
+        return self._fs.listStatus(self._path(path)) if self.exists(path) else ()
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{path}" if path else self._root)

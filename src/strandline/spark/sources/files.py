@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -115,35 +116,37 @@ class HadoopSourceFiles:
 
     def names(self, directory: str) -> set[str]:
         where = self._path(f"{self._root}/{directory}")
-        found = _asked(where, lambda: self._fs.exists(where) and self._fs.listStatus(where))
-        return {status.getPath().getName() for status in found or ()}
+        with _asking(where):
+            found = self._fs.listStatus(where) if self._fs.exists(where) else ()
+            return {status.getPath().getName() for status in found}
 
     def modified_ms(self, path: str) -> int | None:
         where = self._path(f"{self._root}/{path}")
-        if not _asked(where, lambda: self._fs.exists(where)):
-            return None
-        return int(_asked(where, lambda: self._fs.getFileStatus(where).getModificationTime()))
+        with _asking(where):
+            return int(self._fs.getFileStatus(where).getModificationTime()) if self._fs.exists(where) else None
 
     def take_away(self, path: str) -> bool:
         where = self._path(f"{self._root}/{path}")
-        if self._archive is None:
-            _asked(where, lambda: self._fs.delete(where, False))
-            return True
-        target = self._path(f"{self._archive}/{path}")
-        _asked(target, lambda: self._fs.mkdirs(target.getParent()))
-        if _asked(target, lambda: self._fs.exists(target)):
-            return False
-        if not _asked(where, lambda: self._fs.rename(where, target)):
-            raise UnavailableError(f"{where.toString()} could not be moved to {target.toString()}")
+        with _asking(where):
+            if self._archive is None:
+                self._fs.delete(where, False)
+                return True
+            target = self._path(f"{self._archive}/{path}")
+            self._fs.mkdirs(target.getParent())
+            if self._fs.exists(target):
+                return False
+            if not self._fs.rename(where, target):
+                raise UnavailableError(f"{where.toString()} could not be moved to {target.toString()}")
         return True
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
 
-def _asked(where: Any, ask: Callable[[], Any]) -> Any:
+@contextmanager
+def _asking(where: Any) -> Iterator[None]:
     try:
-        return ask()
+        yield
     except (Py4JError, PySparkException) as error:
         said = " ".join(str(error).splitlines()[:2])
         raise UnavailableError(f"{where.toString()}: the file system did not do it: {said}") from error
