@@ -38,7 +38,6 @@ class Progress:
     """What has been done in this run, for people to look at."""
 
     epoch: Epoch
-    epochs: int = 0
     rows_in: int = 0
     last_epoch_ms: float = 0.0
     last_rows: int = 0
@@ -197,13 +196,10 @@ class EpochDriver:
     def _looked_last_us(self) -> int:
         return self._started_us if self._looked_us is None else self._looked_us
 
-    def poll(self, *, may_trigger: bool) -> bool:
-        """Hear from the keepers while no epoch runs; perhaps begin a checkpoint of the epoch before.
-
-        Return False, having done nothing, when an epoch is being processed.
-        """
+    def poll(self, *, may_trigger: bool) -> None:
+        """Hear from the keepers unless an epoch is being processed; perhaps begin a checkpoint of the epoch before."""
         if not self._lock.acquire(blocking=False):
-            return False
+            return
         try:
             epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
@@ -217,7 +213,6 @@ class EpochDriver:
         finally:
             self.last_contact = time.monotonic()
             self._lock.release()
-        return True
 
     @property
     def watermark_us(self) -> int | None:
@@ -336,7 +331,6 @@ class EpochDriver:
         rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in pipeline.counting)
         progress = self.progress
         progress.epoch = epoch
-        progress.epochs += 1
         progress.rows_in += rows
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms

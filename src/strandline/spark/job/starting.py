@@ -201,7 +201,7 @@ class Starting:
             generation=owned.generation,
             backend=b.settings.backend,
             mode=b.checkpoints.mode,
-            store_url=b.store_url,
+            store_url=b.jobdir.store.url,
             store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,
             partition_memory_bytes=self._partition_memory(operator.parallelism),
