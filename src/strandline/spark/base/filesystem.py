@@ -194,7 +194,8 @@ class HadoopFiles:
     def rename(self, source: str, target: str) -> bool:
         if not self.exists(source):
             return False
-        if self._is_copied(source, target):
+        if self.exists(target) and self._size(target) == self._size(source):
+            # An object store, which renames by copying, was stopped before it deleted the source.
             self.delete(source)
             return True
         if self._fs.rename(self._path(source), self._path(target)):
@@ -203,10 +204,6 @@ class HadoopFiles:
         if self.exists(source):
             raise UnavailableError(f"the file system did not rename {self._root}/{source} to {target}")
         return False
-
-    def _is_copied(self, source: str, target: str) -> bool:
-        """Whether an object store, which renames by copying, was stopped before it deleted the source."""
-        return self.exists(target) and self._size(target) == self._size(source)
 
     def _size(self, path: str) -> int:
         return int(self._fs.getFileStatus(self._path(path)).getLen())

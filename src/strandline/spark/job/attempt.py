@@ -94,7 +94,9 @@ class Attempt:
             now = time.monotonic()
             if now - checked > _FENCE_LOOK_S:
                 checked = now
-                self._check_fence()
+                # Without checkpoints, nothing else would tell that a newer driver has taken over.
+                with contextlib.suppress(UnavailableError):
+                    self.claim.check()
             if now - looked > _QUERY_LOOK_S:
                 looked = now
                 if self._finished_us is None and self._query_finished():
@@ -133,11 +135,6 @@ class Attempt:
         due = self.coordinator.is_due
         if due or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
-
-    def _check_fence(self) -> None:
-        """Without checkpoints, nothing else would tell that a newer driver has taken over."""
-        with contextlib.suppress(UnavailableError):
-            self.claim.check()
 
     def _query_finished(self) -> bool:
         if self.query.isActive:

@@ -178,23 +178,20 @@ class Starting:
         return start
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
+        b = self._b
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
         epoch = manifest.epoch if manifest else Epoch(0)
-        for name, sink, _ in self._b.plan.sinks:
+        for name, sink, _ in b.plan.sinks:
             owned.check()
-            sink.open(
-                SinkContext(
-                    self._b.spark, self._b.name, owned.life, owned.generation, name, fsync=self._b.settings.fsync
-                )
-            )
+            sink.open(SinkContext(b.spark, b.name, owned.life, owned.generation, name, fsync=b.settings.fsync))
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
 
     def _program(self, owned: Claim, operator: Operator, manifest: Manifest | None) -> Program:
         b = self._b
-        stored = next((op for op in manifest.operators if op.uid == operator.uid), None) if manifest else None
         restore = None
         if manifest is not None:
-            files = {part.index: part.files for part in stored.partitions} if stored else {}
+            parts = [part for stored in manifest.operators if stored.uid == operator.uid for part in stored.partitions]
+            files = {part.index: part.files for part in parts}
             restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
         return operator.program(
             job=b.name,
