@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -45,43 +45,30 @@ class Progress:
     acks: dict[Slot, Ack] = field(default_factory=dict)
 
 
+@dataclass
 class EpochDriver:
     """Runs epochs and answers for their acks and staged output. One epoch or poll at a time."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        source: DataFrame,
-        operators: Sequence[Operator],
-        exchange: Exchange,
-        fleet: Fleet,
-        coordinator: Coordinator,
-        sources: SourceProgress,
-        staging: Staging,
-        generation: Generation,
-        epoch: Epoch,
-        batch: int,
-        watermarks: Watermarks,
-        clock: Clock,
-    ) -> None:
-        self._plan = plan
-        self._source = source
-        self._operators = {operator.node: operator for operator in operators}
-        self._exchange = exchange
-        self._fleet = fleet
-        self._coordinator = coordinator
-        self._sources = sources
-        self._staging = staging
-        self._generation = generation
-        self._batch = batch
-        self._watermarks = watermarks
-        self._clock = clock
+    _plan: Plan
+    _source: DataFrame
+    _operators: Mapping[OperatorNode, Operator]
+    _exchange: Exchange
+    _fleet: Fleet
+    _coordinator: Coordinator
+    _sources: SourceProgress
+    _staging: Staging
+    _generation: Generation
+    progress: Progress
+    _batch: int
+    _watermarks: Watermarks
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self._looked_us: int | None = None
         """When the sources were last looked at, in this run, by `steady_us`: nobody does while an epoch runs."""
         self._started_us = self.steady_us
         self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
-        self.progress = Progress(epoch=epoch)
         self.error: BaseException | None = None
         self.failed = threading.Event()
         self._sealed = threading.Event()

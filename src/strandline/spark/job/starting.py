@@ -28,7 +28,7 @@ from strandline.spark.base.reported import errors_reported
 from strandline.spark.base.sessionchecks import retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
-from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange
@@ -141,8 +141,8 @@ class Starting:
             numbers=source_numbers(source), captured=cleaner.captured,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            b.plan, source, operators, exchange, fleet, coordinator, sources, staging, owned.generation, epoch, batch,
-            self._watermarks(manifest), b.clock,
+            b.plan, source, {operator.node: operator for operator in operators}, exchange, fleet, coordinator, sources,
+            staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(opened)
