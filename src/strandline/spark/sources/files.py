@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
@@ -24,25 +24,6 @@ class Cleaning:
 
     path: str
     archive: str | None = None
-
-
-class SourceFiles(Protocol):
-    """The files below one directory; paths are relative to it. Any method may raise UnavailableError."""
-
-    root: str
-    """The directory's path, without the file system's name."""
-
-    def names(self, directory: str) -> set[str]:
-        """Return the names of what is in a directory; nothing if it is not there."""
-        ...
-
-    def modified_ms(self, path: str) -> int | None:
-        """Return when a file was last changed, as Spark's log has it; None if it is not there."""
-        ...
-
-    def take_away(self, path: str) -> bool:
-        """Delete the file or move it into the archive; return False if the archive has another one in its place."""
-        ...
 
 
 def open_source_files(spark: SparkSession, cleaning: Cleaning) -> SourceFiles:
@@ -63,14 +44,16 @@ def relative_path(root: str, uri: str) -> str | None:
 
 
 class LocalSourceFiles:
-    """Files of this machine."""
+    """Files of this machine below a directory; paths are relative to it. Any method may raise UnavailableError."""
 
     def __init__(self, root: Path, archive: Path | None) -> None:
         self.root = os.path.normpath(root)
+        """The directory's path, without the file system's name."""
         self._root = Path(self.root)
         self._archive = archive
 
     def names(self, directory: str) -> set[str]:
+        """Return the names of what is in a directory; nothing if it is not there."""
         try:
             return {entry.name for entry in os.scandir(self._root / directory)}
         except FileNotFoundError:
@@ -79,6 +62,7 @@ class LocalSourceFiles:
             raise UnavailableError(f"{self._root / directory} cannot be listed: {error}") from error
 
     def modified_ms(self, path: str) -> int | None:
+        """Return when a file was last changed, as Spark's log has it; None if it is not there."""
         try:
             return (self._root / path).stat().st_mtime_ns // 1_000_000
         except (FileNotFoundError, NotADirectoryError):
@@ -87,6 +71,7 @@ class LocalSourceFiles:
             raise UnavailableError(f"{self._root / path} cannot be looked at: {error}") from error
 
     def take_away(self, path: str) -> bool:
+        """Delete the file or move it into the archive; return False if the archive has another one in its place."""
         source = self._root / path
         try:
             if self._archive is None:
@@ -104,7 +89,7 @@ class LocalSourceFiles:
 
 
 class HadoopSourceFiles:
-    """Files of any file system that Hadoop knows."""
+    """Files of any file system that Hadoop knows: they promise what those of this machine do."""
 
     def __init__(self, spark: SparkSession, root: str, archive: str | None) -> None:
         self._jvm: Any = spark._jvm
@@ -141,6 +126,9 @@ class HadoopSourceFiles:
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
+
+
+SourceFiles = LocalSourceFiles | HadoopSourceFiles
 
 
 @contextmanager
