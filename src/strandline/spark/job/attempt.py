@@ -110,7 +110,7 @@ class Attempt:
     def break_off(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
         if self.driver.is_running:
-            self.driver.seal()
+            self.driver.sealed.set()
             self._fleet.break_off()
 
     @errors_reported()
@@ -168,7 +168,7 @@ def end(
     if driver is not None:
         # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more. Spark
         # may have begun though whoever asked it to was interrupted before there was a query.
-        driver.seal()
+        driver.sealed.set()
     if query is not None:
         with contextlib.suppress(Exception):
             query.stop()

@@ -71,31 +71,21 @@ class EpochDriver:
         self._lock = threading.Lock()
         self.error: BaseException | None = None
         self.failed = threading.Event()
-        self._sealed = threading.Event()
-        self._paused = threading.Event()
+        self.sealed = threading.Event()
+        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
+        self.paused = threading.Event()
+        """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
-
-    def seal(self) -> None:
-        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
-        self._sealed.set()
-
-    def pause(self) -> None:
-        """Begin no more epochs: a last checkpoint is to cover everything there is."""
-        self._paused.set()
-
-    def resume(self) -> None:
-        """Go on: the run is not stopped after all."""
-        self._paused.clear()
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
         # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
         looked_us = self.steady_us
-        while self._paused.is_set() and not self._sealed.wait(0.05):
+        while self.paused.is_set() and not self.sealed.wait(0.05):
             pass
         with self._lock:
-            if self.failed.is_set() or self._sealed.is_set():
+            if self.failed.is_set() or self.sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
                 self._refuse_other_batch(batch)
@@ -244,7 +234,7 @@ class EpochDriver:
 
     def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
         """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
-        staged = self._staging.write(built, epoch, self._sealed.is_set)
+        staged = self._staging.write(built, epoch, self.sealed.is_set)
         acks = self._fleet.take_acks(epoch)
         unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
         if unread:
@@ -255,7 +245,7 @@ class EpochDriver:
             if self._plan.keep(unread):
                 # Part of it may have been read, from an attempt that the keeper then forgot, since its output was not
                 # read to the end: what is shown must be from the one that it has applied.
-                staged = self._staging.write(built, epoch, self._sealed.is_set)
+                staged = self._staging.write(built, epoch, self.sealed.is_set)
                 acks = {**acks, **self._fleet.take_acks(epoch)}
         if len(acks) < len(self._fleet.slots):
             # The ack of a task that failed after its rows were kept is lost, and the task does not come again:

@@ -187,12 +187,12 @@ class Run:
             if not self._is_at_work() or self._attempt is None:
                 raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
             driver = self._attempt.driver
-            driver.pause()
+            driver.paused.set()
             try:
                 self.checkpoint(timeout)
             except BaseException:
                 # The job is not stopped, and goes on.
-                driver.resume()
+                driver.paused.clear()
                 raise
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
