@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from strandline.core.errors import FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.spark.sources.cleaning import SourceCleaner
-from strandline.spark.sources.files import LocalSourceFiles, SourceFiles, relative_path
+from strandline.spark.sources.files import LocalSourceFiles, relative_path
 from strandline.spark.sources.log import UnreadableLogError, files_read, reached_steps
 from tests.spark.harness import eventually
 
@@ -292,7 +292,7 @@ def test_every_range_of_steps_is_read_from_any_mixture_of_log_files(
         list(files_read(log, 0, len(sizes) - 1, len(sizes)))
 
 
-class Storage(SourceFiles):
+class Storage(LocalSourceFiles):
     """Files in memory; it knows which ones a restore could need, and sometimes does not answer."""
 
     root = "/in"

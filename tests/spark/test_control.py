@@ -19,7 +19,7 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Connection, Instructions
-from strandline.spark.base.marks import unmark
+from strandline.spark.base.marks import find_error
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.keepers.worker import ControlWorker, KeeperRef
@@ -61,8 +61,8 @@ def ask(keeper: KeeperRef) -> list[bytes]:
 def marked(keeper: KeeperRef) -> StrandlineError:
     with pytest.raises(RuntimeError) as caught:
         ask(keeper)
-    error = unmark(str(caught.value))
-    assert error is not None
+    error = find_error(caught.value)
+    assert isinstance(error, StrandlineError)
     return error
 
 

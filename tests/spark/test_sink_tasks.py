@@ -16,8 +16,8 @@ from pyspark import TaskContext
 import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import Manifest, decode_manifest
+from strandline.spark.base.marks import find_error
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.failures import find_error
 from strandline.spark.sinks import tasks
 from strandline.spark.sinks.base import committables_of
 from tests.pages import run_page

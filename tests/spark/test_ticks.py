@@ -129,7 +129,7 @@ class Reading:
         self.driver: EpochDriver = driver
         driver._clock, driver._looked_us, driver._started_us = self.clock, None, driver_time(self.clock)
         driver._watermarks = Watermarks([spec], {}, driver_time(self.clock))
-        driver._lock, driver._paused, driver._sealed = threading.Lock(), threading.Event(), threading.Event()
+        driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
         driver.failed, driver.progress = threading.Event(), Progress(Epoch(0))
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
         driver._trigger = lambda epoch: None

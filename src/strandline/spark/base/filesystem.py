@@ -6,9 +6,9 @@ import errno
 import os
 import shutil
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlparse
 
 from py4j.protocol import Py4JJavaError
@@ -16,54 +16,6 @@ from pyspark.sql import SparkSession
 
 from strandline.core.errors import UnavailableError
 from strandline.storage.local import sync_directory, sync_file
-
-
-class FileSystem(Protocol):
-    """A directory tree; all paths are relative to its root."""
-
-    def list(self, path: str) -> list[tuple[str, int]]:
-        """Return names and sizes of the files in a directory; nothing if it is not there."""
-        ...
-
-    def rename(self, source: str, target: str) -> bool:
-        """Move a file in one step; return False if the source is not there, and for no other reason."""
-        ...
-
-    def read(self, path: str) -> bytes | None:
-        """Return a file's content, None if it is not there."""
-        ...
-
-    def create(self, path: str, data: bytes) -> bool:
-        """Write a file of a directory that is there, durably; return False if there is one of that name."""
-        ...
-
-    def sync(self, path: str, files: Sequence[str] = ()) -> None:
-        """Make durable: the names in a directory, its own and those above, and the content of these of its files."""
-        ...
-
-    def exists(self, path: str) -> bool:
-        """Return whether there is something."""
-        ...
-
-    def delete(self, path: str) -> None:
-        """Delete a file or tree, if it is there."""
-        ...
-
-    def mkdirs(self, path: str) -> None:
-        """Make a directory and those above, durably."""
-        ...
-
-    def local(self, path: str) -> Path | None:
-        """Return the path on this machine, if it has one."""
-        ...
-
-    def directories(self, path: str) -> Sequence[str]:
-        """Return the names of the directories in a directory; nothing if it is not there."""
-        ...
-
-    def for_spark(self, path: str) -> str:
-        """Return the path as Spark must be given it to mean the same place."""
-        ...
 
 
 def open_filesystem(spark: SparkSession, root: str, *, fsync: bool = True) -> FileSystem:
@@ -77,13 +29,17 @@ def open_filesystem(spark: SparkSession, root: str, *, fsync: bool = True) -> Fi
 
 
 class LocalFiles:
-    """Files of this machine. Without `fsync`, what is called durable outlasts a crash, but no power failure."""
+    """Files of this machine below a directory; all paths are relative to it.
+
+    Without `fsync`, what is called durable outlasts a crash, but no power failure.
+    """
 
     def __init__(self, root: Path, *, fsync: bool = True) -> None:
         self._root = root
         self._fsync = fsync
 
     def list(self, path: str) -> list[tuple[str, int]]:
+        """Return names and sizes of the files in a directory; nothing if it is not there."""
         found = []
         try:
             with os.scandir(self._root / path) as entries:
@@ -96,6 +52,7 @@ class LocalFiles:
         return found
 
     def rename(self, source: str, target: str) -> bool:
+        """Move a file in one step; return False if the source is not there, and for no other reason."""
         try:
             (self._root / source).rename(self._root / target)
         except FileNotFoundError as error:
@@ -105,12 +62,14 @@ class LocalFiles:
         return True
 
     def read(self, path: str) -> bytes | None:
+        """Return a file's content, None if it is not there."""
         try:
             return (self._root / path).read_bytes()
         except FileNotFoundError:
             return None
 
     def create(self, path: str, data: bytes) -> bool:
+        """Write a file of a directory that is there, durably; return False if there is one of that name."""
         target = self._root / path
         try:
             with target.open("xb") as file:
@@ -125,6 +84,7 @@ class LocalFiles:
         return True
 
     def sync(self, path: str, files: Sequence[str] = ()) -> None:
+        """Make durable: the names in a directory, its own and those above, and the content of these of its files."""
         if not self._fsync:
             return
         directory = self._root / path
@@ -136,9 +96,11 @@ class LocalFiles:
             sync_directory(directory)
 
     def exists(self, path: str) -> bool:
+        """Return whether there is something."""
         return (self._root / path).exists()
 
     def delete(self, path: str) -> None:
+        """Delete a file or tree, if it is there."""
         target = self._root / path
         if target.is_dir():
             shutil.rmtree(target, ignore_errors=True)
@@ -146,6 +108,7 @@ class LocalFiles:
             target.unlink(missing_ok=True)
 
     def mkdirs(self, path: str) -> None:
+        """Make a directory and those above, durably."""
         directory = self._root / path
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -155,15 +118,18 @@ class LocalFiles:
             raise UnavailableError(f"the sink's directory {directory} cannot be made: {error}") from None
 
     def local(self, path: str) -> Path:
+        """Return the path on this machine, if it has one."""
         return self._root / path
 
     def directories(self, path: str) -> Sequence[str]:
+        """Return the names of the directories in a directory; nothing if it is not there."""
         try:
             return [entry.name for entry in os.scandir(self._root / path) if entry.is_dir()]
         except FileNotFoundError:
             return []
 
     def for_spark(self, path: str) -> str:
+        """Return the path as Spark must be given it to mean the same place."""
         return f"file:{self._root / path}"
 
 
@@ -178,7 +144,7 @@ def _sync_if_allowed(directory: Path) -> None:
 
 
 class HadoopFiles:
-    """Files of any file system that Hadoop knows.
+    """Files of any file system that Hadoop knows: they promise what those of this machine do.
 
     What is durable, and since when, is that file system's own business: there is nothing to be said to all of them.
     """
@@ -186,18 +152,16 @@ class HadoopFiles:
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._jvm: Any = spark._jvm
         self._root = root.rstrip("/")
-        conf = spark._jsc.hadoopConfiguration()
-        self._fs: Any = self._path("").getFileSystem(conf)
+        self._fs: Any = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
 
     def list(self, path: str) -> list[tuple[str, int]]:
-        if not self.exists(path):
-            return []
-        return [(s.getPath().getName(), s.getLen()) for s in self._fs.listStatus(self._path(path)) if s.isFile()]
+        return [(status.getPath().getName(), status.getLen()) for status in self._inside(path) if status.isFile()]
 
     def rename(self, source: str, target: str) -> bool:
         if not self.exists(source):
             return False
-        if self._is_copied(source, target):
+        if self.exists(target) and self._size(target) == self._size(source):
+            # An object store, which renames by copying, was stopped before it deleted the source.
             self.delete(source)
             return True
         if self._fs.rename(self._path(source), self._path(target)):
@@ -207,21 +171,14 @@ class HadoopFiles:
             raise UnavailableError(f"the file system did not rename {self._root}/{source} to {target}")
         return False
 
-    def _is_copied(self, source: str, target: str) -> bool:
-        """Whether an object store, which renames by copying, was stopped before it deleted the source."""
-        return self.exists(target) and self._size(target) == self._size(source)
-
     def _size(self, path: str) -> int:
         return int(self._fs.getFileStatus(self._path(path)).getLen())
 
     def read(self, path: str) -> bytes | None:
         if not self.exists(path):
             return None
-        stream = self._fs.open(self._path(path))
-        try:
+        with closing(self._fs.open(self._path(path))) as stream:
             return bytes(stream.readAllBytes())
-        finally:
-            stream.close()
 
     def create(self, path: str, data: bytes) -> bool:
         try:
@@ -230,10 +187,8 @@ class HadoopFiles:
             if "AlreadyExists" in error.java_exception.getClass().getSimpleName():
                 return False
             raise
-        try:
+        with closing(stream):
             stream.write(data)
-        finally:
-            stream.close()
         return True
 
     def sync(self, path: str, files: Sequence[str] = ()) -> None:
@@ -253,12 +208,16 @@ class HadoopFiles:
         return None
 
     def directories(self, path: str) -> Sequence[str]:
-        if not self.exists(path):
-            return []
-        return [s.getPath().getName() for s in self._fs.listStatus(self._path(path)) if s.isDirectory()]
+        return [status.getPath().getName() for status in self._inside(path) if status.isDirectory()]
 
     def for_spark(self, path: str) -> str:
         return f"{self._root}/{path}"
 
+    def _inside(self, path: str) -> Any:
+        return self._fs.listStatus(self._path(path)) if self.exists(path) else ()
+
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{path}" if path else self._root)
+
+
+FileSystem = LocalFiles | HadoopFiles

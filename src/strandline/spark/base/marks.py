@@ -9,11 +9,14 @@ from contextlib import contextmanager
 
 import msgspec
 
-from strandline.core.errors import StrandlineError
+from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Failure
 
 _MARK = "STRANDLINE-ERROR:"
+_MARKED = re.compile(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):")
+_DATA_EXCEPTION = re.compile(r"\[[A-Z][A-Z_.0-9]*\] .{0,2000}? SQLSTATE: 22\w{3}", re.DOTALL)
+"""The error of an expression that rows do not fit, by the SQL standard's class of such errors."""
 
 
 def mark(error: StrandlineError) -> str:
@@ -21,10 +24,20 @@ def mark(error: StrandlineError) -> str:
     return f"{_MARK}{base64.b64encode(msgspec.msgpack.encode(p.to_failure(error))).decode()}:"
 
 
-def unmark(text: str) -> StrandlineError | None:
-    """Find an error in a text made by `mark`, whatever Spark put around it."""
-    found = re.search(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):", text)
-    return p.from_failure(msgspec.msgpack.decode(base64.b64decode(found[1]), type=Failure)) if found else None
+def find_error(error: BaseException) -> BaseException:
+    """Return the error that Spark wrapped, if it is one of ours or the rows' own; else the error itself."""
+    if isinstance(error, StrandlineError):
+        return error
+    said = str(error)
+    if marked := _MARKED.search(said):
+        return p.from_failure(msgspec.msgpack.decode(base64.b64decode(marked[1]), type=Failure))
+    if found := _DATA_EXCEPTION.search(said):
+        return UserCodeError(
+            f"rows do not fit an expression of the program: {found[0]}",
+            hint="cast to a wider type, drop such rows, or take an expression that gives null for them, as try_cast "
+            "does",
+        )
+    return error
 
 
 @contextmanager

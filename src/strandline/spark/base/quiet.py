@@ -35,18 +35,18 @@ def java_options(given: str) -> str:
     # Spark cuts up long error texts with a recursive pattern; an ordinary thread stack overflows on that.
     options = ["-Xss16m"]
     if _OWN_CONFIGURATION not in given:
-        options.append(f"-D{_OWN_CONFIGURATION}={_log_configuration().as_uri()}")
+        ours = Path(str(files("strandline.spark").joinpath("log4j2.properties")))
+        options.append(f"-D{_OWN_CONFIGURATION}={ours.as_uri()}")
     return " ".join([*options, given]).rstrip()
 
 
-def start_jvm(settings: dict[str, str]) -> None:
+def start_jvm(conf: SparkConf) -> None:
     """Start the driver's JVM with its standard error passed on line by line, but for start-up lines.
 
     Does nothing when there is one already, of an earlier session or of spark-submit.
     """
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
-    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     read, write = os.pipe()
     try:
         gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
@@ -71,10 +71,6 @@ def _is_news(record: logging.LogRecord) -> bool:
             return False
         trace = trace.tb_next
     return True
-
-
-def _log_configuration() -> Path:
-    return Path(str(files("strandline.spark").joinpath("log4j2.properties")))
 
 
 def _pass_on(lines: IO[bytes]) -> None:

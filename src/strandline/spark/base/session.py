@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from strandline.spark.base.quiet import java_options, start_jvm
@@ -40,22 +41,18 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     master = master or os.environ.get("MASTER") or f"local[{os.cpu_count() or 2},4]"
-    builder = SparkSession.builder.appName(app_name).master(master)
-    settings = {
-        **(_loopback() if master.startswith("local") else {}),
+    settings = {}
+    if master.startswith("local"):
+        # On one machine, Spark needs no other interface than loopback.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    settings |= {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
     settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""))
-    start_jvm(settings)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
-def _loopback() -> dict[str, str]:
-    """On one machine, Spark needs no other interface than loopback."""
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    start_jvm(given)
+    return SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -17,7 +17,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
-from strandline.core.ids import CheckpointId, Generation
+from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
 from strandline.keeper.paths import Places
@@ -45,46 +45,28 @@ class Blueprint:
     checkpoints: Checkpoints
     settings: Settings
     jobdir: JobDirectory
-    store_url: str
     places: Places
     trigger: dict[str, Any]
     clock: Clock
 
 
+@dataclass
 class Attempt:
     """Watches and ends one run, which `Starting` has begun."""
 
-    def __init__(
-        self,
-        blueprint: Blueprint,
-        claim: Claim,
-        restored: Manifest | None,
-        driver: EpochDriver,
-        coordinator: Coordinator,
-        fleet: Fleet,
-        sources: SourceProgress,
-        cleaner: SourceCleaner,
-        watch: SourceWatch,
-        cleanup: contextlib.ExitStack,
-    ) -> None:
-        self._b = blueprint
-        self.claim = claim
-        self.restored = restored
-        self.driver = driver
-        self.coordinator = coordinator
-        self._fleet = fleet
-        self._sources = sources
-        self._cleaner = cleaner
-        self._watch = watch
-        self._cleanup = cleanup
-        self._final: Future[CheckpointId] | None = None
-        self._finished_us: int | None = None
-        """When the source was found to have ended: timers that are set for later do not fire any more."""
-
-    @property
-    def generation(self) -> Generation:
-        """The generation of the job that this run is."""
-        return self.claim.generation
+    _b: Blueprint
+    claim: Claim
+    restored: Manifest | None
+    driver: EpochDriver
+    coordinator: Coordinator
+    _fleet: Fleet
+    _sources: SourceProgress
+    _cleaner: SourceCleaner
+    _watch: SourceWatch
+    _cleanup: contextlib.ExitStack
+    _final: Future[CheckpointId] | None = field(default=None, init=False)
+    _finished_us: int | None = field(default=None, init=False)
+    """When the source was found to have ended: timers that are set for later do not fire any more."""
 
     @property
     def query(self) -> StreamingQuery:
@@ -112,7 +94,9 @@ class Attempt:
             now = time.monotonic()
             if now - checked > _FENCE_LOOK_S:
                 checked = now
-                self._check_fence()
+                # Without checkpoints, nothing else would tell that a newer driver has taken over.
+                with contextlib.suppress(UnavailableError):
+                    self.claim.check()
             if now - looked > _QUERY_LOOK_S:
                 looked = now
                 if self._finished_us is None and self._query_finished():
@@ -126,7 +110,7 @@ class Attempt:
     def break_off(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
         if self.driver.is_running:
-            self.driver.seal()
+            self.driver.sealed.set()
             self._fleet.break_off()
 
     @errors_reported()
@@ -151,11 +135,6 @@ class Attempt:
         due = self.coordinator.is_due
         if due or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
-
-    def _check_fence(self) -> None:
-        """Without checkpoints, nothing else would tell that a newer driver has taken over."""
-        with contextlib.suppress(UnavailableError):
-            self.claim.check()
 
     def _query_finished(self) -> bool:
         if self.query.isActive:
@@ -189,7 +168,7 @@ def end(
     if driver is not None:
         # Before anything else: whatever Spark's thread still does, it begins no epoch and stages nothing more. Spark
         # may have begun though whoever asked it to was interrupted before there was a query.
-        driver.seal()
+        driver.sealed.set()
     if query is not None:
         with contextlib.suppress(Exception):
             query.stop()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from strandline.checkpoint.start import Start
 from strandline.core.errors import IncompatibleStateError
 from strandline.core.settings import BackendName
-from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
+from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.plan.pipeline import Operator
 
 
@@ -35,7 +35,8 @@ def check_compatible(
         for sink in manifest.sinks
         if sink.pending and sink.name not in sinks
     ]
-    read = _source_differences(manifest.source, sources)
+    source = manifest.source
+    read = _name_differences(source.names or [], sources, "the checkpoint knows") if source else []
     found += read
     if found:
         raise IncompatibleStateError(
@@ -56,10 +57,6 @@ def check_start(job: str, start: Start, sources: Sequence[str]) -> None:
             "began, or start afresh with another job name or checkpoint directory",
             differences=found,
         )
-
-
-def _source_differences(stored: SourceInfo | None, now: Sequence[str]) -> list[str]:
-    return [] if stored is None else _name_differences(stored.names or [], now, "the checkpoint knows")
 
 
 def _name_differences(before: Sequence[str], now: Sequence[str], knows: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -20,10 +20,10 @@ from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Reached, Watermarks
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.reported import errors_reported
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
-from strandline.spark.keepers.failures import find_error
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
@@ -38,7 +38,6 @@ class Progress:
     """What has been done in this run, for people to look at."""
 
     epoch: Epoch
-    epochs: int = 0
     rows_in: int = 0
     last_epoch_ms: float = 0.0
     last_rows: int = 0
@@ -46,70 +45,47 @@ class Progress:
     acks: dict[Slot, Ack] = field(default_factory=dict)
 
 
+@dataclass
 class EpochDriver:
     """Runs epochs and answers for their acks and staged output. One epoch or poll at a time."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        source: DataFrame,
-        operators: Sequence[Operator],
-        exchange: Exchange,
-        fleet: Fleet,
-        coordinator: Coordinator,
-        sources: SourceProgress,
-        staging: Staging,
-        generation: Generation,
-        epoch: Epoch,
-        batch: int,
-        watermarks: Watermarks,
-        clock: Clock,
-    ) -> None:
-        self._plan = plan
-        self._source = source
-        self._operators = {operator.node: operator for operator in operators}
-        self._exchange = exchange
-        self._fleet = fleet
-        self._coordinator = coordinator
-        self._sources = sources
-        self._staging = staging
-        self._generation = generation
-        self._batch = batch
-        self._watermarks = watermarks
-        self._clock = clock
+    _plan: Plan
+    _source: DataFrame
+    _operators: Mapping[OperatorNode, Operator]
+    _exchange: Exchange
+    _fleet: Fleet
+    _coordinator: Coordinator
+    _sources: SourceProgress
+    _staging: Staging
+    _generation: Generation
+    progress: Progress
+    _batch: int
+    _watermarks: Watermarks
+    _clock: Clock
+
+    def __post_init__(self) -> None:
         self._looked_us: int | None = None
         """When the sources were last looked at, in this run, by `steady_us`: nobody does while an epoch runs."""
         self._started_us = self.steady_us
         self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
-        self.progress = Progress(epoch=epoch)
         self.error: BaseException | None = None
         self.failed = threading.Event()
-        self._sealed = threading.Event()
-        self._paused = threading.Event()
+        self.sealed = threading.Event()
+        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
+        self.paused = threading.Event()
+        """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
-
-    def seal(self) -> None:
-        """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
-        self._sealed.set()
-
-    def pause(self) -> None:
-        """Begin no more epochs: a last checkpoint is to cover everything there is."""
-        self._paused.set()
-
-    def resume(self) -> None:
-        """Go on: the run is not stopped after all."""
-        self._paused.clear()
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
         # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
         looked_us = self.steady_us
-        while self._paused.is_set() and not self._sealed.wait(0.05):
+        while self.paused.is_set() and not self.sealed.wait(0.05):
             pass
         with self._lock:
-            if self.failed.is_set() or self._sealed.is_set():
+            if self.failed.is_set() or self.sealed.is_set():
                 raise KeeperError("the run has ended already")
             try:
                 self._refuse_other_batch(batch)
@@ -197,13 +173,10 @@ class EpochDriver:
     def _looked_last_us(self) -> int:
         return self._started_us if self._looked_us is None else self._looked_us
 
-    def poll(self, *, may_trigger: bool) -> bool:
-        """Hear from the keepers while no epoch runs; perhaps begin a checkpoint of the epoch before.
-
-        Return False, having done nothing, when an epoch is being processed.
-        """
+    def poll(self, *, may_trigger: bool) -> None:
+        """Hear from the keepers unless an epoch is being processed; perhaps begin a checkpoint of the epoch before."""
         if not self._lock.acquire(blocking=False):
-            return False
+            return
         try:
             epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
@@ -217,7 +190,6 @@ class EpochDriver:
         finally:
             self.last_contact = time.monotonic()
             self._lock.release()
-        return True
 
     @property
     def watermark_us(self) -> int | None:
@@ -262,7 +234,7 @@ class EpochDriver:
 
     def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
         """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
-        staged = self._staging.write(built, epoch, self._sealed.is_set)
+        staged = self._staging.write(built, epoch, self.sealed.is_set)
         acks = self._fleet.take_acks(epoch)
         unread = {uid for uid, _ in self._fleet.slots - acks.keys()}
         if unread:
@@ -273,7 +245,7 @@ class EpochDriver:
             if self._plan.keep(unread):
                 # Part of it may have been read, from an attempt that the keeper then forgot, since its output was not
                 # read to the end: what is shown must be from the one that it has applied.
-                staged = self._staging.write(built, epoch, self._sealed.is_set)
+                staged = self._staging.write(built, epoch, self.sealed.is_set)
                 acks = {**acks, **self._fleet.take_acks(epoch)}
         if len(acks) < len(self._fleet.slots):
             # The ack of a task that failed after its rows were kept is lost, and the task does not come again:
@@ -336,7 +308,6 @@ class EpochDriver:
         rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in pipeline.counting)
         progress = self.progress
         progress.epoch = epoch
-        progress.epochs += 1
         progress.rows_in += rows
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms

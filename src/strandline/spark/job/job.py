@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -88,7 +89,7 @@ class Job:
                 "checkpoints: memory:// is a store of one process, and a job has several", hint="give a directory"
             )
         store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
-        places = Places(_absolute(self.settings), store.url, self.name)
+        places = Places(Path(self.settings.local_dir).absolute(), store.url, self.name)
         places.make()
         return Blueprint(
             name=self.name,
@@ -97,7 +98,6 @@ class Job:
             checkpoints=ck,
             settings=self.settings,
             jobdir=JobDirectory(store, self.name),
-            store_url=store.url,
             places=places,
             trigger=self._trigger,
             clock=SystemClock(),
@@ -110,9 +110,3 @@ def _trigger(trigger: str | int | float | None) -> dict[str, Any]:
     if trigger == "available-now":
         return {"availableNow": True}
     return {"processingTime": f"{parse_duration_ms(trigger, 'trigger')} milliseconds"}
-
-
-def _absolute(settings: Settings) -> Any:
-    from pathlib import Path
-
-    return Path(settings.local_dir).absolute()

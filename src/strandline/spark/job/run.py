@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from dataclasses import asdict
-from types import TracebackType
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -27,12 +26,12 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.keeper.paths import sweep
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.starting import Starting
 from strandline.spark.job.status import State, Status, status_of_epochs
-from strandline.spark.keepers.failures import find_error
 
 log = logging.getLogger(__name__)
 
@@ -188,12 +187,12 @@ class Run:
             if not self._is_at_work() or self._attempt is None:
                 raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
             driver = self._attempt.driver
-            driver.pause()
+            driver.paused.set()
             try:
                 self.checkpoint(timeout)
             except BaseException:
                 # The job is not stopped, and goes on.
-                driver.resume()
+                driver.paused.clear()
                 raise
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
@@ -208,9 +207,7 @@ class Run:
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def _is_at_work(self) -> bool:
@@ -266,10 +263,7 @@ class Run:
         completed = attempt.coordinator.counts.completed if attempt else 0
         self._least_id = attempt.coordinator.next_id if attempt else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
-        if (
-            not self._may_restart(error, was_running=self._state == "running")
-            or self._in_a_row > self._restart.attempts
-        ):
+        if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
             raise error
         self._state = "restarting"
         delay_ms = self._restart.delay_ms(self._in_a_row)
@@ -280,10 +274,10 @@ class Run:
         self._restarts += 1
         self._stopping.wait(max(0.0, again - time.monotonic()))
 
-    def _may_restart(self, error: BaseException, *, was_running: bool) -> bool:
+    def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
             # What breaks while a job runs is whole in its checkpoint; what is broken there ends the job.
-            return self._pass_over(error) or (was_running and "checkpoint" not in error.fields)
+            return self._pass_over(error) or (self._state == "running" and "checkpoint" not in error.fields)
         if isinstance(error, UserCodeError):
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):

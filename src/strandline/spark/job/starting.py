@@ -28,7 +28,7 @@ from strandline.spark.base.reported import errors_reported
 from strandline.spark.base.sessionchecks import retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
-from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange
@@ -141,8 +141,8 @@ class Starting:
             numbers=source_numbers(source), captured=cleaner.captured,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            b.plan, source, operators, exchange, fleet, coordinator, sources, staging, owned.generation, epoch, batch,
-            self._watermarks(manifest), b.clock,
+            b.plan, source, {operator.node: operator for operator in operators}, exchange, fleet, coordinator, sources,
+            staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(opened)
@@ -178,30 +178,27 @@ class Starting:
         return start
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
+        b = self._b
         pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
         epoch = manifest.epoch if manifest else Epoch(0)
-        for name, sink, _ in self._b.plan.sinks:
+        for name, sink, _ in b.plan.sinks:
             owned.check()
-            sink.open(
-                SinkContext(
-                    self._b.spark, self._b.name, owned.life, owned.generation, name, fsync=self._b.settings.fsync
-                )
-            )
+            sink.open(SinkContext(b.spark, b.name, owned.life, owned.generation, name, fsync=b.settings.fsync))
             sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
 
     def _program(self, owned: Claim, operator: Operator, manifest: Manifest | None) -> Program:
         b = self._b
-        stored = next((op for op in manifest.operators if op.uid == operator.uid), None) if manifest else None
         restore = None
         if manifest is not None:
-            files = {part.index: part.files for part in stored.partitions} if stored else {}
+            parts = [part for stored in manifest.operators if stored.uid == operator.uid for part in stored.partitions]
+            files = {part.index: part.files for part in parts}
             restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
         return operator.program(
             job=b.name,
             generation=owned.generation,
             backend=b.settings.backend,
             mode=b.checkpoints.mode,
-            store_url=b.store_url,
+            store_url=b.jobdir.store.url,
             store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,
             partition_memory_bytes=self._partition_memory(operator.parallelism),

@@ -10,10 +10,9 @@ JVM fails in the middle of a task's rows, it closes the stream, and that looks l
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -112,7 +111,7 @@ class Exchange:
 
     def _warm(self) -> None:
         # Whatever is wrong, the first epoch will meet it too, and say so.
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             sc: Any = self._anchor.sparkSession.sparkContext
             sc.setJobGroup(self.job_group, "strandline: partitions", interruptOnCancel=True)
             self._anchor.count()

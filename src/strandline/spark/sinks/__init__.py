@@ -7,23 +7,16 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
-from strandline.spark.sinks.files import FileSink as files
-from strandline.spark.sinks.simple import (
-    ConsoleSink as console,
-)
-from strandline.spark.sinks.simple import (
-    ForeachBatchSink as foreach_batch,
-)
-from strandline.spark.sinks.simple import (
-    ForeachSink as foreach,
-)
-from strandline.spark.sinks.simple import (
-    MemorySink as memory,
-)
-from strandline.spark.sinks.simple import (
-    NoopSink as noop,
-)
+from strandline.spark.sinks.files import FileSink
+from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+
+console = ConsoleSink
+files = FileSink
+foreach = ForeachSink
+foreach_batch = ForeachBatchSink
+memory = MemorySink
+noop = NoopSink
 
 __all__ = [
     "Committables",

@@ -50,15 +50,15 @@ class FileSink(Sink):
         self.path = str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
         self.format = format
         self.options = options
-        self._opened: tuple[SinkContext, Place] | None = None
+        self._opened: Place | None = None
 
     def open(self, context: SinkContext) -> None:
         place = Place(context, self.path)
         place.files.mkdirs("")
-        self._opened = context, place
+        self._opened = place
 
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
-        run, place = self._opened_for
+        place = self._place
         files, directory = place.files, place.staging(epoch)
         where = files.for_spark(directory)
         df.write.format(self.format).options(**self.options).mode("overwrite").save(where)
@@ -75,15 +75,14 @@ class FileSink(Sink):
         # Spark does not: without it, a checkpoint could outlast the rows that it lists.
         files.sync(directory, names)
         failpoints.hit("sink.staged")
-        staged = Committable(self.path, run.generation, epoch, directory, names)
+        staged = Committable(self.path, place.run.generation, epoch, directory, names)
         if self.visibility == "epoch":
             place.show_at_once(staged)
             return None
         return msgspec.json.encode(staged).decode()
 
     def commit(self, pending: Sequence[str]) -> None:
-        _, place = self._opened_for
-        places = {self.path: place}
+        places = {self.path: self._place}
         found: dict[str, list[Committable]] = {}
         for text in pending:
             staged = msgspec.json.decode(text, type=Committable)
@@ -92,7 +91,7 @@ class FileSink(Sink):
             places[root].show(epochs)
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
-        _, place = self._opened_for
+        place = self._place
         if fresh:
             place.check_fresh()
         # 1. What the checkpoint lists is shown, unless it was before.
@@ -106,18 +105,18 @@ class FileSink(Sink):
         place.begin(epoch)
 
     @property
-    def _opened_for(self) -> tuple[SinkContext, Place]:
+    def _place(self) -> Place:
         assert self._opened is not None
         return self._opened
 
     def _find(self, staged: Committable, places: dict[str, Place]) -> str:
         """Return the root below which an epoch is; staged files and records move along with their directory."""
-        run, place = self._opened_for
+        place = self._place
         if place.knows(staged):
             return self.path
         # Another path was given, and the old directory left where it was.
         if staged.root not in places:
-            places[staged.root] = Place(run, staged.root)
+            places[staged.root] = Place(place.run, staged.root)
         if places[staged.root].knows(staged):
             return staged.root
         place.check_alone()

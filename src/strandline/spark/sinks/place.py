@@ -24,14 +24,14 @@ class Place:
     def __init__(self, run: SinkContext, root: str) -> None:
         self.root = root
         self.files = open_filesystem(run.spark, root, fsync=run.fsync)
-        self._run = run
+        self.run = run
         self._home = f"{_OURS}/{run.identity}"
         self._records = ShownRecords(self.files, root, self._home)
         self._records.check_before(run.generation)
 
     def staging(self, epoch: Epoch) -> str:
         """Return the directory in which an epoch is staged."""
-        return f"{self._home}/g{self._run.generation}/epoch-{epoch:010d}"
+        return f"{self._home}/g{self.run.generation}/epoch-{epoch:010d}"
 
     def knows(self, staged: Committable) -> bool:
         """Whether the epoch is staged here, was shown here, or was being shown."""
@@ -61,7 +61,7 @@ class Place:
             self._rename(epoch, may_be_shown=epoch in before.intent)
         self.files.sync("")
         # 5. All is visible, durably.
-        self._records.write(Shown(generation=self._run.generation, epoch=due[-1].epoch))
+        self._records.write(Shown(generation=self.run.generation, epoch=due[-1].epoch))
         hit("sink.shown_recorded")
         # 6. Nothing is left in the staging directories but what Spark put beside the rows.
         for epoch in due:
@@ -76,21 +76,21 @@ class Place:
     def forget_staged(self) -> None:
         """Delete what older runs have staged. Nothing of it can be shown afterwards, not even by their drivers."""
         for name in self.files.directories(self._home):
-            if name[0] == "g" and name[1:].isdigit() and int(name[1:]) < self._run.generation:
+            if name[0] == "g" and name[1:].isdigit() and int(name[1:]) < self.run.generation:
                 self.files.delete(f"{self._home}/{name}")
 
     def take_back(self, epoch: Epoch) -> None:
         """Delete what older runs have shown of later epochs: these are coming again."""
-        pattern = re.compile(rf"part-(\d+)-{self._run.identity}-g(\d+)-")
+        pattern = re.compile(rf"part-(\d+)-{self.run.identity}-g(\d+)-")
         for name, _ in self.files.list(""):
             found = pattern.match(name)
-            if found and int(found[1]) > epoch and int(found[2]) < self._run.generation:
+            if found and int(found[1]) > epoch and int(found[2]) < self.run.generation:
                 self.files.delete(name)
         self.files.sync("")
 
     def begin(self, epoch: Epoch) -> None:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
-        self._records.write(Shown(generation=self._run.generation, epoch=epoch))
+        self._records.write(Shown(generation=self.run.generation, epoch=epoch))
 
     def check_fresh(self) -> None:
         """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""
@@ -130,5 +130,5 @@ class Place:
         )
 
     def _target(self, staged: Committable, name: str) -> str:
-        run = f"{self._run.identity}-g{staged.generation}"
+        run = f"{self.run.identity}-g{staged.generation}"
         return f"part-{staged.epoch:010d}-{run}-{name.removeprefix('part-')}"

@@ -71,9 +71,8 @@ class ForeachSink(Sink):
         super().__init__(name=name)
         self._function = function
 
-    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+    def write(self, df: DataFrame, epoch: Epoch) -> None:
         df.foreach(self._function)
-        return None
 
 
 class ForeachBatchSink(Sink):
@@ -89,9 +88,8 @@ class ForeachBatchSink(Sink):
         super().__init__(name=name)
         self._function = function
 
-    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+    def write(self, df: DataFrame, epoch: Epoch) -> None:
         self._function(df, epoch)
-        return None
 
 
 class ConsoleSink(Sink):
@@ -101,18 +99,16 @@ class ConsoleSink(Sink):
         super().__init__(name=name)
         self._rows = rows
 
-    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+    def write(self, df: DataFrame, epoch: Epoch) -> None:
         rows = df.collect()
         if rows:
             print(f"epoch {epoch}: {len(rows)} rows")
             for row in rows[: self._rows]:
                 print("  " + ", ".join(f"{name}={value!r}" for name, value in row.asDict().items()))
-        return None
 
 
 class NoopSink(Sink):
     """Compute everything and keep nothing, for measuring."""
 
-    def write(self, df: DataFrame, epoch: Epoch) -> str | None:
+    def write(self, df: DataFrame, epoch: Epoch) -> None:
         df.write.format("noop").mode("overwrite").save()
-        return None

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.sessionchecks import check_session
-from strandline.spark.sources.rereadable import check_rereadable
+from strandline.spark.sources.rereadable import check_relation, relations_of
 
 _STATEFUL = {
     "Aggregate": "an aggregation",
@@ -45,7 +45,8 @@ def check_source(df: Any) -> None:
             "checkpoints and be lost at the first restart",
             hint="do that step in a keyed operator: stream(df).key_by(…).process(…)",
         )
-    check_rereadable(df)
+    for relation in relations_of(df):
+        check_relation(relation)
 
 
 def check_source_name(name: object) -> str:

@@ -84,10 +84,9 @@ class SourceCleaner:
 
         `check_owner` raises FencedError when another driver owns the job.
         """
-        covered = self._covered.get(oldest_live) if oldest_live is not None else None
-        if covered is None:
+        if oldest_live is None or (covered := self._covered.get(oldest_live)) is None:
             return
-        self._covered = {number: steps for number, steps in self._covered.items() if number >= (oldest_live or 0)}
+        self._covered = {number: steps for number, steps in self._covered.items() if number >= oldest_live}
         entries = [(source, file) for source, file in self._waiting if file.step <= covered[source]]
         self._waiting = deque((source, file) for source, file in self._waiting if file.step > covered[source])
         with self._lock:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JError
@@ -23,25 +24,6 @@ class Cleaning:
 
     path: str
     archive: str | None = None
-
-
-class SourceFiles(Protocol):
-    """The files below one directory; paths are relative to it. Any method may raise UnavailableError."""
-
-    root: str
-    """The directory's path, without the file system's name."""
-
-    def names(self, directory: str) -> set[str]:
-        """Return the names of what is in a directory; nothing if it is not there."""
-        ...
-
-    def modified_ms(self, path: str) -> int | None:
-        """Return when a file was last changed, as Spark's log has it; None if it is not there."""
-        ...
-
-    def take_away(self, path: str) -> bool:
-        """Delete the file or move it into the archive; return False if the archive has another one in its place."""
-        ...
 
 
 def open_source_files(spark: SparkSession, cleaning: Cleaning) -> SourceFiles:
@@ -62,14 +44,16 @@ def relative_path(root: str, uri: str) -> str | None:
 
 
 class LocalSourceFiles:
-    """Files of this machine."""
+    """Files of this machine below a directory; paths are relative to it. Any method may raise UnavailableError."""
 
     def __init__(self, root: Path, archive: Path | None) -> None:
         self.root = os.path.normpath(root)
+        """The directory's path, without the file system's name."""
         self._root = Path(self.root)
         self._archive = archive
 
     def names(self, directory: str) -> set[str]:
+        """Return the names of what is in a directory; nothing if it is not there."""
         try:
             return {entry.name for entry in os.scandir(self._root / directory)}
         except FileNotFoundError:
@@ -78,6 +62,7 @@ class LocalSourceFiles:
             raise UnavailableError(f"{self._root / directory} cannot be listed: {error}") from error
 
     def modified_ms(self, path: str) -> int | None:
+        """Return when a file was last changed, as Spark's log has it; None if it is not there."""
         try:
             return (self._root / path).stat().st_mtime_ns // 1_000_000
         except (FileNotFoundError, NotADirectoryError):
@@ -86,6 +71,7 @@ class LocalSourceFiles:
             raise UnavailableError(f"{self._root / path} cannot be looked at: {error}") from error
 
     def take_away(self, path: str) -> bool:
+        """Delete the file or move it into the archive; return False if the archive has another one in its place."""
         source = self._root / path
         try:
             if self._archive is None:
@@ -103,7 +89,7 @@ class LocalSourceFiles:
 
 
 class HadoopSourceFiles:
-    """Files of any file system that Hadoop knows."""
+    """Files of any file system that Hadoop knows: they promise what those of this machine do."""
 
     def __init__(self, spark: SparkSession, root: str, archive: str | None) -> None:
         self._jvm: Any = spark._jvm
@@ -115,35 +101,40 @@ class HadoopSourceFiles:
 
     def names(self, directory: str) -> set[str]:
         where = self._path(f"{self._root}/{directory}")
-        found = _asked(where, lambda: self._fs.exists(where) and self._fs.listStatus(where))
-        return {status.getPath().getName() for status in found or ()}
+        with _asking(where):
+            found = self._fs.listStatus(where) if self._fs.exists(where) else ()
+            return {status.getPath().getName() for status in found}
 
     def modified_ms(self, path: str) -> int | None:
         where = self._path(f"{self._root}/{path}")
-        if not _asked(where, lambda: self._fs.exists(where)):
-            return None
-        return int(_asked(where, lambda: self._fs.getFileStatus(where).getModificationTime()))
+        with _asking(where):
+            return int(self._fs.getFileStatus(where).getModificationTime()) if self._fs.exists(where) else None
 
     def take_away(self, path: str) -> bool:
         where = self._path(f"{self._root}/{path}")
-        if self._archive is None:
-            _asked(where, lambda: self._fs.delete(where, False))
-            return True
-        target = self._path(f"{self._archive}/{path}")
-        _asked(target, lambda: self._fs.mkdirs(target.getParent()))
-        if _asked(target, lambda: self._fs.exists(target)):
-            return False
-        if not _asked(where, lambda: self._fs.rename(where, target)):
-            raise UnavailableError(f"{where.toString()} could not be moved to {target.toString()}")
+        with _asking(where):
+            if self._archive is None:
+                self._fs.delete(where, False)
+                return True
+            target = self._path(f"{self._archive}/{path}")
+            self._fs.mkdirs(target.getParent())
+            if self._fs.exists(target):
+                return False
+            if not self._fs.rename(where, target):
+                raise UnavailableError(f"{where.toString()} could not be moved to {target.toString()}")
         return True
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
 
-def _asked(where: Any, ask: Callable[[], Any]) -> Any:
+SourceFiles = LocalSourceFiles | HadoopSourceFiles
+
+
+@contextmanager
+def _asking(where: Any) -> Iterator[None]:
     try:
-        return ask()
+        yield
     except (Py4JError, PySparkException) as error:
         said = " ".join(str(error).splitlines()[:2])
         raise UnavailableError(f"{where.toString()}: the file system did not do it: {said}") from error

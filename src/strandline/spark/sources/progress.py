@@ -86,7 +86,7 @@ class SourceProgress:
         self._overdue = max(1, min(_OVERDUE_BATCHES, retained_batches - _NEEDED_BATCHES))
         self._wanted: _Wanted | None = None
         self._numbers = numbers
-        """Spark's numbers of the sources, as `sourcelog.py` explains."""
+        """Spark's numbers of the sources, as `log.py` explains."""
         self._tell = captured
         self._lock = threading.Lock()
 

@@ -112,14 +112,8 @@ def source_numbers(df: DataFrame) -> list[int]:
     return [next(at for at, one in enumerate(distinct) if one.equals(leaf)) for leaf in streaming]
 
 
-def check_rereadable(df: DataFrame) -> None:
-    """Refuse a DataFrame that reads what could not be read again after a restart."""
-    for relation in relations_of(df):
-        check_relation(relation)
-
-
 def check_relation(relation: Relation) -> None:
-    """Refuse one source."""
+    """Refuse a source that could not be read again after a restart."""
     for option in _CLEANING_OPTIONS:
         cleaning = relation.options.get(option, "off")
         if cleaning.lower() != "off":
