@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from strandline.core.errors import ConfigurationError
@@ -91,11 +91,6 @@ def in_order(hidden: Iterable[str]) -> tuple[str, ...]:
     """Return hidden columns in the order in which keepers expect them."""
     there = set(hidden)
     return tuple(name for name in HIDDEN if name in there)
-
-
-def visible(names: Sequence[str]) -> list[str]:
-    """Return the columns that are the user's."""
-    return [name for name in names if name not in HIDDEN]
 
 
 def quoted(name: str) -> str:
