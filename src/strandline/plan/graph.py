@@ -53,6 +53,8 @@ class MapNode(Node):
     """A Python function of each row, which gives any number of rows. What came of a row carries what it carried."""
 
     function: Callable[[Any], Iterable[Any] | None] = field(kw_only=True)
+    input: str = field(kw_only=True)
+    """DDL of what the function sees of a row."""
     output: str = field(kw_only=True)
 
 

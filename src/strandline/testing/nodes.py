@@ -63,11 +63,9 @@ def in_order(rows: Rows, order_by: Sequence[str], columns: Columns) -> Rows:
 
 
 def _mapped(node: MapNode, rows: Rows) -> Rows:
-    assert node.parent is not None
-    before = node.parent.columns
-    carried = [*before.hidden, AT]
-    function = RowFunction(node.function, before.schema("map").ddl, node.output, len(carried))
-    found = list(function(iter([rows.select([*before.names, *carried])])))
+    carried = [*node.columns.hidden, AT]
+    function = RowFunction(node.function, node.input, node.output, len(carried))
+    found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
     return _one(found, schema_of(node.columns))
 
 

@@ -15,6 +15,7 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
 from strandline.spark.lower.rows import RowWorker
 from strandline.spark.streams.frames import FrameStep, with_times
+from strandline.types.datatypes import parse_schema
 
 TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
@@ -52,10 +53,9 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
-    assert node.parent is not None
-    before, after = node.parent.columns, node.columns
-    worker = RowWorker(RowFunction(node.function, before.schema("map").ddl, node.output, len(before.hidden)))
-    return df.select(*map(quoted, before.names), *before.hidden).mapInArrow(worker, after.ddl)
+    names, hidden = parse_schema(node.input).names, node.columns.hidden
+    worker = RowWorker(RowFunction(node.function, node.input, node.output, len(hidden)))
+    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, node.columns.ddl)
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:

@@ -69,10 +69,9 @@ class Steps:
 
     def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Self:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        ddl = parse_schema(output).ddl
-        self._node.columns.schema("map")
+        given, ddl = self._node.columns.schema("map").ddl, parse_schema(output).ddl
         columns = Columns.of(ddl, self._node.columns.hidden)
-        return type(self)(MapNode(columns, self._node, function=function, output=ddl))
+        return type(self)(MapNode(columns, self._node, function=function, input=given, output=ddl))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.
