@@ -109,8 +109,7 @@ def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...
     for columns in both:
         columns.schema(what)
     order = tuple(f"{_ORDER}_{at}" for at in range(len(left.order_by)))
-    types = dict(both[0].types)
-    named = zip((*left.keys, *order), (types[name] for name in (*left.keys, *left.order_by)), strict=True)
+    named = zip((*left.keys, *order), map(both[0].ddl_of, (*left.keys, *left.order_by)), strict=True)
     node = PairNode(
         Columns(((LEFT, both[0].struct), (RIGHT, both[1].struct), *named)).carrying(*hidden),
         left.node,
