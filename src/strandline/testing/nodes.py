@@ -54,6 +54,8 @@ def schema_of(columns: Columns) -> pa.Schema:
 
 def in_order(rows: Rows, order_by: Sequence[str], columns: Columns) -> Rows:
     """Return rows sorted as Spark sorts them."""
+    if not order_by:
+        return rows
     keys = []
     for name in order_by:
         kind = columns.type_of(name)
