@@ -9,6 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, UserCodeError
+from strandline.plan.graph import StepNode
 from strandline.testing import Harness, Right, agg, events, window
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -183,6 +184,29 @@ def test_steps_of_sparks_are_refused() -> None:
         ConfigurationError, match=r"the aggregate 'm' is over 'n \* 2', and the columns are user, n, ts"
     ):
         stream.key_by("user").agg(m=sl.agg.sum("n * 2"), uid="m")
+
+
+def test_a_step_of_sparks_is_refused_when_the_harness_is_made() -> None:
+    node = events(SALES)._node
+    step = sl.Stream(StepNode(node.columns, node))
+    for stream in (step, step.key_by("user").agg(n=sl.agg.count(), uid="n")):
+        with pytest.raises(ConfigurationError, match="a step that only Spark can run") as caught:
+            Harness(stream)
+        assert "testing.events()" in str(caught.value)
+
+
+def test_a_pipeline_without_operators() -> None:
+    with Harness(sales().map(lambda e: (e.n + 1,), "n bigint")) as h:
+        assert h.push(("a", 1, at(1)), ("b", 2, at(2))) == [(2,), (3,)]
+        assert h.tick() == []
+        assert (h.output, h.late_rows) == ([(2,), (3,)], 0)
+        h.snapshot()
+        h.push(("c", 3, at(3)))
+        h.crash()
+        assert (h.output, h.epoch) == ([(2,), (3,)], 2)
+        for look in (lambda: h.side("late"), h.broadcast_state, lambda: h.state("a"), lambda: h.timers("a")):
+            with pytest.raises(ConfigurationError, match="Harness: the pipeline has no operator"):
+                look()
 
 
 def test_a_job_is_not_made_of_events() -> None:

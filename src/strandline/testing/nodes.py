@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
@@ -41,10 +40,7 @@ def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes) -> Rows:
             return _pairs(node, *parents)
         case LateNode():
             return _late(node, rows, times)
-    raise ConfigurationError(
-        f"Harness: {type(node).__name__} is a step that only Spark can run",
-        hint="begin the test's pipeline with strandline.testing.events() behind it",
-    )
+    raise NotImplementedError(type(node).__name__)
 
 
 def schema_of(columns: Columns) -> pa.Schema:
