@@ -75,6 +75,16 @@ def test_what_a_task_raises_is_found_behind_sparks_words(spark: Any) -> None:
     assert str(find_error(caught.value)) == "the table is gone"
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize("given", [b"bytes", ["one", "two"], 7])
+def test_what_is_no_committable_is_refused(spark: Any, given: Any) -> None:
+    with pytest.raises(Exception, match="STRANDLINE-ERROR") as caught:
+        sl.sinks.write_tasks(spark.range(1), lambda batches, attempt: given)
+    found = find_error(caught.value)
+    assert isinstance(found, sl.errors.ConfigurationError)
+    assert found.message == f"write_tasks: write gave {given!r}, expected a string or None"
+
+
 class FailingLate(tasks.TaskWriter):
     """Fails a task of each partition when everything was written and the committable was given."""
 
