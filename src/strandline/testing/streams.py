@@ -9,7 +9,7 @@ from typing import Any
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
-from strandline.plan.checks import check_inputs, check_process
+from strandline.plan.checks import check_process
 from strandline.spark.streams.stream import KeyedStream, PairedStreams, Stream
 from strandline.testing.events import events
 from strandline.types.ordering import check_order
@@ -56,7 +56,6 @@ def streams_of(
             hint='say what its events are: Harness(…, right="customer string, name string")',
         )
     is_broadcast = isinstance(process, KeyedBroadcastProcess)
-    check_inputs(process, uid, "broadcast" if is_broadcast else "connect")
     right = _completed(right, left, is_broadcast)
     keyed, other = _timed(left, "left").key_by(*listed(left.key)), _timed(right, "right")
     if is_broadcast:
