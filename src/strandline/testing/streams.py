@@ -12,7 +12,6 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.checks import check_process
 from strandline.spark.streams.stream import KeyedStream, PairedStreams, Stream
 from strandline.testing.events import events
-from strandline.types.ordering import check_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +46,7 @@ def streams_of(
                 f"Harness: {type(process).__name__} is a function of one stream, and something was said of a right one",
                 hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave all of right… out",
             )
-        stream = _timed(left)
-        check_order(stream._node.columns.schema("Harness"), order, "Harness", "the stream")
-        return stream.key_by(*listed(left.key), order_by=order)
+        return _timed(left).key_by(*listed(left.key), order_by=order)
     if not right.schema:
         raise ConfigurationError(
             f"Harness: {type(process).__name__} is a function of two streams, and there is no right one",
@@ -59,7 +56,6 @@ def streams_of(
     right = _completed(right, left, is_broadcast)
     keyed, other = _timed(left, "left").key_by(*listed(left.key)), _timed(right, "right")
     if is_broadcast:
-        check_order(other._node.columns.schema("Harness"), order, "Harness", "the broadcast stream")
         return keyed.broadcast(other, order_by=order)
     if order:
         raise ConfigurationError(
