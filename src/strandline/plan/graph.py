@@ -12,7 +12,6 @@ from strandline.plan.columns import Columns
 from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.types.datatypes import StructType
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +77,6 @@ class Keyed:
     def columns(self) -> Columns:
         """What the rows look like."""
         return self.node.columns
-
-    def schema(self, where: str) -> StructType:
-        """Return the user's columns; errors about them begin with `where`."""
-        return self.columns.schema(where)
 
 
 @dataclass(frozen=True)

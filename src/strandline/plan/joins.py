@@ -157,7 +157,7 @@ def _layout(left: Keyed, right: Keyed, what: str, how: How) -> Layout:
             f"{what}: the streams have no event time, and the join is by time",
             hint='call watermark("column") before key_by; connect() works without',
         )
-    schemas = [stream.schema(what) for stream in (left, right)]
+    schemas = [stream.columns.schema(what) for stream in (left, right)]
     shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
     return Layout(schemas[0], schemas[1], shared)
 

@@ -6,7 +6,7 @@ All kinds stand in one file, since each gives others; what they do is in the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from pyspark.sql import Column, DataFrame
@@ -27,7 +27,6 @@ from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import read
 from strandline.spark.streams.steps import Steps
-from strandline.types.datatypes import StructType
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,9 +174,7 @@ class KeyedStream(Aggregates):
         With `early`, the results so far of windows that changed come too, so often by the clock. With
         `time="processing"`, windows follow the clock alone.
         """
-        rules = windows.rules_of(kind, lateness, late, early, time)
-        windows.check_timed(self._keyed, kind, rules)
-        return WindowedStream(self._keyed, kind, rules)
+        return WindowedStream(self._keyed, kind, windows.rules_of(self._keyed, kind, lateness, late, early, time))
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""
@@ -247,7 +244,7 @@ class WindowedStream(Aggregates):
 
     keyed: Keyed
     kind: WindowKind
-    rules: Rules = field(default_factory=Rules)
+    rules: Rules
 
     def _cut(self) -> tuple[Keyed, WindowKind, Rules]:
         return self.keyed, self.kind, self.rules
@@ -285,8 +282,7 @@ class WindowedStream(Aggregates):
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        reduced = windows.reduce(self._events(uid), self.keyed.keys, function, uid)
-        return self._run(reduced, uid, name, max_parallelism)
+        return self._run(windows.reduce(self.keyed, function, uid), uid, name, max_parallelism)
 
     def aggregate(
         self,
@@ -335,13 +331,10 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        return self._run(windows.process(self._events(uid), function, output), uid, name, max_parallelism)
+        return self._run(windows.process(self.keyed, function, output, uid), uid, name, max_parallelism)
 
     def _run(self, function: windows.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
-
-    def _events(self, uid: str) -> StructType:
-        return self.keyed.schema(f"operator '{uid}'")
 
 
 _Process = TypeVar("_Process", bound=KeyedProcess)
