@@ -10,7 +10,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
 from strandline.plan.checks import check_process
-from strandline.spark.streams.stream import KeyedStream, PairedStreams, Stream
+from strandline.spark.streams.stream import Processed, Stream
 from strandline.testing.events import events
 
 
@@ -34,9 +34,7 @@ def check_function(process: Any) -> None:
         )
 
 
-def streams_of(
-    process: Any, uid: str, left: Told, right: Told, order_by: Sequence[str] | str | None
-) -> KeyedStream | PairedStreams[Any]:
+def streams_of(process: Any, uid: str, left: Told, right: Told, order_by: Sequence[str] | str | None) -> Processed[Any]:
     """Return what a function is given: its stream, or its two brought together."""
     order = listed(order_by)
     check_process(process, uid)

@@ -122,23 +122,18 @@ class Aggregates:
         return self.agg({column: Aggregate("max", column)}, uid=uid, name="max")
 
 
-class KeyedStream(Aggregates):
-    """A stream partitioned by key: the place for functions with state."""
+_Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
+
+
+class Processed(Generic[_Process]):
+    """Rows partitioned by key, of one stream or of two: the place for a function with state."""
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Names of the key columns."""
-        return self._keyed.keys
-
-    def _cut(self) -> tuple[Keyed, None, Rules]:
-        return self._keyed, None, Rules()
-
     def process(
         self,
-        process: KeyedProcess | KeyedBatchProcess,
+        process: _Process,
         output: str,
         uid: str,
         *,
@@ -146,7 +141,7 @@ class KeyedStream(Aggregates):
         name: str | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
-        """Run a function with state on each event, or on each Arrow batch.
+        """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
         `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
         sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for
@@ -156,6 +151,26 @@ class KeyedStream(Aggregates):
         return _main_output(
             process_on(self._keyed, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
         )
+
+
+class ConnectedStreams(Processed[KeyedCoProcess]):
+    """Two streams that are keyed alike: the place for a function that sees the events of both."""
+
+
+class BroadcastStream(Processed[KeyedBroadcastProcess]):
+    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
+
+
+class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
+    """A stream partitioned by key: the place for functions with state."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self._keyed.keys
+
+    def _cut(self) -> tuple[Keyed, None, Rules]:
+        return self._keyed, None, Rules()
 
     def window(
         self,
@@ -335,39 +350,6 @@ class WindowedStream(Aggregates):
 
     def _run(self, function: windows.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
-
-
-_Process = TypeVar("_Process", bound=KeyedProcess)
-
-
-@dataclass(frozen=True)
-class PairedStreams(Generic[_Process]):
-    """Two streams as the input of one function: the place for that function."""
-
-    pairs: Keyed
-
-    def process(
-        self,
-        process: _Process,
-        output: str,
-        uid: str,
-        *,
-        sides: Mapping[str, str] | None = None,
-        name: str | None = None,
-        max_parallelism: int | None = None,
-    ) -> Stream:
-        """Run a function with state on each event of both streams; arguments are those of KeyedStream.process()."""
-        return _main_output(
-            process_on(self.pairs, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
-        )
-
-
-class ConnectedStreams(PairedStreams[KeyedCoProcess]):
-    """Two streams that are keyed alike: the place for a function that sees the events of both."""
-
-
-class BroadcastStream(PairedStreams[KeyedBroadcastProcess]):
-    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
 
 
 def _main_output(operator: OperatorNode) -> Stream:
