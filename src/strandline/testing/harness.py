@@ -13,11 +13,11 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
 from strandline.plan.graph import Node
-from strandline.spark.streams.stream import Stream
+from strandline.spark.streams.stream import Stream, listed
 from strandline.testing.events import Events, Right
 from strandline.testing.nodes import Rows
 from strandline.testing.run import Output, PipelineRun
-from strandline.testing.streams import Told, check_function, listed, streams_of
+from strandline.testing.streams import Told, check_function, streams_of
 from strandline.testing.times import Times
 from strandline.types.scalars import us_to_timestamp
 

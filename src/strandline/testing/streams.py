@@ -10,7 +10,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
 from strandline.plan.checks import check_process
-from strandline.spark.streams.stream import Processed, Stream
+from strandline.spark.streams.stream import Processed, Stream, listed
 from strandline.testing.events import events
 
 
@@ -36,7 +36,7 @@ def check_function(process: Any) -> None:
 
 def streams_of(process: Any, uid: str, left: Told, right: Told, order_by: Sequence[str] | str | None) -> Processed[Any]:
     """Return what a function is given: its stream, or its two brought together."""
-    order = listed(order_by)
+    order = () if order_by is None else listed(order_by)
     check_process(process, uid)
     if not isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
         if right != Told():
@@ -96,11 +96,3 @@ def _completed(right: Told, left: Told, is_broadcast: bool) -> Told:
                 hint=f"give {what} too: either both streams have it, or neither",
             )
     return replace(right, key=left.key if right.key is None else right.key, event_time=event_time, watermark=watermark)
-
-
-def listed(names: Any) -> tuple[Any, ...]:
-    """Return names that may be one name or none."""
-    if names is None:
-        return ()
-    # What is no column's name is refused with the names that there are.
-    return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else (names,)

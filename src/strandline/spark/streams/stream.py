@@ -60,9 +60,7 @@ class Stream(Steps):
         Rows of one key meet in one place, in the order in which Spark's shuffle delivers them; with `order_by`, the
         rows of each epoch are sorted by these columns.
         """
-        one = isinstance(order_by, str | Column) or not isinstance(order_by, Iterable)
-        order: tuple[Any, ...] = (order_by,) if one else tuple(order_by)
-        return KeyedStream(keyed_by(self._node, keys, order))
+        return KeyedStream(keyed_by(self._node, keys, listed(order_by)))
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
@@ -205,8 +203,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
                 f"broadcast() was given a {type(rules).__name__}, expected a Stream",
                 hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
             )
-        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-        return BroadcastStream(joins.broadcast(self._keyed, rules._node, order))
+        return BroadcastStream(joins.broadcast(self._keyed, rules._node, listed(order_by)))
 
     def join(
         self,
@@ -350,6 +347,11 @@ class WindowedStream(Aggregates):
 
     def _run(self, function: windows.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
+
+
+def listed(names: Any) -> tuple[Any, ...]:
+    """Return one name or several as several; what is no name is refused with the names that there are."""
+    return (names,) if isinstance(names, str | Column) or not isinstance(names, Iterable) else tuple(names)
 
 
 def _main_output(operator: OperatorNode) -> Stream:
