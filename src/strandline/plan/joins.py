@@ -6,16 +6,18 @@ are then those of any keyed stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, WindowKind
+from strandline.api.windows import Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Half, Keyed, Node, OperatorNode, PairNode
 from strandline.plan.operators import process_on
 from strandline.plan.watermarks import watermark_above
-from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
+from strandline.plan.windows import bounds_of
+from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, WindowJoin
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.types.ordering import check_order
 
@@ -60,10 +62,8 @@ def interval_join(
             f"join: within is {tuple(within)!r}, and its first bound is the later one",
             hint='the earlier bound comes first: within=("-10 min", "5 min")',
         )
-    pairs = connect(left, right, "join")
-    layout = _layout(left, right, "join", how)
-    columns = _columns(layout, prefixes, "join")
-    return _join_on(pairs, IntervalJoin(layout, lower, upper, how), columns, uid, max_parallelism)
+    pairs, layout, output = _joined(left, right, "join", how, prefixes)
+    return process_on(pairs, IntervalJoin(layout, lower, upper, how), output, uid, max_parallelism=max_parallelism)
 
 
 def window_join(
@@ -81,18 +81,8 @@ def window_join(
             f"window_join: the windows are {kind!r}, expected Tumbling or Sliding ones",
             hint='write window_join(other, Tumbling("10s"), …); for bursts of events use join() or connect()',
         )
-    pairs = connect(left, right, "window_join")
-    layout = _layout(left, right, "window_join", how)
-    window = [(WINDOW_START, "timestamp"), (WINDOW_END, "timestamp")]
-    columns = _columns(layout, prefixes, "window_join", window)
-    return _join_on(pairs, WindowJoin(layout, kind, how), columns, uid, max_parallelism)
-
-
-def _join_on(
-    pairs: Keyed, process: TimedJoin, columns: list[tuple[str, str]], uid: str, max_parallelism: int | None
-) -> OperatorNode:
-    output = ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
-    return process_on(pairs, process, output, uid, max_parallelism=max_parallelism)
+    pairs, layout, output = _joined(left, right, "window_join", how, prefixes, *bounds_of(kind))
+    return process_on(pairs, WindowJoin(layout, kind, how), output, uid, max_parallelism=max_parallelism)
 
 
 # -- packing
@@ -123,19 +113,11 @@ def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...
 
 
 def _check_alike(left: Keyed, right: Keyed, what: str) -> None:
-    for whose in ("keys", "order_by"):
-        lists = [list(stream.keys if whose == "keys" else stream.order_by) for stream in (left, right)]
-        kinds = [
-            [stream.columns.type_of(name).ddl for name in names]
-            for stream, names in zip((left, right), lists, strict=True)
-        ]
-        if kinds[0] != kinds[1]:
-            said = [
-                ", ".join(map(" ".join, zip(names, types, strict=True))) or "nothing"
-                for names, types in zip(lists, kinds, strict=True)
-            ]
+    for whose, mine, theirs in (("keys", left.keys, right.keys), ("order_by", left.order_by, right.order_by)):
+        here, there = _types(left, mine), _types(right, theirs)
+        if here != there:
             raise ConfigurationError(
-                f"{what}: the {whose} of the streams differ: {said[0]} here, {said[1]} there",
+                f"{what}: the {whose} of the streams differ: {_said(mine, here)} here, {_said(theirs, there)} there",
                 hint="both need as many columns of the same types, in the same order: cast one before key_by",
             )
     times = [stream.columns.is_timed for stream in (left, right)]
@@ -146,10 +128,22 @@ def _check_alike(left: Keyed, right: Keyed, what: str) -> None:
         )
 
 
+def _types(stream: Keyed, names: Sequence[str]) -> list[str]:
+    return [stream.columns.type_of(name).ddl for name in names]
+
+
+def _said(names: Sequence[str], types: Sequence[str]) -> str:
+    return ", ".join(map(" ".join, zip(names, types, strict=True))) or "nothing"
+
+
 # -- what a join gives
 
 
-def _layout(left: Keyed, right: Keyed, what: str, how: How) -> Layout:
+def _joined(
+    left: Keyed, right: Keyed, what: str, how: How, prefixes: tuple[str, str], *bounds: str
+) -> tuple[Keyed, Layout, str]:
+    """Return the pairs, how two rows become one, and the DDL of the result; `bounds` are a window's columns."""
+    pairs = connect(left, right, what)
     if how not in HOWS:
         raise ConfigurationError(f"{what}: how={how!r}, expected one of {', '.join(HOWS)}")
     if not left.columns.is_timed:
@@ -157,19 +151,13 @@ def _layout(left: Keyed, right: Keyed, what: str, how: How) -> Layout:
             f"{what}: the streams have no event time, and the join is by time",
             hint='call watermark("column") before key_by; connect() works without',
         )
-    schemas = [stream.columns.schema(what) for stream in (left, right)]
-    shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
-    return Layout(schemas[0], schemas[1], shared)
-
-
-def _columns(
-    layout: Layout, prefixes: tuple[str, str], what: str, more: list[tuple[str, str]] | None = None
-) -> list[tuple[str, str]]:
-    """Return the result's columns; Spark does not tell upper from lower case in names."""
     is_pair = isinstance(prefixes, tuple | list) and len(prefixes) == 2
     if not is_pair or not all(isinstance(prefix, str) for prefix in prefixes):
         raise ConfigurationError(f"{what}: prefixes={prefixes!r}, expected a pair of texts, as in ('', 'right_')")
-    columns = [*layout.columns((prefixes[0], prefixes[1])), *(more or [])]
+    shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
+    layout = Layout(left.columns.schema(what), right.columns.schema(what), shared)
+    columns = [*layout.columns((prefixes[0], prefixes[1])), *((bound, "timestamp") for bound in bounds)]
+    # Spark does not tell upper from lower case in names.
     names = [name.lower() for name, _ in columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -177,7 +165,7 @@ def _columns(
             f"{what}: the result would have the column {', '.join(twice)} twice",
             hint="tell them apart with prefixes=('', 'right_'), or select other columns before key_by",
         )
-    return columns
+    return pairs, layout, ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
 
 
 def _signed_us(bound: Any) -> int:
