@@ -17,7 +17,7 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
 from strandline.testing.events import AT
 from strandline.types.columns import arrow_schema, to_python
-from strandline.types.datatypes import parse_schema
+from strandline.types.datatypes import StructType, parse_schema
 from strandline.types.ordering import comparable
 
 Rows: TypeAlias = pa.RecordBatch
@@ -48,13 +48,13 @@ def schema_of(columns: Columns) -> pa.Schema:
     return arrow_schema(parse_schema(columns.ddl)).append(pa.field(AT, pa.int64()))
 
 
-def in_order(rows: Rows, order_by: Sequence[str], columns: Columns) -> Rows:
+def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
     """Return rows sorted as Spark sorts them."""
     if not order_by:
         return rows
     keys = []
     for name in order_by:
-        kind = columns.type_of(name)
+        kind = schema.fields[schema.names.index(name)].type
         keys.append(list(map(comparable(kind), to_python(rows.column(name), kind))))
     order = sorted(range(rows.num_rows), key=lambda at: [key[at] for key in keys])
     return rows.take(pa.array(order, pa.int64()))
@@ -64,7 +64,7 @@ def _mapped(node: MapNode, rows: Rows) -> Rows:
     carried = [*node.columns.hidden, AT]
     function = RowFunction(node.function, node.input, node.output, len(carried))
     found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
-    return _one(found, schema_of(node.columns))
+    return one(found, schema_of(node.columns))
 
 
 def _timed(node: WatermarkNode, rows: Rows) -> Rows:
@@ -117,7 +117,7 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
             own = columns[schema.get_field_index(ORIGIN)].fill_null("")
             columns[schema.get_field_index(ORIGIN)] = pc.binary_join_element_wise(f"{half}/", own, "")
         found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-    rows = _one(found, schema)
+    rows = one(found, schema)
     return rows.take(pc.sort_indices(rows, sort_keys=[(AT, "ascending")]))
 
 
@@ -148,6 +148,6 @@ def _with(rows: Rows, added: dict[str, pa.Array], columns: Columns) -> Rows:
     return pa.RecordBatch.from_arrays([a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
 
 
-def _one(found: Sequence[Rows], schema: pa.Schema) -> Rows:
-    none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-    return pa.concat_batches([none, *(batch.cast(schema) for batch in found)])
+def one(found: Sequence[Rows], schema: pa.Schema) -> Rows:
+    """Return rows in one batch, also of none."""
+    return pa.concat_batches([pa.RecordBatch.from_pylist([], schema), *(batch.cast(schema) for batch in found)])
