@@ -228,6 +228,7 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
         (lambda: Harness(summed(SECONDS), output="total bigint"), "only backend and parallelism can be said of a stream"),
         (lambda: Harness(summed(SECONDS), sides={}), "only backend and parallelism can be said of a stream"),
         (lambda: Harness(summed(SECONDS), watermark="0s"), "only backend and parallelism can be said of a stream"),
+        (lambda: Harness(summed(SECONDS), uid="sums"), "only backend and parallelism can be said of a stream"),
         (lambda: Harness(summed(SECONDS), right="user string"), "only backend and parallelism can be said of a stream"),
         (lambda: events(SCHEMA).key_by("name"), "there is no column 'name'"),
         (lambda: DOUBLE(right="user string"), "is a function of one stream"),

@@ -79,21 +79,13 @@ class Keyed:
         return self.node.columns
 
 
-@dataclass(frozen=True)
-class Half:
-    """One of two inputs: its rows, and which of their columns are key and order; none of rules, whose they are not."""
-
-    node: Node
-    keys: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class PairNode(Node):
     """Two streams packed into one of pairs: both rows as structs, of which one is null, the key, and the order."""
 
     other: Node | None = None
-    halves: tuple[Half, ...] = ()
+    halves: tuple[Keyed, ...] = ()
+    """Both inputs; rules have no key, and no order: that is the pairs'."""
     names: tuple[str, ...] = ()
     """Of the key's columns and the order's."""
     movers: tuple[WatermarkNode | None, ...] = ()

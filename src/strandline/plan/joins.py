@@ -13,7 +13,7 @@ from strandline.api.windows import Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.columns import Columns, quoted
-from strandline.plan.graph import Half, Keyed, Node, OperatorNode, PairNode
+from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
 from strandline.plan.operators import process_on
 from strandline.plan.watermarks import watermark_above
 from strandline.plan.windows import bounds_of
@@ -32,13 +32,13 @@ def broadcast(left: Keyed, rules: Node, order_by: tuple[str, ...]) -> Keyed:
             "broadcast: only the broadcast stream has event time",
             hint='call watermark("column") on the keyed stream too, or on neither',
         )
-    return _paired(left, Half(rules), "broadcast", order_by)
+    return _paired(left, Keyed(rules, ()), "broadcast", order_by)
 
 
 def connect(left: Keyed, right: Keyed, what: str = "connect") -> Keyed:
     """Bring together rows that are keyed alike."""
     _check_alike(left, right, what)
-    return _paired(left, Half(right.node, right.keys, right.order_by), what)
+    return _paired(left, right, what)
 
 
 def interval_join(
@@ -88,9 +88,9 @@ def window_join(
 # -- packing
 
 
-def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
+def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
     """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
-    both = left.columns, right.node.columns
+    both = left.columns, right.columns
     movers = watermark_above(left.node), watermark_above(right.node)
     is_one = movers[0] is movers[1] or not both[1].is_timed
     hidden = [name for name in (TIME, FIRED) if any(name in columns.hidden for columns in both)]
@@ -104,7 +104,7 @@ def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...
         Columns(((LEFT, both[0].struct), (RIGHT, both[1].struct), *named)).carrying(*hidden),
         left.node,
         other=right.node,
-        halves=(Half(left.node, left.keys, left.order_by), right),
+        halves=(left, right),
         names=(*left.keys, *order),
         movers=movers[:1] if is_one else movers,
         broadcast_order=broadcast_order,

@@ -105,12 +105,11 @@ class Harness:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         if not isinstance(parallelism, int):
             raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a number")
-        follows = True
         lefts = Told(schema, key, event_time, watermark)
         rights = Told(right, right_key, right_event_time, right_watermark)
         if isinstance(process, Stream):
-            more = output, sides, order_by, max_parallelism
-            if (lefts, rights, *more) != (Told(), Told(), *[None] * len(more)):
+            nothing = Told(), Told(), "operator", None, None, None, None
+            if (lefts, rights, uid, output, sides, order_by, max_parallelism) != nothing:
                 raise ConfigurationError(
                     "Harness: only backend and parallelism can be said of a stream: it has said all else already",
                     hint="leave the others out: testing.events(schema) and the stream's own methods have them",
@@ -129,7 +128,6 @@ class Harness:
                     hint='give output="user string, n bigint"',
                 )
             self._end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism)
-            follows = watermark is not None
         self._epoch = Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
@@ -144,7 +142,7 @@ class Harness:
         self._events = {
             name: Events(source, "right " if name == "right" else "") for name, source in self._sources.items()
         }
-        self._times = Times(pipeline.watermarks, follows=follows)
+        self._times = Times(pipeline.watermarks, follows=isinstance(process, Stream) or watermark is not None)
 
     def then(
         self,

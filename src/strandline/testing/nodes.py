@@ -106,9 +106,9 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
         columns = [pa.nulls(rows.num_rows, field.type) for field in schema]
         packed = schema.field(half).type
         columns[half] = pa.StructArray.from_arrays(
-            [rows.column(name) for name in input_.node.columns.names], fields=list(packed)
+            [rows.column(name) for name in input_.columns.names], fields=list(packed)
         )
-        for at, name in enumerate((*input_.keys, *input_.order), 2):
+        for at, name in enumerate((*input_.keys, *input_.order_by), 2):
             columns[at] = rows.column(name)
         for name in (*node.columns.hidden, AT):
             if name in rows.schema.names:

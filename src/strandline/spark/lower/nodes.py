@@ -93,14 +93,14 @@ def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
 
 
 def _pairs(node: PairNode, parallelism: int, *inputs: DataFrame) -> DataFrame:
-    structs = [half.node.columns.struct for half in node.halves]
+    structs = [half.columns.struct for half in node.halves]
     selected = []
     for at, half in enumerate(node.halves):
-        columns = half.node.columns
+        columns = half.columns
         own = f"struct({', '.join(map(quoted, columns.names))})"
         rows = [own if at == other else f"cast(null as {struct})" for other, struct in enumerate(structs)]
         nulls = [f"cast(null as {ddl})" for _, ddl in node.columns.types[2:]]
-        known = [quoted(name) for name in (*half.keys, *half.order)] or nulls
+        known = [quoted(name) for name in (*half.keys, *half.order_by)] or nulls
         told = at if node.tells_inputs_apart else None
         carried = [_carried(name, columns.hidden, told) for name in node.columns.hidden]
         names = map(quoted, [LEFT, RIGHT, *node.names, *node.columns.hidden])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql import Column, DataFrame
 
@@ -177,7 +177,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         lateness: str = "0s",
         late: str | None = None,
         early: str | None = None,
-        time: Literal["event", "processing"] = "event",
+        time: windows.Time = "event",
     ) -> WindowedStream:
         """Cut each key's events into windows by their event time.
 
