@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
 
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import quoted
@@ -55,7 +57,15 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
     worker = RowWorker(RowFunction(node.function, node.input, node.output, len(hidden)))
-    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, node.columns.ddl)
+    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, _schema_of(node.columns.ddl))
+
+
+@lru_cache(maxsize=256)
+def _schema_of(ddl: str) -> StructType:
+    # Given a text, Spark reads it anew in every epoch, in its JVM: 2 ms.
+    schema = DataType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:
