@@ -119,6 +119,7 @@ def test_broadcasts() -> None:
         lambda: KEYED.broadcast(PLAIN, order_by="z"), "broadcast: order_by names 'z'; the broadcast stream has user"
     )
     refused(lambda: KEYED.broadcast(PLAIN, order_by="m"), "broadcast: order_by names 'm', a map<string,int>, and maps")
+    refused(lambda: KEYED.broadcast(PLAIN, order_by=5), "broadcast: order_by names 5; the broadcast stream has user")  # type: ignore[arg-type]
     refused(lambda: KEYED.broadcast(TIMED), "broadcast: only the broadcast stream has event time")
 
 

@@ -22,7 +22,7 @@ from strandline.spark.sinks import tasks
 from strandline.spark.sinks.base import committables_of
 from tests.pages import run_page
 from tests.spark import small
-from tests.spark.harness import Case, settle
+from tests.spark.harness import Case, eventually, settle
 
 
 def staging(directory: Path) -> tasks.WriteTask:
@@ -75,6 +75,16 @@ def test_what_a_task_raises_is_found_behind_sparks_words(spark: Any) -> None:
     assert str(find_error(caught.value)) == "the table is gone"
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize("given", [b"bytes", ["one", "two"], 7])
+def test_what_is_no_committable_is_refused(spark: Any, given: Any) -> None:
+    with pytest.raises(Exception, match="STRANDLINE-ERROR") as caught:
+        sl.sinks.write_tasks(spark.range(1), lambda batches, attempt: given)
+    found = find_error(caught.value)
+    assert isinstance(found, sl.errors.ConfigurationError)
+    assert found.message == f"write_tasks: write gave {given!r}, expected a string or None"
+
+
 class FailingLate(tasks.TaskWriter):
     """Fails a task of each partition when everything was written and the committable was given."""
 
@@ -102,6 +112,39 @@ def test_of_a_task_that_comes_again_only_one_attempt_counts(spark: Any, tmp_path
     found = sl.sinks.write_tasks(spark.range(0, 10, 1, 2).toDF("n"), staging(written))
     assert staged(written, found) == list(range(10))
     assert (len(found), len(list(written.iterdir()))) == (2, 4)
+
+
+@pytest.mark.spark
+def test_of_a_task_whose_input_ends_too_early_only_the_attempt_that_had_all_of_it_counts(
+    spark: Any, tmp_path: Path
+) -> None:
+    """The step before fails in the midst of its rows: `write` sees no more than that they end, and is through."""
+    written, begun, cut_off = (tmp_path / name for name in ("written", "begun", "cut_off"))
+    for directory in (written, begun, cut_off):
+        directory.mkdir()
+
+    def cut(batches: Iterator[Any]) -> Iterator[Any]:
+        context = TaskContext.get()
+        assert context is not None
+        partition = str(context.partitionId())
+        for number, batch in enumerate(batches):
+            # Behind several batches of 10,000 rows: less is not sent before there is more.
+            if number == 4 and not (cut_off / partition).exists():
+                (cut_off / partition).touch()
+                eventually((begun / partition).exists, "`write` has rows")
+                raise RuntimeError("the rows end too early")
+            yield batch
+
+    def write(batches: Iterator[Any], attempt: sl.sinks.TaskAttempt) -> str:
+        (begun / str(attempt.partition)).touch()
+        return stage(batches, attempt)
+
+    df, stage = spark.range(0, 120_000, 1, 2).toDF("n"), staging(written)
+    found = sl.sinks.write_tasks(df.mapInArrow(cut, df.schema), write)
+    assert [text.partition(" ")[0] for text in found] == ["0", "1"]
+    assert staged(written, found) == list(range(120_000))
+    cut_short = {path.name for path in written.iterdir()} - {text.partition(" ")[2] for text in found}
+    assert [0 < len(json.loads((written / name).read_text())) < 60_000 for name in cut_short] == [True, True]
 
 
 @pytest.mark.spark

@@ -16,7 +16,7 @@ from hypothesis import given
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, NullKeyError
-from strandline.testing import Harness, agg, window
+from strandline.testing import Harness, events
 from tests.runtime.bench import KINDS
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -29,7 +29,12 @@ GIVEN = {
     "kinds": sl.agg.count_distinct("d"), "about": sl.agg.approx_count_distinct("s"),
     "median": sl.agg.approx_percentile("v", 0.5), "ends": sl.agg.approx_percentile("d", [0.0, 1.0]),
 }  # fmt: skip
-TIMED: dict[str, Any] = {"schema": SCHEMA, "key": "k", "event_time": "ts"}
+KEYED = events(SCHEMA).key_by("k")
+
+
+def timed(delay: str = "1h") -> sl.KeyedStream:
+    """Return events whose watermark stays behind until it is told to advance."""
+    return events(SCHEMA).watermark("ts", delay).key_by("k")
 
 
 def at(seconds: float) -> dt.datetime:
@@ -83,13 +88,13 @@ EVENTS = st.lists(
 @given(st.lists(EVENTS, max_size=5), st.sampled_from(KINDS), st.integers(1, 3))
 def test_running_aggregates_are_of_everything_so_far(epochs: Any, kind: Any, parallelism: int) -> None:
     seen: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    with Harness(agg(GIVEN), schema=SCHEMA, key="k", backend=kind, parallelism=parallelism) as h:
-        for number, events in enumerate(epochs):
-            rows = h.push(*events)
-            for one in events:
+    with Harness(KEYED.agg(GIVEN, uid="all"), backend=kind, parallelism=parallelism) as h:
+        for number, some in enumerate(epochs):
+            rows = h.push(*some)
+            for one in some:
                 seen[one["k"]].append(one)
             assert {row.k: results(row) for row in rows} == {
-                k: comparable(expected(seen[k])) for k in {e["k"] for e in events}
+                k: comparable(expected(seen[k])) for k in {e["k"] for e in some}
             }
             if number % 2:
                 h.snapshot()
@@ -101,10 +106,10 @@ def test_running_aggregates_are_of_everything_so_far(epochs: Any, kind: Any, par
 @given(st.lists(EVENTS, max_size=4))
 def test_windows_are_those_of_their_events(epochs: Any) -> None:
     wanted: dict[Any, list[dict[str, Any]]] = defaultdict(list)
-    with Harness(window(sl.Sliding("20s", every="10s")).agg(GIVEN), **TIMED) as h:
-        for events in epochs:
-            h.push(*events)
-            for one in events:
+    with Harness(timed().window(sl.Sliding("20s", every="10s")).agg(GIVEN, uid="all")) as h:
+        for some in epochs:
+            h.push(*some)
+            for one in some:
                 second = int((one["ts"] - START).total_seconds()) // 10 * 10
                 for start in (second - 10, second):
                     wanted[one["k"], at(start)].append(one)
@@ -112,7 +117,7 @@ def test_windows_are_those_of_their_events(epochs: Any) -> None:
         h.crash()
         rows = h.advance_watermark(at(100))
     assert {(row.k, row.window_start): results(row) for row in rows} == {
-        of: comparable(expected(events)) for of, events in wanted.items()
+        of: comparable(expected(some)) for of, some in wanted.items()
     }
     assert all(row.window_end - row.window_start == dt.timedelta(seconds=20) for row in rows)
 
@@ -125,7 +130,7 @@ def seconds(rows: Iterable[Any]) -> list[Any]:
 
 
 def test_sessions_merge() -> None:
-    with Harness(window(sl.Session("10s"), lateness="5s").agg(TOTALS), **TIMED) as h:
+    with Harness(timed().window(sl.Session("10s"), lateness="5s").agg(TOTALS, uid="totals")) as h:
         h.push(event("a", 0, 1), event("a", 15, 2), event("b", 3, 4), event("a", None, 100))
         h.push(event("a", 8, 8))
         assert seconds(h.advance_watermark(at(26))) == [("a", 0, 25, 3, 11), ("b", 3, 13, 1, 4)]
@@ -135,7 +140,7 @@ def test_sessions_merge() -> None:
 
 
 def test_late_events_change_the_result_or_are_counted() -> None:
-    with Harness(window(sl.Tumbling("10s"), lateness="5s").sum("v"), **TIMED, watermark="0s") as h:
+    with Harness(timed("0s").window(sl.Tumbling("10s"), lateness="5s").sum("v", uid="sums")) as h:
         h.push(event("a", 3, 1), event("a", 12, 2))
         assert seconds(h.tick()) == [("a", 0, 10, 1)]
         assert seconds(h.push(event("a", 4, 4))) == [("a", 0, 10, 5)]
@@ -146,16 +151,16 @@ def test_late_events_change_the_result_or_are_counted() -> None:
 
 
 def test_windows_by_count_and_by_the_clock() -> None:
-    with Harness(window(sl.Global(count=2)).agg(TOTALS), schema=SCHEMA, key="k") as h:
+    with Harness(KEYED.window(sl.Global(count=2)).agg(TOTALS, uid="totals")) as h:
         assert h.push(event("a", None, 1), event("a", None, 2), event("a", None, 4)) == [("a", 2, 3)]
         assert h.push(event("b", None, 8), event("a", None, 16)) == [("a", 2, 20)]
-    with Harness(window(sl.Tumbling("10s"), time="processing").count(), schema=SCHEMA, key="k") as h:
+    with Harness(KEYED.window(sl.Tumbling("10s"), time="processing").count(uid="n")) as h:
         assert h.push(event("a", 100), event("b", 1), event("a", None)) == []
         assert seconds(h.advance_clock("10s")) == [("a", 0, 10, 2), ("b", 0, 10, 1)]
 
 
 def test_results_so_far() -> None:
-    with Harness(window(sl.Tumbling("1h"), early="10s").agg(TOTALS), **TIMED) as h:
+    with Harness(timed().window(sl.Tumbling("1h"), early="10s").agg(TOTALS, uid="totals")) as h:
         h.push(event("a", 3, 1), event("a", 12, 2))
         assert seconds(h.advance_clock("10s")) == [("a", 0, 3600, 2, 3)]
         assert h.advance_clock("10s") == []
@@ -171,46 +176,50 @@ class Loud(sl.KeyedProcess):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_a_later_operator(kind: Any) -> None:
-    first = Harness(Loud(), **TIMED, watermark="0s", output="s string, v bigint", backend=kind, parallelism=2)
-    with first.then(window(sl.Tumbling("10s")).sum("v"), key="s", uid="sums") as h:
+    loud = timed("0s").process(Loud(), "s string, v bigint", "loud").key_by("s")
+    with Harness(loud.window(sl.Tumbling("10s")).sum("v", uid="sums"), backend=kind, parallelism=2) as h:
         h.push(event("a", 3, 5), event("b", 4, 5), event("a", 5, 1), event("a", 11, 7))
         assert seconds(h.tick()) == [("S005", 0, 10, 10)]
 
 
 @pytest.mark.parametrize(
-    ("make", "where", "message"),
+    ("make", "message"),
     [
-        (lambda: agg(), {}, "operator 'operator': agg() was given no aggregate"),
+        (lambda: KEYED.agg(uid="operator"), "operator 'operator': agg() was given no aggregate"),
         (
-            lambda: agg(total=sl.agg.sum("v * 2")), {},
+            lambda: KEYED.agg(total=sl.agg.sum("v * 2"), uid="operator"),
             "operator 'operator': the aggregate 'total' is over 'v * 2', and the columns are k, v, x, d, s, ts",
         ),
-        (lambda: agg(t=sl.agg.sum("ts")), {}, "operator 'operator': sum of 'ts' is over timestamp, expected a number"),
         (
-            lambda: window(sl.Tumbling("10s")).count(), {},
+            lambda: KEYED.agg(t=sl.agg.sum("ts"), uid="operator"),
+            "operator 'operator': sum of 'ts' is over timestamp, expected a number",
+        ),
+        (
+            lambda: KEYED.window(sl.Tumbling("10s")).count(uid="n"),
             "window: Tumbling windows need the events' times, and the stream has no watermark",
         ),
         (
-            lambda: agg(n=sl.agg.count()), {"output": "k string, n bigint"},
-            "operator 'operator': output or sides was given, and windows and aggregates have their own",
+            lambda: Harness(KEYED.agg(n=sl.agg.count(), uid="operator"), output="k string, n bigint"),
+            "Harness: only backend and parallelism can be said of a stream: it has said all else already",
         ),
     ],
-)  # fmt: skip
-def test_what_cannot_be(make: Any, where: Any, message: str) -> None:
+)
+def test_what_cannot_be(make: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Harness(make(), schema=SCHEMA, key="k", **where)
+        make()
     assert caught.value.message == message
 
 
 def test_a_null_key_is_shown_without_what_nobody_wrote() -> None:
-    with Harness(agg(n=sl.agg.count()), schema=SCHEMA, key=("k", "s")) as h, pytest.raises(NullKeyError) as caught:
+    counted = events(SCHEMA).key_by("k", "s").count(uid="n")
+    with Harness(counted) as h, pytest.raises(NullKeyError) as caught:
         h.push({"k": "a", "v": 1})
     assert "is null in the event Record(k='a', s=None)" in caught.value.message
 
 
 def test_the_directory_goes(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with Harness(agg(n=sl.agg.count()), schema=SCHEMA, key="k") as h:
+    with Harness(KEYED.agg(n=sl.agg.count(), uid="n")) as h:
         assert h.state("a") == {"results": []}
         assert list(tmp_path.iterdir()) != []
     assert list(tmp_path.iterdir()) == []

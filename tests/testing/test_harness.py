@@ -20,7 +20,7 @@ from strandline.core.errors import (
     StateTypeError,
     UserCodeError,
 )
-from strandline.testing import Harness, run, window
+from strandline.testing import Harness, events, run
 from tests.runtime.bench import KINDS
 
 EPOCH = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
@@ -351,10 +351,12 @@ def test_events_of_an_epoch_are_sorted_as_spark_sorts_them() -> None:
         h.push(("a", 1, math.nan), ("a", 2, 7.0), ("a", 3, None), ("a", 5, -math.inf), ("a", 4, -math.inf))
         h.push(("a", 7, 2.0), ("a", 6, 1.0))
         assert h.state("a") == {"said": "3 4 5 2 1 6 7 "}
-    with Harness(window(Global(count=2)).agg(first=agg.first("n")), **{**given, "output": None}, order_by="n") as h:
+    ordered = events(given["schema"]).key_by("k", order_by="n")
+    with Harness(ordered.window(Global(count=2)).agg(first=agg.first("n"), uid="first")) as h:
         assert h.push(("a", 4, None), ("a", 2, None), ("a", 3, None), ("a", 1, None)) == [("a", 1), ("a", 3)]
-    for wrong, said in (("y", "'y'"), (["n", "y"], "'y'"), (3, "3")):
-        with pytest.raises(ConfigurationError, match=f"Harness: order_by names {said}; the stream has k, n, x"):
+    missing = "order_by: there is no column 'y'; the stream has k, n, x"
+    for wrong, said in (("y", missing), (["n", "y"], missing), (3, "order_by was given 3, expected a column's name")):
+        with pytest.raises(ConfigurationError, match=said):
             Harness(Listed(), **given, order_by=wrong)
 
 
@@ -453,7 +455,7 @@ def test_open_and_close_are_called_as_in_a_job(tmp_path: Path, monkeypatch: pyte
 
 def test_the_examples() -> None:
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner()
-    for thing in (Harness, window):
+    for thing in (Harness, events):
         examples = [test for test in finder.find(thing, thing.__name__, globs={"Harness": Harness}) if test.examples]
         assert [test.name for test in examples] == [thing.__name__]
         runner.run(examples[0])

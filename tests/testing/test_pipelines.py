@@ -9,7 +9,8 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, UserCodeError
-from strandline.testing import Harness, Right, agg, events, window
+from strandline.plan.graph import StepNode
+from strandline.testing import Harness, Right, events
 
 START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 SALES = "user string, n bigint, ts timestamp"
@@ -29,8 +30,8 @@ def sales(name: str | None = None, delay: str = "0s", **given: Any) -> sl.Stream
 
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_late_events_of_built_in_aggregates_come_out_of_the_side(parallelism: int) -> None:
-    totals = window(sl.Tumbling("10s"), lateness="2s", late="late").sum("n")
-    with Harness(totals, schema=SALES, key="user", event_time="ts", watermark="0s", parallelism=parallelism) as h:
+    tens = sales().key_by("user").window(sl.Tumbling("10s"), lateness="2s", late="late")
+    with Harness(tens.sum("n", uid="totals"), parallelism=parallelism) as h:
         h.push(("a", 1, at(3)), ("b", 2, at(11)))
         assert plain(h.tick()) == [("a", 0, 10, 1)]
         assert plain(h.push(("a", 4, at(9)), ("a", 8, None))) == [("a", 0, 10, 5)]
@@ -166,7 +167,7 @@ def test_what_aggregates_hold_is_shown(count: int | None) -> None:
 
 
 def test_an_agg_reads_numbers_out_of_texts_as_spark_does() -> None:
-    with Harness(agg(total=sl.agg.sum("s")), schema="k int, s string", key="k") as h:
+    with Harness(events("k int, s string").key_by("k").agg(total=sl.agg.sum("s"), uid="totals")) as h:
         assert h.push((1, "2.5"), (1, None), (1, "4")) == [(1, 6.5)]
 
 
@@ -185,6 +186,29 @@ def test_steps_of_sparks_are_refused() -> None:
         stream.key_by("user").agg(m=sl.agg.sum("n * 2"), uid="m")
 
 
+def test_a_step_of_sparks_is_refused_when_the_harness_is_made() -> None:
+    node = events(SALES)._node
+    step = sl.Stream(StepNode(node.columns, node))
+    for stream in (step, step.key_by("user").agg(n=sl.agg.count(), uid="n")):
+        with pytest.raises(ConfigurationError, match="a step that only Spark can run") as caught:
+            Harness(stream)
+        assert "testing.events()" in str(caught.value)
+
+
+def test_a_pipeline_without_operators() -> None:
+    with Harness(sales().map(lambda e: (e.n + 1,), "n bigint")) as h:
+        assert h.push(("a", 1, at(1)), ("b", 2, at(2))) == [(2,), (3,)]
+        assert h.tick() == []
+        assert (h.output, h.late_rows) == ([(2,), (3,)], 0)
+        h.snapshot()
+        h.push(("c", 3, at(3)))
+        h.crash()
+        assert (h.output, h.epoch) == ([(2,), (3,)], 2)
+        for look in (lambda: h.side("late"), h.broadcast_state, lambda: h.state("a"), lambda: h.timers("a")):
+            with pytest.raises(ConfigurationError, match="Harness: the pipeline has no operator"):
+                look()
+
+
 def test_a_job_is_not_made_of_events() -> None:
     with pytest.raises(ConfigurationError, match="a stream of a test's events is no source of a job"):
         sl.Job("x", sinks=[events(SALES).to(sl.sinks.noop())], checkpoints=sl.Checkpoints("ck"))
@@ -201,7 +225,7 @@ def test_mistakes() -> None:
             h.push(Right((1,)))
         with pytest.raises(UserCodeError, match="never"):
             h.push(one=[("a", 1, at(1))])
-    with pytest.raises(ConfigurationError, match="schema or key was given, and a stream has them already"):
+    with pytest.raises(ConfigurationError, match="only backend and parallelism can be said of a stream"):
         Harness(stream, schema=SALES)
     with pytest.raises(ConfigurationError, match="it is not said what the events are"):
         Harness(Never())

@@ -88,7 +88,7 @@ def declare(columns: Columns, given: Mapping[str, Aggregate], uid: str, type_of:
     found: dict[str, Part] = {}
     specs: dict[str, ResultSpec] = {}
     for result, aggregate in sorted(given.items()):
-        kind, parts = _Planner(columns, result, aggregate, uid, type_of).plan()
+        kind, parts = _planned(columns, result, aggregate, uid, type_of)
         # The columns of moments and of sketches belong together; others can be shared one by one.
         together = parts[0].merge.startswith(("moments", *COMPARING, *sketches.KINDS))
         fields: list[str] = []
@@ -108,58 +108,52 @@ def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
     return name if name not in taken else _named(f"{result}_", kind, at, taken)
 
 
-class _Planner:
-    """What one aggregate is made of."""
-
-    def __init__(self, columns: Columns, result: str, aggregate: Aggregate, uid: str, type_of: TypeOf) -> None:
-        self._columns = columns
-        self._result = result
-        self._aggregate = aggregate
-        self._uid = uid
-        self._type_of = type_of
-
-    def plan(self) -> tuple[DataType, list[Part]]:
-        """Return the result's type, and the accumulator's columns."""
-        aggregate = self._aggregate
-        if aggregate.column is None:
-            return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones)]
-        # These are of whatever type: also of one that only Spark knows.
-        name, c, kind = self._column(aggregate.column, any_type=aggregate.kind in ("count", "approx_count_distinct"))
-        if aggregate.by is not None:
-            by_name, by, by_kind = self._column(aggregate.by)
-            check_type(aggregate, by_kind, self._uid)
-            how = aggregate.kind
-            # Where there is nothing to compare, the value does not count.
-            return kind, [
-                Part(
-                    kind, how, f"{how}({c}, {by})", f"if({by} is null, null, {c})",
-                    lambda of, n: pc.if_else(pc.is_valid(of[by_name]), of[name], _null_of(kind)),
-                ),
-                Part(by_kind, how, f"{how[:3]}({by})", by, lambda of, n: of[by_name]),
-            ]  # fmt: skip
-        check_type(aggregate, kind, self._uid)
+def _planned(
+    columns: Columns, result: str, aggregate: Aggregate, uid: str, type_of: TypeOf
+) -> tuple[DataType, list[Part]]:
+    """Return the type of an aggregate's result, and its accumulator's columns."""
+    if aggregate.column is None:
+        return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones)]
+    what = f"operator '{uid}': the aggregate '{result}'"
+    # These are of whatever type: also of one that only Spark knows.
+    any_type = aggregate.kind in ("count", "approx_count_distinct")
+    name, (c, kind) = aggregate.column, _column(columns, aggregate.column, what, type_of, any_type=any_type)
+    if aggregate.by is None:
+        check_type(aggregate, kind, uid)
         return _of_column(aggregate, kind, c, name)
+    how, by_name, (by, by_kind) = aggregate.kind, aggregate.by, _column(columns, aggregate.by, what, type_of)
+    check_type(aggregate, by_kind, uid)
+    # Where there is nothing to compare, the value does not count.
+    return kind, [
+        Part(
+            kind, how, f"{how}({c}, {by})", f"if({by} is null, null, {c})",
+            lambda of, n: pc.if_else(pc.is_valid(of[by_name]), of[name], _null_of(kind)),
+        ),
+        Part(by_kind, how, f"{how[:3]}({by})", by, lambda of, n: of[by_name]),
+    ]  # fmt: skip
 
-    def _column(self, column: str, *, any_type: bool = False) -> tuple[str, str, DataType]:
-        """Return a column's name, its SQL and its type; an expression has no name that is a column's."""
-        known = column in self._columns.names
-        c = quoted(column) if known else f"({column})"
-        what = f"operator '{self._uid}': the aggregate '{self._result}'"
-        try:
-            ddl = self._columns.ddl_of(column) if known else self._type_of(c, what)
-        except ConfigurationError as error:
-            if error.message.startswith(what):
-                raise
-            raise ConfigurationError(f"{what} has no one column: {error.message}", hint=error.hint) from None
-        try:
-            return column, c, parse_type(ddl)
-        except ConfigurationError as error:
-            if any_type:
-                return column, c, StringType()
-            raise ConfigurationError(
-                f"{what} is of a type that is not supported: {error.message}",
-                hint="cast the column to a number, a text, a date or a timestamp",
-            ) from None
+
+def _column(
+    columns: Columns, column: str, what: str, type_of: TypeOf, *, any_type: bool = False
+) -> tuple[str, DataType]:
+    """Return a column's SQL and its type, or an expression's; errors begin with `what`."""
+    known = column in columns.names
+    c = quoted(column) if known else f"({column})"
+    try:
+        ddl = columns.ddl_of(column) if known else type_of(c, what)
+    except ConfigurationError as error:
+        if error.message.startswith(what):
+            raise
+        raise ConfigurationError(f"{what} has no one column: {error.message}", hint=error.hint) from None
+    try:
+        return c, parse_type(ddl)
+    except ConfigurationError as error:
+        if any_type:
+            return c, StringType()
+        raise ConfigurationError(
+            f"{what} is of a type that is not supported: {error.message}",
+            hint="cast the column to a number, a text, a date or a timestamp",
+        ) from None
 
 
 def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple[DataType, list[Part]]:

@@ -13,6 +13,7 @@ from strandline.api.aggregates import Aggregate
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import OURS, declare
+from strandline.plan.checks import check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Cut, Keyed, LateNode, Node, OperatorNode, PartialNode, sources_of
 from strandline.plan.operators import make_operator
@@ -112,10 +113,7 @@ def _cut_of(kind: WindowKind | None, rules: Rules, operator: ColumnarProcess, or
 
 def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Mapping[str, Any], uid: str) -> None:
     """Refuse what cannot be an aggregation."""
-    if not isinstance(uid, str) or not uid.strip():
-        raise ConfigurationError(
-            "agg() has no uid", hint="give it a name that never changes, for example uid='totals': state is found by it"
-        )
+    check_uid("agg()", uid)
     if not given:
         raise ConfigurationError(f"operator '{uid}': agg() was given no aggregate", hint="write n=sl.agg.count()")
     for result, aggregate in given.items():

@@ -11,6 +11,15 @@ from strandline.api.states import declared_states
 from strandline.core.errors import ConfigurationError
 
 
+def check_uid(what: str, uid: Any) -> None:
+    """Refuse an operator that state could not be found by."""
+    if not isinstance(uid, str) or not uid.strip():
+        raise ConfigurationError(
+            f"{what} has no uid",
+            hint="give it a name of its own that never changes, for example uid='totals': state is found by it",
+        )
+
+
 def check_process(process: Any, uid: str) -> None:
     """Refuse what is no process function."""
     if isinstance(process, type):

@@ -55,11 +55,7 @@ class Columns:
     def ddl_of(self, name: str) -> str:
         """Return a column's type as Spark writes it; refuse a name that is no one column's."""
         same = [(known, ddl) for known, ddl in self.types if known.lower() == name.lower()]
-        if len(same) > 1:
-            raise ConfigurationError(
-                f"the column {', '.join(dict.fromkeys(known for known, _ in same))} is there more than once",
-                hint="rename one: Spark does not tell upper from lower case",
-            )
+        _check_unlike([known for known, _ in same], "")
         return dict(same)[name]
 
     def type_of(self, name: str) -> DataType:
@@ -68,13 +64,7 @@ class Columns:
 
     def schema(self, where: str) -> StructType:
         """Return the user's columns with their types, which have to be known here; errors begin with `where`."""
-        counted = Counter(name.lower() for name in self.names)
-        twice = [name for name in self.names if counted[name.lower()] > 1]
-        if twice:
-            raise ConfigurationError(
-                f"{where}: the column {', '.join(dict.fromkeys(twice))} is there more than once",
-                hint="rename one: Spark does not tell upper from lower case",
-            )
+        _check_unlike(self.names, f"{where}: ")
         try:
             return parse_schema(", ".join(f"{quoted(name)} {ddl}" for name, ddl in self.types))
         except ConfigurationError as error:
@@ -87,15 +77,20 @@ class Columns:
         return replace(self, hidden=in_order(hidden))
 
 
+def _check_unlike(names: Sequence[str], where: str) -> None:
+    counted = Counter(name.lower() for name in names)
+    twice = [name for name in names if counted[name.lower()] > 1]
+    if twice:
+        raise ConfigurationError(
+            f"{where}the column {', '.join(dict.fromkeys(twice))} is there more than once",
+            hint="rename one: Spark does not tell upper from lower case",
+        )
+
+
 def in_order(hidden: Iterable[str]) -> tuple[str, ...]:
     """Return hidden columns in the order in which keepers expect them."""
     there = set(hidden)
     return tuple(name for name in HIDDEN if name in there)
-
-
-def visible(names: Sequence[str]) -> list[str]:
-    """Return the columns that are the user's."""
-    return [name for name in names if name not in HIDDEN]
 
 
 def quoted(name: str) -> str:

@@ -12,7 +12,6 @@ from strandline.plan.columns import Columns
 from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.task.outputs import raw_ddl
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.types.datatypes import StructType
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +52,8 @@ class MapNode(Node):
     """A Python function of each row, which gives any number of rows. What came of a row carries what it carried."""
 
     function: Callable[[Any], Iterable[Any] | None] = field(kw_only=True)
+    input: str = field(kw_only=True)
+    """DDL of what the function sees of a row."""
     output: str = field(kw_only=True)
 
 
@@ -77,26 +78,14 @@ class Keyed:
         """What the rows look like."""
         return self.node.columns
 
-    def schema(self, where: str) -> StructType:
-        """Return the user's columns; errors about them begin with `where`."""
-        return self.columns.schema(where)
-
-
-@dataclass(frozen=True)
-class Half:
-    """One of two inputs: its rows, and which of their columns are key and order; none of rules, whose they are not."""
-
-    node: Node
-    keys: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True, eq=False)
 class PairNode(Node):
     """Two streams packed into one of pairs: both rows as structs, of which one is null, the key, and the order."""
 
     other: Node | None = None
-    halves: tuple[Half, ...] = ()
+    halves: tuple[Keyed, ...] = ()
+    """Both inputs; rules have no key, and no order: that is the pairs'."""
     names: tuple[str, ...] = ()
     """Of the key's columns and the order's."""
     movers: tuple[WatermarkNode | None, ...] = ()

@@ -6,16 +6,18 @@ are then those of any keyed stream.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Sliding, Tumbling, WindowKind
+from strandline.api.windows import Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.columns import Columns, quoted
-from strandline.plan.graph import Half, Keyed, Node, OperatorNode, PairNode
+from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
 from strandline.plan.operators import process_on
 from strandline.plan.watermarks import watermark_above
-from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, TimedJoin, WindowJoin
+from strandline.plan.windows import bounds_of
+from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, WindowJoin
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.types.ordering import check_order
 
@@ -30,13 +32,13 @@ def broadcast(left: Keyed, rules: Node, order_by: tuple[str, ...]) -> Keyed:
             "broadcast: only the broadcast stream has event time",
             hint='call watermark("column") on the keyed stream too, or on neither',
         )
-    return _paired(left, Half(rules), "broadcast", order_by)
+    return _paired(left, Keyed(rules, ()), "broadcast", order_by)
 
 
 def connect(left: Keyed, right: Keyed, what: str = "connect") -> Keyed:
     """Bring together rows that are keyed alike."""
     _check_alike(left, right, what)
-    return _paired(left, Half(right.node, right.keys, right.order_by), what)
+    return _paired(left, right, what)
 
 
 def interval_join(
@@ -60,10 +62,8 @@ def interval_join(
             f"join: within is {tuple(within)!r}, and its first bound is the later one",
             hint='the earlier bound comes first: within=("-10 min", "5 min")',
         )
-    pairs = connect(left, right, "join")
-    layout = _layout(left, right, "join", how)
-    columns = _columns(layout, prefixes, "join")
-    return _join_on(pairs, IntervalJoin(layout, lower, upper, how), columns, uid, max_parallelism)
+    pairs, layout, output = _joined(left, right, "join", how, prefixes)
+    return process_on(pairs, IntervalJoin(layout, lower, upper, how), output, uid, max_parallelism=max_parallelism)
 
 
 def window_join(
@@ -81,26 +81,16 @@ def window_join(
             f"window_join: the windows are {kind!r}, expected Tumbling or Sliding ones",
             hint='write window_join(other, Tumbling("10s"), …); for bursts of events use join() or connect()',
         )
-    pairs = connect(left, right, "window_join")
-    layout = _layout(left, right, "window_join", how)
-    window = [(WINDOW_START, "timestamp"), (WINDOW_END, "timestamp")]
-    columns = _columns(layout, prefixes, "window_join", window)
-    return _join_on(pairs, WindowJoin(layout, kind, how), columns, uid, max_parallelism)
-
-
-def _join_on(
-    pairs: Keyed, process: TimedJoin, columns: list[tuple[str, str]], uid: str, max_parallelism: int | None
-) -> OperatorNode:
-    output = ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
-    return process_on(pairs, process, output, uid, max_parallelism=max_parallelism)
+    pairs, layout, output = _joined(left, right, "window_join", how, prefixes, *bounds_of(kind))
+    return process_on(pairs, WindowJoin(layout, kind, how), output, uid, max_parallelism=max_parallelism)
 
 
 # -- packing
 
 
-def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
+def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
     """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
-    both = left.columns, right.node.columns
+    both = left.columns, right.columns
     movers = watermark_above(left.node), watermark_above(right.node)
     is_one = movers[0] is movers[1] or not both[1].is_timed
     hidden = [name for name in (TIME, FIRED) if any(name in columns.hidden for columns in both)]
@@ -109,13 +99,12 @@ def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...
     for columns in both:
         columns.schema(what)
     order = tuple(f"{_ORDER}_{at}" for at in range(len(left.order_by)))
-    types = dict(both[0].types)
-    named = zip((*left.keys, *order), (types[name] for name in (*left.keys, *left.order_by)), strict=True)
+    named = zip((*left.keys, *order), map(both[0].ddl_of, (*left.keys, *left.order_by)), strict=True)
     node = PairNode(
         Columns(((LEFT, both[0].struct), (RIGHT, both[1].struct), *named)).carrying(*hidden),
         left.node,
         other=right.node,
-        halves=(Half(left.node, left.keys, left.order_by), right),
+        halves=(left, right),
         names=(*left.keys, *order),
         movers=movers[:1] if is_one else movers,
         broadcast_order=broadcast_order,
@@ -124,19 +113,11 @@ def _paired(left: Keyed, right: Half, what: str, broadcast_order: tuple[str, ...
 
 
 def _check_alike(left: Keyed, right: Keyed, what: str) -> None:
-    for whose in ("keys", "order_by"):
-        lists = [list(stream.keys if whose == "keys" else stream.order_by) for stream in (left, right)]
-        kinds = [
-            [stream.columns.type_of(name).ddl for name in names]
-            for stream, names in zip((left, right), lists, strict=True)
-        ]
-        if kinds[0] != kinds[1]:
-            said = [
-                ", ".join(map(" ".join, zip(names, types, strict=True))) or "nothing"
-                for names, types in zip(lists, kinds, strict=True)
-            ]
+    for whose, mine, theirs in (("keys", left.keys, right.keys), ("order_by", left.order_by, right.order_by)):
+        here, there = _types(left, mine), _types(right, theirs)
+        if here != there:
             raise ConfigurationError(
-                f"{what}: the {whose} of the streams differ: {said[0]} here, {said[1]} there",
+                f"{what}: the {whose} of the streams differ: {_said(mine, here)} here, {_said(theirs, there)} there",
                 hint="both need as many columns of the same types, in the same order: cast one before key_by",
             )
     times = [stream.columns.is_timed for stream in (left, right)]
@@ -147,10 +128,22 @@ def _check_alike(left: Keyed, right: Keyed, what: str) -> None:
         )
 
 
+def _types(stream: Keyed, names: Sequence[str]) -> list[str]:
+    return [stream.columns.type_of(name).ddl for name in names]
+
+
+def _said(names: Sequence[str], types: Sequence[str]) -> str:
+    return ", ".join(map(" ".join, zip(names, types, strict=True))) or "nothing"
+
+
 # -- what a join gives
 
 
-def _layout(left: Keyed, right: Keyed, what: str, how: How) -> Layout:
+def _joined(
+    left: Keyed, right: Keyed, what: str, how: How, prefixes: tuple[str, str], *bounds: str
+) -> tuple[Keyed, Layout, str]:
+    """Return the pairs, how two rows become one, and the DDL of the result; `bounds` are a window's columns."""
+    pairs = connect(left, right, what)
     if how not in HOWS:
         raise ConfigurationError(f"{what}: how={how!r}, expected one of {', '.join(HOWS)}")
     if not left.columns.is_timed:
@@ -158,19 +151,13 @@ def _layout(left: Keyed, right: Keyed, what: str, how: How) -> Layout:
             f"{what}: the streams have no event time, and the join is by time",
             hint='call watermark("column") before key_by; connect() works without',
         )
-    schemas = [stream.schema(what) for stream in (left, right)]
-    shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
-    return Layout(schemas[0], schemas[1], shared)
-
-
-def _columns(
-    layout: Layout, prefixes: tuple[str, str], what: str, more: list[tuple[str, str]] | None = None
-) -> list[tuple[str, str]]:
-    """Return the result's columns; Spark does not tell upper from lower case in names."""
     is_pair = isinstance(prefixes, tuple | list) and len(prefixes) == 2
     if not is_pair or not all(isinstance(prefix, str) for prefix in prefixes):
         raise ConfigurationError(f"{what}: prefixes={prefixes!r}, expected a pair of texts, as in ('', 'right_')")
-    columns = [*layout.columns((prefixes[0], prefixes[1])), *(more or [])]
+    shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
+    layout = Layout(left.columns.schema(what), right.columns.schema(what), shared)
+    columns = [*layout.columns((prefixes[0], prefixes[1])), *((bound, "timestamp") for bound in bounds)]
+    # Spark does not tell upper from lower case in names.
     names = [name.lower() for name, _ in columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -178,7 +165,7 @@ def _columns(
             f"{what}: the result would have the column {', '.join(twice)} twice",
             hint="tell them apart with prefixes=('', 'right_'), or select other columns before key_by",
         )
-    return columns
+    return pairs, layout, ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
 
 
 def _signed_us(bound: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
 from strandline.format.keycolumns import key_column
-from strandline.plan.checks import check_inputs, check_process, check_sides
+from strandline.plan.checks import check_inputs, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Keyed, Node, OperatorNode, OutputNode
 from strandline.runtime.program import check_ttl, state_infos
@@ -58,11 +58,7 @@ def process_on(
     max_parallelism: int | None = None,
 ) -> OperatorNode:
     """Return the node of a function with state; raise ConfigurationError for what cannot run."""
-    if not isinstance(uid, str) or not uid.strip():
-        raise ConfigurationError(
-            f"process() of {type(process).__name__} has no uid",
-            hint="give it a name of its own that never changes, for example uid='detect': state is found by it",
-        )
+    check_uid(f"process() of {type(process).__name__}", uid)
     check_process(process, uid)
     check_sides(uid, sides or {})
     check_inputs(process, uid, keyed.made_by)

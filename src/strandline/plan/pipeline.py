@@ -10,7 +10,7 @@ from typing import Any
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import StateInfo
-from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above
+from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
 from strandline.plan.watermarks import movers_of
 from strandline.runtime.program import Program, key_schema, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
@@ -117,7 +117,7 @@ class Pipeline:
         counted: Counter[str] = Counter()
         specs = []
         for node in nodes:
-            source = _first_source(node)
+            source = sources_of(node)[0].name
             counted[source] += 1
             name = source if counted[source] == 1 else f"{source}:{counted[source]}"
             specs.append(replace(node.spec, name=name))
@@ -152,12 +152,6 @@ class Pipeline:
                     f"the late events of the operator '{node.uid}' go to a sink, its results to none",
                     hint="send its results to a sink too, or sl.sinks.noop(): nothing is late for what does not run",
                 )
-
-
-def _first_source(node: Node) -> str:
-    while node.parent is not None:
-        node = node.parent
-    return node.name if isinstance(node, SourceNode) else ""
 
 
 def _sources_of(*nodes: Node) -> set[Node]:

@@ -27,7 +27,7 @@ from strandline.types.datatypes import Field, StructType, parse_schema, parse_ty
 Time = Literal["event", "processing"]
 
 
-def rules_of(kind: WindowKind, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
+def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
     """Return how windows behave; raise ConfigurationError for what does not go together."""
     if not isinstance(kind, Tumbling | Sliding | Session | Global):
         raise ConfigurationError(
@@ -43,25 +43,18 @@ def rules_of(kind: WindowKind, lateness: str, late: str | None, early: str | Non
     if late is not None and (not isinstance(late, str) or not late.strip()):
         raise ConfigurationError(f"window: late is {late!r}, expected a name for the side output of late events")
     rules = Rules(lateness_us, early_us, late, processing=time == "processing")
-    if not _follows_event_time(kind, rules) and (lateness_us or late is not None):
+    follows_event_time = not rules.processing and not isinstance(kind, Global)
+    if not follows_event_time and (lateness_us or late is not None):
         raise ConfigurationError(
             f"window: {type(kind).__name__} windows that do not follow event time have no late events",
             hint="leave lateness= and late= out",
         )
-    return rules
-
-
-def check_timed(keyed: Keyed, kind: WindowKind, rules: Rules) -> None:
-    """Refuse windows of event time where there is none."""
-    if _follows_event_time(kind, rules) and not keyed.columns.is_timed:
+    if follows_event_time and not keyed.columns.is_timed:
         raise ConfigurationError(
             f"window: {type(kind).__name__} windows need the events' times, and the stream has no watermark",
             hint='call watermark("column") before key_by, or window(…, time="processing")',
         )
-
-
-def _follows_event_time(kind: WindowKind, rules: Rules) -> bool:
-    return not rules.processing and not isinstance(kind, Global)
+    return rules
 
 
 # -- what is computed of a window
@@ -89,10 +82,11 @@ def fold(
     return WindowFunction("fold", folding, fields)
 
 
-def reduce(schema: StructType, keys: Sequence[str], function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
+def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
     """Keep one event, made of two at a time."""
+    schema = _events(keyed, uid)
     _check_functions(f"reduce '{uid}'", function=function)
-    places = [at for at, field in enumerate(schema.fields) if field.name not in keys]
+    places = [at for at, field in enumerate(schema.fields) if field.name not in keyed.keys]
     fields = [schema.fields[at] for at in places]
     if not fields:
         raise ConfigurationError(f"reduce '{uid}': the stream has no columns beside the key's to reduce")
@@ -117,11 +111,16 @@ def aggregate(
     return WindowFunction("aggregate", folding, fields)
 
 
-def process(schema: StructType, function: Callable[[Any, Any, list[Any]], Any], output: str) -> WindowFunction:
+def process(keyed: Keyed, function: Callable[[Any, Any, list[Any]], Any], output: str, uid: str) -> WindowFunction:
     """Keep all events."""
+    schema = _events(keyed, uid)
     _check_functions("process", function=function)
     fields = parse_schema(output).fields
     return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
+
+
+def _events(keyed: Keyed, uid: str) -> StructType:
+    return keyed.columns.schema(f"operator '{uid}'")
 
 
 def _check_functions(what: str, **functions: Any) -> None:
@@ -143,7 +142,7 @@ def windows_on(
     max_parallelism: int | None,
 ) -> OperatorNode:
     """Return the node of a function of each window's events."""
-    contents, schema, keys = function.contents, keyed.schema(f"operator '{uid}'"), keyed.keys
+    contents, schema, keys = function.contents, _events(keyed, uid), keyed.keys
     if isinstance(kind, Session) and isinstance(contents, Folding) and not contents.can_merge:
         raise ConfigurationError(
             f"{function.what} '{uid}': session windows can become one, and there is no `merge`",

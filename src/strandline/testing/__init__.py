@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from strandline.testing.events import Right, events
 from strandline.testing.harness import Harness, Snapshot
-from strandline.testing.prepared import agg, window
 
-__all__ = ["Harness", "Right", "Snapshot", "agg", "events", "window"]
+__all__ = ["Harness", "Right", "Snapshot", "events"]

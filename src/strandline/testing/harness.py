@@ -13,12 +13,11 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
 from strandline.plan.graph import Node
-from strandline.spark.streams.stream import Stream
+from strandline.spark.streams.stream import Stream, listed
 from strandline.testing.events import Events, Right
 from strandline.testing.nodes import Rows
-from strandline.testing.prepared import Prepared
 from strandline.testing.run import Output, PipelineRun
-from strandline.testing.streams import Told, Wanted, pipeline_of
+from strandline.testing.streams import Told, check_function, streams_of
 from strandline.testing.times import Times
 from strandline.types.scalars import us_to_timestamp
 
@@ -52,8 +51,8 @@ class Harness:
     Rules have no key, no event time unless `right_event_time` says which, and apply in the order of the columns
     `order_by`, then as in a job.
 
-    A function of windows is made by `window`, built-in aggregates by `agg` or by a window's methods; their columns come
-    by themselves: there is no `output`.
+    Windows, built-in aggregates and whole pipelines are given as a stream, which begins with `testing.events`: it says
+    all but `backend` and `parallelism` itself, and its watermark follows the events.
 
     >>> from strandline import KeyedProcess, Value
     >>> class Count(KeyedProcess):
@@ -84,7 +83,7 @@ class Harness:
 
     def __init__(
         self,
-        process: KeyedProcess | KeyedBatchProcess | Prepared | Stream,
+        process: KeyedProcess | KeyedBatchProcess | Stream,
         *,
         schema: str | None = None,
         key: str | Sequence[str] | None = None,
@@ -106,24 +105,29 @@ class Harness:
             raise ConfigurationError(f"Harness: backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
         if not isinstance(parallelism, int):
             raise ConfigurationError(f"Harness: parallelism is {parallelism!r}, expected a number")
-        follows = True
+        lefts = Told(schema, key, event_time, watermark)
+        rights = Told(right, right_key, right_event_time, right_watermark)
         if isinstance(process, Stream):
-            if schema is not None or key is not None:
+            nothing = Told(), Told(), "operator", None, None, None, None
+            if (lefts, rights, uid, output, sides, order_by, max_parallelism) != nothing:
                 raise ConfigurationError(
-                    "Harness: schema or key was given, and a stream has them already",
-                    hint="leave them out: testing.events(schema) and key_by() of the stream have said it",
+                    "Harness: only backend and parallelism can be said of a stream: it has said all else already",
+                    hint="leave the others out: testing.events(schema) and the stream's own methods have them",
                 )
             self._end = process
         else:
+            check_function(process)
             if schema is None or key is None:
                 raise ConfigurationError(
                     "Harness: it is not said what the events are", hint='give schema="user string, n int", key="user"'
                 )
-            wanted = Wanted(process, output, uid, sides, max_parallelism)
-            lefts = Told(schema, key, event_time, watermark)
-            rights = Told(right or "", right_key, right_event_time, right_watermark)
-            self._end = pipeline_of(wanted, lefts, rights, order_by)
-            follows = watermark is not None
+            keyed = streams_of(process, uid, lefts, rights, order_by)
+            if output is None:
+                raise ConfigurationError(
+                    f"operator '{uid}': it is not said which columns its rows have",
+                    hint='give output="user string, n bigint"',
+                )
+            self._end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism)
         self._epoch = Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
@@ -138,14 +142,14 @@ class Harness:
         self._events = {
             name: Events(source, "right " if name == "right" else "") for name, source in self._sources.items()
         }
-        self._times = Times(pipeline.watermarks, follows=follows)
+        self._times = Times(pipeline.watermarks, follows=isinstance(process, Stream) or watermark is not None)
 
     def then(
         self,
-        process: KeyedProcess | KeyedBatchProcess | Prepared,
+        process: KeyedProcess | KeyedBatchProcess,
         *,
         key: str | Sequence[str],
-        output: str | None = None,
+        output: str,
         uid: str,
         sides: Mapping[str, str] | None = None,
         side: str | None = None,
@@ -159,8 +163,9 @@ class Harness:
         if self._epoch:
             raise ConfigurationError("Harness: then() was called after an epoch", hint="build the chain first")
         before = self._end if side is None else self._end.side(side)
-        keys = [key] if isinstance(key, str) else list(key)
-        end = Wanted(process, output, uid, sides, max_parallelism).on(before.key_by(*keys))
+        check_function(process)
+        keyed = before.key_by(*listed(key))
+        end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism)
         self._run.extend(end._node)
         self._end = end
         return self

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
@@ -18,7 +17,7 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
 from strandline.testing.events import AT
 from strandline.types.columns import arrow_schema, to_python
-from strandline.types.datatypes import parse_schema
+from strandline.types.datatypes import StructType, parse_schema
 from strandline.types.ordering import comparable
 
 Rows: TypeAlias = pa.RecordBatch
@@ -41,10 +40,7 @@ def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes) -> Rows:
             return _pairs(node, *parents)
         case LateNode():
             return _late(node, rows, times)
-    raise ConfigurationError(
-        f"Harness: {type(node).__name__} is a step that only Spark can run",
-        hint="begin the test's pipeline with strandline.testing.events() behind it",
-    )
+    raise NotImplementedError(type(node).__name__)
 
 
 def schema_of(columns: Columns) -> pa.Schema:
@@ -52,23 +48,23 @@ def schema_of(columns: Columns) -> pa.Schema:
     return arrow_schema(parse_schema(columns.ddl)).append(pa.field(AT, pa.int64()))
 
 
-def in_order(rows: Rows, order_by: Sequence[str], columns: Columns) -> Rows:
+def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
     """Return rows sorted as Spark sorts them."""
+    if not order_by:
+        return rows
     keys = []
     for name in order_by:
-        kind = columns.type_of(name)
+        kind = schema.fields[schema.names.index(name)].type
         keys.append(list(map(comparable(kind), to_python(rows.column(name), kind))))
     order = sorted(range(rows.num_rows), key=lambda at: [key[at] for key in keys])
     return rows.take(pa.array(order, pa.int64()))
 
 
 def _mapped(node: MapNode, rows: Rows) -> Rows:
-    assert node.parent is not None
-    before = node.parent.columns
-    carried = [*before.hidden, AT]
-    function = RowFunction(node.function, before.schema("map").ddl, node.output, len(carried))
-    found = list(function(iter([rows.select([*before.names, *carried])])))
-    return _one(found, schema_of(node.columns))
+    carried = [*node.columns.hidden, AT]
+    function = RowFunction(node.function, node.input, node.output, len(carried))
+    found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
+    return one(found, schema_of(node.columns))
 
 
 def _timed(node: WatermarkNode, rows: Rows) -> Rows:
@@ -110,9 +106,9 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
         columns = [pa.nulls(rows.num_rows, field.type) for field in schema]
         packed = schema.field(half).type
         columns[half] = pa.StructArray.from_arrays(
-            [rows.column(name) for name in input_.node.columns.names], fields=list(packed)
+            [rows.column(name) for name in input_.columns.names], fields=list(packed)
         )
-        for at, name in enumerate((*input_.keys, *input_.order), 2):
+        for at, name in enumerate((*input_.keys, *input_.order_by), 2):
             columns[at] = rows.column(name)
         for name in (*node.columns.hidden, AT):
             if name in rows.schema.names:
@@ -121,7 +117,7 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
             own = columns[schema.get_field_index(ORIGIN)].fill_null("")
             columns[schema.get_field_index(ORIGIN)] = pc.binary_join_element_wise(f"{half}/", own, "")
         found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
-    rows = _one(found, schema)
+    rows = one(found, schema)
     return rows.take(pc.sort_indices(rows, sort_keys=[(AT, "ascending")]))
 
 
@@ -152,6 +148,6 @@ def _with(rows: Rows, added: dict[str, pa.Array], columns: Columns) -> Rows:
     return pa.RecordBatch.from_arrays([a.cast(f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
 
 
-def _one(found: Sequence[Rows], schema: pa.Schema) -> Rows:
-    none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-    return pa.concat_batches([none, *(batch.cast(schema) for batch in found)])
+def one(found: Sequence[Rows], schema: pa.Schema) -> Rows:
+    """Return rows in one batch, also of none."""
+    return pa.concat_batches([pa.RecordBatch.from_pylist([], schema), *(batch.cast(schema) for batch in found)])

@@ -34,7 +34,7 @@ from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapH
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.task.task import Task
 from strandline.testing.events import AT
-from strandline.testing.nodes import Rows, in_order
+from strandline.testing.nodes import Rows, in_order, one
 from strandline.types.columns import build, to_python
 from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
@@ -73,9 +73,6 @@ class Partitions:
         self._places = 0
         self._schema = parse_schema(self.program.input_schema)
         self._key_types = [self._schema.fields[self._schema.names.index(name)].type for name in self.node.keys]
-        parent = self.node.parent
-        assert parent is not None
-        self._columns = parent.columns
         self._record = record_type(parse_schema(self.program.output_schema).names)._make
         self._keys = KeyCodec(self._key_types)
         self._partitions: list[_Opened] = []
@@ -129,9 +126,7 @@ class Partitions:
         batches: list[pa.RecordBatch] = []
         for each, part in zip(self._partitions, self._divide(rows), strict=True):
             batches += each.partition.run(epoch, times, [part] if part.num_rows else [])
-        schema = self._partitions[0].task.output_schema
-        none = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-        given = pa.concat_batches([none, *batches])
+        given = one(batches, self._partitions[0].task.output_schema)
         return given.append_column(AT, pa.array(range(given.num_rows), pa.int64()))
 
     def commit(self) -> None:
@@ -236,7 +231,7 @@ class Partitions:
 
     def _divide(self, rows: Rows) -> list[pa.RecordBatch]:
         """Return each partition's rows as its keeper gets them."""
-        rows = in_order(rows, self.node.order_by, self._columns)
+        rows = in_order(rows, self.node.order_by, self._schema)
         keys = zip(self.node.keys, self._key_types, strict=True)
         values = [to_python(rows.column(name), kind) for name, kind in keys]
         groups = [key_group(key, self._key_types, self.program.max_parallelism) for key in zip(*values, strict=True)]

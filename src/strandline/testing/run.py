@@ -13,7 +13,7 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BackendName
-from strandline.plan.graph import Node, OperatorNode, above
+from strandline.plan.graph import Node, OperatorNode, StepNode, above
 from strandline.plan.operators import output_of
 from strandline.plan.pipeline import Pipeline
 from strandline.testing.nodes import Rows, lowered
@@ -44,6 +44,11 @@ class PipelineRun:
         """Run up to this node from now on; operators that are new are opened."""
         operators = [node for node in above(end) if isinstance(node, OperatorNode)]
         pipeline = Pipeline([end, *(side for node in operators for side in node.sides_before.values())])
+        if any(isinstance(node, StepNode) for node in pipeline.nodes):
+            raise ConfigurationError(
+                "Harness: the pipeline has a step that only Spark can run",
+                hint="begin the test's pipeline with strandline.testing.events() behind it",
+            )
         new = [each for each in pipeline.settle(self._parallelism, {}) if each.node not in self._partitions]
         places = (self._directory / str(at) for at in range(len(self._partitions), len(pipeline.operators)))
         made = [Partitions(each, self._backend, place) for each, place in zip(new, places, strict=True)]
@@ -128,17 +133,20 @@ class PipelineRun:
     @property
     def broadcasting(self) -> Partitions:
         """The operator that has rules for every partition, or the first one."""
+        self._check_operators()
         found = [each for node, each in self._partitions.items() if node.broadcast_order is not None]
         return (found or list(self._partitions.values()))[0]
 
     def side(self, name: str) -> Node:
         """Return a side output; of several with the name, the last operator's."""
+        self._check_operators()
         having = [node for (_, known), node in self.sides.items() if known == name]
         return having[-1] if having else output_of(self.pipeline.operators[-1], name)
 
     def find(self, uid: str | None) -> Partitions:
         """Return the operator with a uid, or the only one."""
         self.check_open()
+        self._check_operators()
         by_uid = {node.uid: each for node, each in self._partitions.items()}
         if uid is None and len(by_uid) == 1:
             (uid,) = by_uid
@@ -146,6 +154,13 @@ class PipelineRun:
             known = ", ".join(by_uid)
             raise ConfigurationError(f"Harness: the operator's uid is {uid!r}, expected one of {known}")
         return by_uid[uid]
+
+    def _check_operators(self) -> None:
+        if not self._partitions:
+            raise ConfigurationError(
+                "Harness: the pipeline has no operator: there is no state, and nothing but its own rows",
+                hint="look at what push() returns, or at `output`",
+            )
 
 
 def _records(node: Node, rows: Rows) -> list[Any]:

@@ -1,98 +1,71 @@
-"""The pipeline of a harness that was given a function and its streams in words, written as a program writes it."""
+"""The streams of a harness that was given a function, said in words: written as a program writes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
+from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
-from strandline.plan.checks import check_inputs, check_process
-from strandline.spark.streams.stream import KeyedStream, Stream
+from strandline.plan.checks import check_process
+from strandline.spark.streams.stream import Processed, Stream, listed
 from strandline.testing.events import events
-from strandline.testing.prepared import Prepared
-from strandline.types.ordering import check_order
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """One stream, in the user's words."""
 
-    schema: str
+    schema: str | None = None
     key: str | Sequence[str] | None = None
     event_time: str | None = None
     watermark: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """One operator, in the user's words."""
-
-    process: Any
-    output: str | None
-    uid: str
-    sides: Mapping[str, str] | None = None
-    max_parallelism: int | None = None
-
-    def on(self, keyed: KeyedStream, paired: Any = None) -> Stream:
-        """Return what it gives on a keyed stream, or on two brought together."""
-        uid, process = self.uid, self.process
-        if isinstance(process, Prepared):
-            if self.output is not None or self.sides is not None:
-                raise ConfigurationError(
-                    f"operator '{uid}': output or sides was given, and windows and aggregates have their own",
-                    hint="leave them out: window(…, late=name) gives a side output of the input's columns",
-                )
-            return process.on(keyed, uid, self.max_parallelism)
-        if self.output is None:
-            raise ConfigurationError(
-                f"operator '{uid}': it is not said which columns its rows have",
-                hint='give output="user string, n bigint"',
-            )
-        at = keyed if paired is None else paired
-        most = self.max_parallelism
-        given: Stream = at.process(process, self.output, uid, sides=self.sides, max_parallelism=most)
-        return given
+def check_function(process: Any) -> None:
+    """Refuse what is written as a method of a stream, or is no function at all."""
+    if not isinstance(process, KeyedProcess | KeyedBatchProcess | type):
+        raise ConfigurationError(
+            f"Harness: it was given a {type(process).__name__}, expected a process function or a stream",
+            hint="windows and aggregates are methods of a stream, which begins with testing.events(schema): "
+            'events("user string, n int").key_by("user").sum("n", uid="sums")',
+        )
 
 
-def pipeline_of(wanted: Wanted, left: Told, right: Told, order_by: Sequence[str] | str | None) -> Stream:
-    """Return what a function gives of its stream, or of its two; where there is no right one, its schema is empty."""
-    process, order = wanted.process, _listed(order_by)
-    if not isinstance(process, Prepared):
-        check_process(process, wanted.uid)
+def streams_of(process: Any, uid: str, left: Told, right: Told, order_by: Sequence[str] | str | None) -> Processed[Any]:
+    """Return what a function is given: its stream, or its two brought together."""
+    order = () if order_by is None else listed(order_by)
+    check_process(process, uid)
     if not isinstance(process, KeyedCoProcess | KeyedBroadcastProcess):
-        if right != Told(""):
+        if right != Told():
             raise ConfigurationError(
                 f"Harness: {type(process).__name__} is a function of one stream, and something was said of a right one",
                 hint="derive it from KeyedCoProcess or KeyedBroadcastProcess, or leave all of right… out",
             )
-        stream = _timed(left)
-        check_order(stream._node.columns.schema("Harness"), order, "Harness", "the stream")
-        return wanted.on(stream.key_by(*_listed(left.key), order_by=order))
+        return _timed(left).key_by(*listed(left.key), order_by=order)
     if not right.schema:
         raise ConfigurationError(
             f"Harness: {type(process).__name__} is a function of two streams, and there is no right one",
             hint='say what its events are: Harness(…, right="customer string, name string")',
         )
     is_broadcast = isinstance(process, KeyedBroadcastProcess)
-    check_inputs(process, wanted.uid, "broadcast" if is_broadcast else "connect")
     right = _completed(right, left, is_broadcast)
-    keyed, other = _timed(left, "left").key_by(*_listed(left.key)), _timed(right, "right")
+    keyed, other = _timed(left, "left").key_by(*listed(left.key)), _timed(right, "right")
     if is_broadcast:
-        check_order(other._node.columns.schema("Harness"), order, "Harness", "the broadcast stream")
-        return wanted.on(keyed, keyed.broadcast(other, order_by=order))
+        return keyed.broadcast(other, order_by=order)
     if order:
         raise ConfigurationError(
             "Harness: order_by is for the events of one stream, or the rules of a KeyedBroadcastProcess",
             hint="leave it out: events of connected streams come in the order in which they are pushed",
         )
-    return wanted.on(keyed, keyed.connect(other.key_by(*_listed(right.key))))
+    return keyed.connect(other.key_by(*listed(right.key)))
 
 
 def _timed(told: Told, name: str | None = None) -> Stream:
     """Return a stream with event time, if it has some."""
-    stream, which = events(told.schema, name), "right_" if name == "right" else ""
+    stream, which = events(told.schema or "", name), "right_" if name == "right" else ""
     if told.event_time is not None:
         return stream.watermark(told.event_time, told.watermark or "0s")
     if told.watermark is not None:
@@ -123,10 +96,3 @@ def _completed(right: Told, left: Told, is_broadcast: bool) -> Told:
                 hint=f"give {what} too: either both streams have it, or neither",
             )
     return replace(right, key=left.key if right.key is None else right.key, event_time=event_time, watermark=watermark)
-
-
-def _listed(names: Any) -> tuple[Any, ...]:
-    if names is None:
-        return ()
-    # What is no column's name is refused with the names that there are.
-    return tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else (names,)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructType
 
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import quoted
@@ -15,6 +17,7 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
 from strandline.spark.lower.rows import RowWorker
 from strandline.spark.streams.frames import FrameStep, with_times
+from strandline.types.datatypes import parse_schema
 
 TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
@@ -52,10 +55,17 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
-    assert node.parent is not None
-    before, after = node.parent.columns, node.columns
-    worker = RowWorker(RowFunction(node.function, before.schema("map").ddl, node.output, len(before.hidden)))
-    return df.select(*map(quoted, before.names), *before.hidden).mapInArrow(worker, after.ddl)
+    names, hidden = parse_schema(node.input).names, node.columns.hidden
+    worker = RowWorker(RowFunction(node.function, node.input, node.output, len(hidden)))
+    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, _schema_of(node.columns.ddl))
+
+
+@lru_cache(maxsize=256)
+def _schema_of(ddl: str) -> StructType:
+    # Given a text, Spark reads it anew in every epoch, in its JVM: 2 ms.
+    schema = DataType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:
@@ -93,14 +103,14 @@ def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
 
 
 def _pairs(node: PairNode, parallelism: int, *inputs: DataFrame) -> DataFrame:
-    structs = [half.node.columns.struct for half in node.halves]
+    structs = [half.columns.struct for half in node.halves]
     selected = []
     for at, half in enumerate(node.halves):
-        columns = half.node.columns
+        columns = half.columns
         own = f"struct({', '.join(map(quoted, columns.names))})"
         rows = [own if at == other else f"cast(null as {struct})" for other, struct in enumerate(structs)]
         nulls = [f"cast(null as {ddl})" for _, ddl in node.columns.types[2:]]
-        known = [quoted(name) for name in (*half.keys, *half.order)] or nulls
+        known = [quoted(name) for name in (*half.keys, *half.order_by)] or nulls
         told = at if node.tells_inputs_apart else None
         carried = [_carried(name, columns.hidden, told) for name in node.columns.hidden]
         names = map(quoted, [LEFT, RIGHT, *node.names, *node.columns.hidden])

@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from strandline.core import failpoints
+from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.spark.base.marks import marking
 
@@ -60,6 +61,8 @@ class TaskWriter:
         rows = itertools.chain([first], filled)
         with marking():
             committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
+            if not isinstance(committable, str | None):
+                raise ConfigurationError(f"write_tasks: write gave {committable!r:.300}, expected a string or None")
         # A keeper has applied an epoch when all of its output was read.
         for _ in rows:
             pass

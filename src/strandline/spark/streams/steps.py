@@ -65,14 +65,13 @@ class Steps:
 
     def map(self, function: Callable[[Any], Any], output: str) -> Self:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
-        return self.flat_map(_One(function), output)
+        return self.flat_map(lambda row: (function(row),), output)
 
     def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Self:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        ddl = parse_schema(output).ddl
-        self._node.columns.schema("map")
+        given, ddl = self._node.columns.schema("map").ddl, parse_schema(output).ddl
         columns = Columns.of(ddl, self._node.columns.hidden)
-        return type(self)(MapNode(columns, self._node, function=function, output=ddl))
+        return type(self)(MapNode(columns, self._node, function=function, input=given, output=ddl))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.
@@ -84,13 +83,3 @@ class Steps:
         What operators give has the time of the event, or the timer, that it came of.
         """
         return type(self)(watermark_on(self._node, column, delay, per, idle))
-
-
-class _One:
-    """A map function as a flat_map function."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, row: Any) -> tuple[Any]:
-        return (self._function(row),)

@@ -6,8 +6,8 @@ All kinds stand in one file, since each gives others; what they do is in the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from pyspark.sql import Column, DataFrame
 
@@ -27,7 +27,6 @@ from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import read
 from strandline.spark.streams.steps import Steps
-from strandline.types.datatypes import StructType
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +60,7 @@ class Stream(Steps):
         Rows of one key meet in one place, in the order in which Spark's shuffle delivers them; with `order_by`, the
         rows of each epoch are sorted by these columns.
         """
-        one = isinstance(order_by, str | Column) or not isinstance(order_by, Iterable)
-        order: tuple[Any, ...] = (order_by,) if one else tuple(order_by)
-        return KeyedStream(keyed_by(self._node, keys, order))
+        return KeyedStream(keyed_by(self._node, keys, listed(order_by)))
 
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
@@ -123,23 +120,18 @@ class Aggregates:
         return self.agg({column: Aggregate("max", column)}, uid=uid, name="max")
 
 
-class KeyedStream(Aggregates):
-    """A stream partitioned by key: the place for functions with state."""
+_Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
+
+
+class Processed(Generic[_Process]):
+    """Rows partitioned by key, of one stream or of two: the place for a function with state."""
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Names of the key columns."""
-        return self._keyed.keys
-
-    def _cut(self) -> tuple[Keyed, None, Rules]:
-        return self._keyed, None, Rules()
-
     def process(
         self,
-        process: KeyedProcess | KeyedBatchProcess,
+        process: _Process,
         output: str,
         uid: str,
         *,
@@ -147,7 +139,7 @@ class KeyedStream(Aggregates):
         name: str | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
-        """Run a function with state on each event, or on each Arrow batch.
+        """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
         `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
         sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for
@@ -158,6 +150,26 @@ class KeyedStream(Aggregates):
             process_on(self._keyed, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
         )
 
+
+class ConnectedStreams(Processed[KeyedCoProcess]):
+    """Two streams that are keyed alike: the place for a function that sees the events of both."""
+
+
+class BroadcastStream(Processed[KeyedBroadcastProcess]):
+    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
+
+
+class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
+    """A stream partitioned by key: the place for functions with state."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self._keyed.keys
+
+    def _cut(self) -> tuple[Keyed, None, Rules]:
+        return self._keyed, None, Rules()
+
     def window(
         self,
         kind: WindowKind,
@@ -165,7 +177,7 @@ class KeyedStream(Aggregates):
         lateness: str = "0s",
         late: str | None = None,
         early: str | None = None,
-        time: Literal["event", "processing"] = "event",
+        time: windows.Time = "event",
     ) -> WindowedStream:
         """Cut each key's events into windows by their event time.
 
@@ -175,9 +187,7 @@ class KeyedStream(Aggregates):
         With `early`, the results so far of windows that changed come too, so often by the clock. With
         `time="processing"`, windows follow the clock alone.
         """
-        rules = windows.rules_of(kind, lateness, late, early, time)
-        windows.check_timed(self._keyed, kind, rules)
-        return WindowedStream(self._keyed, kind, rules)
+        return WindowedStream(self._keyed, kind, windows.rules_of(self._keyed, kind, lateness, late, early, time))
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""
@@ -193,8 +203,7 @@ class KeyedStream(Aggregates):
                 f"broadcast() was given a {type(rules).__name__}, expected a Stream",
                 hint="write a.key_by(…).broadcast(rules): rules have no key here, every partition hears of all",
             )
-        order = (order_by,) if isinstance(order_by, str) else tuple(order_by)
-        return BroadcastStream(joins.broadcast(self._keyed, rules._node, order))
+        return BroadcastStream(joins.broadcast(self._keyed, rules._node, listed(order_by)))
 
     def join(
         self,
@@ -247,7 +256,7 @@ class WindowedStream(Aggregates):
 
     keyed: Keyed
     kind: WindowKind
-    rules: Rules = field(default_factory=Rules)
+    rules: Rules
 
     def _cut(self) -> tuple[Keyed, WindowKind, Rules]:
         return self.keyed, self.kind, self.rules
@@ -285,8 +294,7 @@ class WindowedStream(Aggregates):
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        reduced = windows.reduce(self._events(uid), self.keyed.keys, function, uid)
-        return self._run(reduced, uid, name, max_parallelism)
+        return self._run(windows.reduce(self.keyed, function, uid), uid, name, max_parallelism)
 
     def aggregate(
         self,
@@ -335,46 +343,15 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        return self._run(windows.process(self._events(uid), function, output), uid, name, max_parallelism)
+        return self._run(windows.process(self.keyed, function, output, uid), uid, name, max_parallelism)
 
     def _run(self, function: windows.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
 
-    def _events(self, uid: str) -> StructType:
-        return self.keyed.schema(f"operator '{uid}'")
 
-
-_Process = TypeVar("_Process", bound=KeyedProcess)
-
-
-@dataclass(frozen=True)
-class PairedStreams(Generic[_Process]):
-    """Two streams as the input of one function: the place for that function."""
-
-    pairs: Keyed
-
-    def process(
-        self,
-        process: _Process,
-        output: str,
-        uid: str,
-        *,
-        sides: Mapping[str, str] | None = None,
-        name: str | None = None,
-        max_parallelism: int | None = None,
-    ) -> Stream:
-        """Run a function with state on each event of both streams; arguments are those of KeyedStream.process()."""
-        return _main_output(
-            process_on(self.pairs, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
-        )
-
-
-class ConnectedStreams(PairedStreams[KeyedCoProcess]):
-    """Two streams that are keyed alike: the place for a function that sees the events of both."""
-
-
-class BroadcastStream(PairedStreams[KeyedBroadcastProcess]):
-    """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
+def listed(names: Any) -> tuple[Any, ...]:
+    """Return one name or several as several; what is no name is refused with the names that there are."""
+    return (names,) if isinstance(names, str | Column) or not isinstance(names, Iterable) else tuple(names)
 
 
 def _main_output(operator: OperatorNode) -> Stream:
