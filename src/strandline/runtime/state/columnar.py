@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +19,6 @@ from strandline.runtime.state.table import StateTable
 
 Given = tuple[pa.RecordBatch, pa.Array | None]
 """Output rows, and their times in microseconds since 1970."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an operator partition keeps its state."""
-
-    backend: Backend
-    groups: KeyGroupRange
-    cache_bytes: int
 
 
 @dataclass(frozen=True)
@@ -53,15 +44,14 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
     rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
     """
 
-    tables: list[StateTable[Any]]
     late_rows = 0
     """Rows of this epoch that came too late and were dropped."""
     source_rows = 0
     """Rows of the stream that this epoch's rows were made of."""
 
-    def bind(self, place: Place) -> None:
-        """Get ready to work on a partition's state."""
-        self.tables = []
+    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+        """Get ready to work on a partition's state; return the tables that it makes itself."""
+        return ()
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:
         """Give what is due now that the watermark has reached scope.watermark_us."""
@@ -92,11 +82,9 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
 
     def commit(self) -> None:
         """Keep the epoch."""
-        self.late_rows = self.source_rows = 0
 
     def forget(self) -> None:
         """Forget the epoch."""
-        self.late_rows = self.source_rows = 0
 
     @property
     def next_due_us(self) -> int | None:

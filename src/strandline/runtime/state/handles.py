@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
-from strandline.api.states import Aggregating, Reducing, Value
+from strandline.api.states import Aggregating, Reducing
 from strandline.core.errors import StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
@@ -27,7 +27,7 @@ class ValueHandle:
 
     __slots__ = ("_coerce", "_default", "_exact", "_live", "_name", "_scope", "_undo")
 
-    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any = None) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         self._scope = scope
         self._live = table.live
         self._undo = table.undo
@@ -65,7 +65,7 @@ class CopyingValueHandle(ValueHandle):
 
     __slots__ = ("_copy",)
 
-    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any = None) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         super().__init__(scope, table, codec, name, default)
         self._copy = codec.copy
 
@@ -278,13 +278,6 @@ def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTy
     """Return the error with the operator and the state it is about."""
     message = f"operator '{uid}', state '{name}': {what}{error.message}"
     return StateTypeError(message, hint=error.hint, **error.fields)
-
-
-def value_handle(scope: Scope, table: ValueTable, codec: ValueCodec, name: str, declared: Any) -> Any:
-    """Return the handle for a state that keeps one value a key."""
-    default = declared.default if isinstance(declared, Value) else None
-    kind = CopyingValueHandle if codec.mutable else ValueHandle
-    return wrapped(kind(scope, table, codec, name, default), declared)
 
 
 def wrapped(cell: Any, declared: Any) -> Any:

@@ -41,7 +41,7 @@ class Scope:
         self.time_us: int | None = None
         self.watermark_us: int | None = None
         self.now_us = 0
-        self.timers = Timers(self)
+        self.timers: Timers
         self.in_broadcast = False
         self.in_timer = False
         self._emit: Callable[[str, Any], None] | None = None
@@ -103,20 +103,18 @@ class Timers:
 
     __slots__ = ("_encode", "_encoded", "_event", "_key", "_processing", "_scope", "_why_none")
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        encode: Callable[[Any], bytes],
+        event: TimerTable | None,
+        processing: TimerTable | None,
+        why_none: str,
+    ) -> None:
         self._scope = scope
-        self._encode: Callable[[Any], bytes] = repr  # type: ignore[assignment]
-        self._event: TimerTable | None = None
-        self._processing: TimerTable | None = None
+        self._encode, self._event, self._processing, self._why_none = encode, event, processing, why_none
         self._key: Any = self
         self._encoded = b""
-        self._why_none = ""
-
-    def bind(
-        self, encode: Callable[[Any], bytes], event: TimerTable | None, processing: TimerTable | None, why_none: str
-    ) -> None:
-        """Put the tables behind it."""
-        self._encode, self._event, self._processing, self._why_none = encode, event, processing, why_none
 
     def set(self, at: dt.datetime) -> None:
         """Call on_timer for this key once the watermark has reached a time."""

@@ -45,8 +45,6 @@ class KeyedAggregation(ColumnarProcess):
         yield from self.on_end(scope)
 
     def forget(self) -> None:
-        """Forget the epoch."""
-        super().forget()
         self._given = []
 
     def _take(self, rows: Rows) -> list[pa.Array]:

@@ -26,17 +26,20 @@ import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.api.windows import Session
+from strandline.backends.base import Backend
+from strandline.core.keygroups import KeyGroupRange
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, overlapping
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.panes import settle
 from strandline.runtime.state.scope import Scope
-from strandline.runtime.state.timers import TimerTable
+from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.types.columns import arrow_schema, conform
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -52,6 +55,8 @@ _AT_ONCE = 50_000
 class Sessions:
     """Some sessions, or spans of events that are to become such."""
 
+    columns: Sequence[pa.Array]
+    """The accumulators."""
     of_key: Numbers
     """Whose they are: a number among some keys."""
     start: Numbers
@@ -60,8 +65,11 @@ class Sessions:
     """Whether the result was given when it was complete, and it has not changed since."""
     fresh: Numbers
     """Whether it has changed since a result was given, complete or not."""
-    columns: Sequence[pa.Array]
-    """The accumulators."""
+
+    @property
+    def numbers(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+        """What describes them, in the order of the fields."""
+        return self.of_key, self.start, self.end, self.given, self.fresh
 
     def __len__(self) -> int:
         return len(self.start)
@@ -70,18 +78,12 @@ class Sessions:
         """Return those at some places, or of a mask."""
         at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         columns = [column.take(pa.array(at)) for column in self.columns]
-        return Sessions(self.of_key[at], self.start[at], self.end[at], self.given[at], self.fresh[at], columns)
+        return Sessions(columns, *(numbers[at] for numbers in self.numbers))
 
     def and_also(self, more: Sessions) -> Sessions:
         """Return these, then others."""
-        return Sessions(
-            np.append(self.of_key, more.of_key),
-            np.append(self.start, more.start),
-            np.append(self.end, more.end),
-            np.append(self.given, more.given),
-            np.append(self.fresh, more.fresh),
-            [pa.concat_arrays(pair) for pair in zip(self.columns, more.columns, strict=True)],
-        )
+        columns = [pa.concat_arrays(pair) for pair in zip(self.columns, more.columns, strict=True)]
+        return Sessions(columns, *map(np.append, self.numbers, more.numbers))
 
 
 class SessionAggregation(ColumnarProcess):
@@ -106,12 +108,10 @@ class SessionAggregation(ColumnarProcess):
         self._spans: list[pa.RecordBatch] = []
         """What the epoch has brought: key group, keys, events, start, end, accumulator."""
 
-    def bind(self, place: Place) -> None:
-        """Get ready to work on a partition's state."""
+    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
         self._codec = KeyCodec([field.type for field in self._keys.fields])
-        self._ends = TimerTable(ENDS, place.backend, place.groups)
-        self._early = TimerTable(EARLY, place.backend, place.groups)
-        self.tables = [self._ends, self._early]
+        self._ends, self._early = TimerTable(ENDS, backend, groups), TimerTable(EARLY, backend, groups)
+        return [self._ends, self._early]
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Keep a batch for the end of the epoch."""
@@ -152,8 +152,6 @@ class SessionAggregation(ColumnarProcess):
         yield from self._take_in(scope)
 
     def forget(self) -> None:
-        """Forget the epoch."""
-        super().forget()
         self._spans = []
 
     @property
@@ -164,8 +162,7 @@ class SessionAggregation(ColumnarProcess):
     @property
     def next_due_clock_us(self) -> int | None:
         """When the clock will."""
-        tables = [self._early, self._ends] if self._rules.processing else [self._early]
-        return min((at for table in tables if (at := table.next_us()) is not None), default=None)
+        return earliest((self._early.next_us(), self._ends.next_us() if self._rules.processing else None))
 
     # -- what an epoch brings
 
@@ -190,7 +187,7 @@ class SessionAggregation(ColumnarProcess):
         counts, start, end = (column.to_numpy() for column in batch.columns[width : width + 3])
         keys, of_key = BatchKeys(key_columns, groups, self._codec).unique()
         no, yes = np.zeros(len(start), bool), np.ones(len(start), bool)
-        return Sessions(of_key, start, end, no, yes, batch.columns[width + 3 :]), keys, counts
+        return Sessions(batch.columns[width + 3 :], of_key, start, end, no, yes), keys, counts
 
     def _take_in(self, scope: Scope) -> Iterator[Given]:
         """Merge the epoch's spans with each other and with the sessions that they touch."""
@@ -206,12 +203,12 @@ class SessionAggregation(ColumnarProcess):
         # Those of which some part is not complete have a timer.
         waits = np.logical_or.reduceat(~is_new & ~both.given[order], begins)
         found = Sessions(
+            self._accumulators.merge(both.columns, _groups(order, begins)),
             both.of_key[order][begins],
             both.start[order][begins],
             np.maximum.reduceat(both.end[order], begins),
             ~changed & ~waits,
             np.logical_or.reduceat(both.fresh[order], begins),
-            self._accumulators.merge(both.columns, _groups(order, begins)),
         )
         reached = self._reached(scope)
         if reached is not None:
@@ -298,14 +295,14 @@ class SessionAggregation(ColumnarProcess):
             pairs = zip(older.flatten().flatten(), columns, strict=True)
             columns = [pa.concat_arrays(pair).take(pa.array(order)) for pair in pairs]
             of_key = both[order]
-        start, end, given, fresh = (column.to_numpy(zero_copy_only=False) for column in columns[:_NUMBERS])
-        return Sessions(of_key, start, end, given, fresh, columns[_NUMBERS:])
+        numbers = (column.to_numpy(zero_copy_only=False) for column in columns[:_NUMBERS])
+        return Sessions(columns[_NUMBERS:], of_key, *numbers)
 
     def _store(self, keys: BatchKeys, before: Sessions, after: Sessions) -> None:
         """Write what has become of the sessions of some keys; both are in the order of keys and starts."""
         had, has = (np.bincount(sessions.of_key, minlength=len(keys)) for sessions in (before, after))
         last = np.cumsum(has) - 1
-        columns = [*map(pa.array, (after.start, after.end, after.given, after.fresh)), *after.columns]
+        columns = [*map(pa.array, after.numbers[1:]), *after.columns]
         touched = np.flatnonzero(had + has)
         none = has[touched] == 0
         at = pa.array(last[touched], mask=none)

@@ -7,7 +7,7 @@ stream it stands for, and the columns of the accumulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,16 +15,20 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.api.windows import Sliding, Tumbling
+from strandline.backends.base import Backend
+from strandline.core.keygroups import KeyGroupRange
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.changes import News
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.panes import GROUP, PaneTable
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.timers import earliest
 from strandline.types.columns import arrow_schema, conform
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -53,16 +57,13 @@ class WindowedAggregation(ColumnarProcess):
         self._early_us = rules.early_us
         self._news: News | None = None
 
-    def bind(self, place: Place) -> None:
-        """Get ready to work on a partition's state."""
-        schema = arrow_schema(self._stored)
-        self._full = pa.schema([pa.field(GROUP, pa.int32()), *schema])
-        self._table = PaneTable(PANES, place.backend, place.groups, schema, self._merge, place.cache_bytes)
+    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+        self._table = PaneTable(PANES, backend, groups, arrow_schema(self._stored), self._merge, cache_bytes)
         # Where panes go once their window is given, what is there tells what is to be given.
         self._table.marked = self._lateness > 0 or self.pane_us < self._size
-        self.tables = [self._table]
         if self._early_us:
             self._news = News(self._early_us, self._merge)
+        return [self._table]
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Add a batch to its panes."""
@@ -76,7 +77,7 @@ class WindowedAggregation(ColumnarProcess):
         self.source_rows += int(counts.sum())
         keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
         columns = [rows.groups.cast(pa.int32()), *keys, *self._accumulators.conform(columns)]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._full)
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._table.schema)
         kept = self._first_end(ends) <= self._last_end(ends)
         if scope.watermark_us is not None and not self._processing:
             late = self._last_end(ends) + self._lateness <= scope.watermark_us
@@ -113,14 +114,10 @@ class WindowedAggregation(ColumnarProcess):
         yield from self._again()
 
     def commit(self) -> None:
-        """Keep the epoch."""
-        super().commit()
         if self._news is not None:
             self._news.commit()
 
     def forget(self) -> None:
-        """Forget the epoch."""
-        super().forget()
         self._late = {}
         if self._news is not None:
             self._news.forget()
@@ -135,12 +132,11 @@ class WindowedAggregation(ColumnarProcess):
         """The same where windows follow the clock; and when results so far are due."""
         end_us = self._next_end() if self._processing else None
         early_us = self._news.due_us(self._table.panes) if self._news else None
-        return min((at for at in (end_us, early_us) if at is not None), default=None)
+        return earliest((end_us, early_us))
 
     def _next_end(self) -> int | None:
         mark = self._table.mark_us
-        ends = (next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
-        return min((end for end in ends if end is not None), default=None)
+        return earliest(next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
 
     def _reached(self, scope: Scope) -> int:
         """How far time has come. The clock may have been set back: what was given stays given."""
@@ -223,7 +219,7 @@ class WindowedAggregation(ColumnarProcess):
         first = pa.array(groups.first)
         keys = [column.take(first) for column in batch.columns[:width]]
         merged = self._accumulators.merge(batch.columns[width:], groups)
-        return pa.RecordBatch.from_arrays([*keys, *merged], schema=self._full)
+        return pa.RecordBatch.from_arrays([*keys, *merged], schema=self._table.schema)
 
     def _of_keys(self, batch: pa.RecordBatch, only: pa.RecordBatch) -> pa.RecordBatch:
         width = 1 + len(self._keys.fields)
