@@ -100,10 +100,6 @@ class WindowOperator(OwnOperator, KeyedProcess):
         """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
         ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
 
-    def _is_early(self, at_us: int) -> bool:
-        """Whether a processing-time timer asks for results so far: windows by the clock have others, at their ends."""
-        return self._early_us > 0 and at_us % self._early_us == 0
-
     def _refuse(self, event: Any, ctx: Any) -> None:
         """An event that is too late for every window, or has no time."""
         if self._rules.late is None:
@@ -130,7 +126,8 @@ class EndingWindows(WindowOperator):
         """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
         if timer.is_processing_time is self._processing:
             yield from self._complete(timer.time_us, ctx)
-        if timer.is_processing_time and self._is_early(timer.time_us):
+        # Windows by the clock have other timers of processing time, at their ends.
+        if timer.is_processing_time and self._early_us and timer.time_us % self._early_us == 0:
             yield from self._so_far(ctx)
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
