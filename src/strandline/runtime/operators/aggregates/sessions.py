@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.api.windows import Session
@@ -31,7 +30,7 @@ from strandline.core.keygroups import KeyGroupRange
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
-from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, overlapping
+from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, overlapping, valid_rows
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
 from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
@@ -285,12 +284,12 @@ class SessionAggregation(ColumnarProcess):
     def _load(self, keys: BatchKeys) -> Sessions:
         """Return all sessions of some keys, in the order of keys and starts."""
         newest = self.newest.get_many(keys)
-        of_key = np.flatnonzero(newest.is_valid().to_numpy(zero_copy_only=False))
+        of_key = valid_rows(newest)
         has_more, *columns = newest.take(pa.array(of_key)).flatten()
         several = of_key[has_more.to_numpy(zero_copy_only=False)]
         if len(several):
             older = self.older.get_many(keys.take(several))
-            both = np.append(np.repeat(several, pc.list_value_length(older).to_numpy()), of_key)
+            both = np.append(np.repeat(several, lengths(older)), of_key)
             order = np.argsort(both, kind="stable")
             pairs = zip(older.flatten().flatten(), columns, strict=True)
             columns = [pa.concat_arrays(pair).take(pa.array(order)) for pair in pairs]
@@ -316,8 +315,7 @@ class SessionAggregation(ColumnarProcess):
             rest = pa.array(np.flatnonzero(~is_last))
             values = pa.StructArray.from_arrays([column.take(rest) for column in columns], fields=self._fields)
             counts = np.maximum(has[several] - 1, 0)
-            offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
-            lists = pa.ListArray.from_arrays(offsets, values, mask=pa.array(counts == 0))
+            lists = pa.ListArray.from_arrays(offsets(counts), values, mask=pa.array(counts == 0))
             self.older.put_many(keys.take(several), lists)
 
 
