@@ -88,28 +88,28 @@ class Watermarks:
         The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
         `looked_us` is when the sources were last looked at: who was silent since is not known.
         """
+        awake: list[int] = []
+        idle: dict[_Origin, int] = {}
         with self._lock:
-            return self._advance(looked_us)
+            for index in range(len(self._specs)):
+                mine, dozing = self._times_of(index, looked_us)
+                if not mine and not dozing and not self._is_given_up(index, looked_us):
+                    return self._reached
+                awake += mine.values()
+                idle |= dozing
+            if awake or idle:
+                reached = min(awake) if awake else max(idle.values())
+                self._reached = reached if self._reached is None else max(self._reached, reached)
+                # Those that cannot move the watermark any more go: devices come and go, and manifests list them.
+                for at, time_us in idle.items():
+                    if time_us <= self._reached:
+                        del self._newest[at], self._heard[at]
+            return self._reached
 
     @property
     def may_be_idle(self) -> bool:
         """Whether it makes a difference how long some source is silent."""
         return any(spec.idle_us is not None for spec in self._specs)
-
-    def _advance(self, looked_us: int) -> int | None:
-        awake: list[int] = []
-        idle: dict[_Origin, int] = {}
-        for index in range(len(self._specs)):
-            mine, dozing = self._times_of(index, looked_us)
-            if not mine and not dozing and not self._is_given_up(index, looked_us):
-                return self._reached
-            awake += mine.values()
-            idle |= dozing
-        if awake or idle:
-            reached = min(awake) if awake else max(idle.values())
-            self._reached = reached if self._reached is None else max(self._reached, reached)
-            self._forget(idle, self._reached)
-        return self._reached
 
     def _times_of(self, index: int, looked_us: int) -> tuple[dict[_Origin, int], dict[_Origin, int]]:
         """Return how far the origins of a source are, those that count, and those that are idle."""
@@ -139,12 +139,6 @@ class Watermarks:
         slowest = min(awake, key=lambda at: awake[at], default=None)
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
         return Reached(spec, time_us, "" if slowest is None else slowest[1], len(awake) + len(idle), len(idle))
-
-    def _forget(self, idle: Mapping[_Origin, int], reached_us: int) -> None:
-        """Let go of origins that cannot move the watermark any more: devices come and go, and manifests list them."""
-        for at, time_us in idle.items():
-            if time_us <= reached_us:
-                del self._newest[at], self._heard[at]
 
     @property
     def reached_us(self) -> int | None:
