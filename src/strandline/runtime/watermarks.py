@@ -55,7 +55,8 @@ class Watermarks:
     def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
         self._specs = list(specs)
         self._lock = threading.Lock()
-        self._reached: int | None = stored.get(REACHED)
+        self.reached_us: int | None = stored.get(REACHED)
+        """The watermark when it was last advanced."""
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
         self._names = [spec.name or str(index) for index, spec in enumerate(self._specs)]
@@ -94,17 +95,17 @@ class Watermarks:
             for index in range(len(self._specs)):
                 mine, dozing = self._times_of(index, looked_us)
                 if not mine and not dozing and not self._is_given_up(index, looked_us):
-                    return self._reached
+                    return self.reached_us
                 awake += mine.values()
                 idle |= dozing
             if awake or idle:
                 reached = min(awake) if awake else max(idle.values())
-                self._reached = reached if self._reached is None else max(self._reached, reached)
+                self.reached_us = reached if self.reached_us is None else max(self.reached_us, reached)
                 # Those that cannot move the watermark any more go: devices come and go, and manifests list them.
                 for at, time_us in idle.items():
-                    if time_us <= self._reached:
+                    if time_us <= self.reached_us:
                         del self._newest[at], self._heard[at]
-            return self._reached
+            return self.reached_us
 
     @property
     def may_be_idle(self) -> bool:
@@ -140,14 +141,9 @@ class Watermarks:
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
         return Reached(spec, time_us, "" if slowest is None else slowest[1], len(awake) + len(idle), len(idle))
 
-    @property
-    def reached_us(self) -> int | None:
-        """The watermark when it was last advanced."""
-        return self._reached
-
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
         with self._lock:
             found = {f"{self._names[index]}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
-        known = {REACHED: self._reached, FIRED_AT: self.fired_us}
+        known = {REACHED: self.reached_us, FIRED_AT: self.fired_us}
         return {name: at_us for name, at_us in known.items() if at_us is not None} | found

@@ -132,54 +132,50 @@ class AggregatingHandle:
 class MapHandle(MutableMapping[Any, Any]):
     """The entries of the current key."""
 
-    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "_table")
+    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "table")
 
     def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
         self._scope = scope
-        self._table = table
+        self.table = table
+        """For operators of ours, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
         self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
 
-    @property
-    def table(self) -> MapTable:
-        """The table behind it: for operators of ours, whose values need neither checks nor copies."""
-        return self._table
-
     def __getitem__(self, sub: Any) -> Any:
-        value = self._table.get(self._scope.key, self._coerce_key(sub))
+        value = self.table.get(self._scope.key, self._coerce_key(sub))
         if value is None:
             raise KeyError(sub)
         return self._copy(value) if self._copy else value
 
     def get(self, sub: Any, default: Any = None) -> Any:
-        value = self._table.get(self._scope.key, self._coerce_key(sub))
+        value = self.table.get(self._scope.key, self._coerce_key(sub))
         if value is None:
             return default
         return self._copy(value) if self._copy else value
 
     def __setitem__(self, sub: Any, value: Any) -> None:
-        self._table.put(self._scope.key, self._coerce_key(sub), self._coerce_value(value))
+        self.table.put(self._scope.key, self._coerce_key(sub), self._coerce_value(value))
 
     def __delitem__(self, sub: Any) -> None:
         sub = self._coerce_key(sub)
-        if self._table.get(self._scope.key, sub) is None:
+        if self.table.get(self._scope.key, sub) is None:
             raise KeyError(sub)
-        self._table.put(self._scope.key, sub, None)
+        self.table.put(self._scope.key, sub, None)
 
     def __contains__(self, sub: object) -> bool:
-        return self._table.get(self._scope.key, self._coerce_key(sub)) is not None
+        return self.table.get(self._scope.key, self._coerce_key(sub)) is not None
 
     def __iter__(self) -> Iterator[Any]:
-        cell = self._table.entries(self._scope.key)
+        cell = self.table.entries(self._scope.key)
         return iter([sub for sub, value in cell.items() if value is not None])
 
     def __len__(self) -> int:
-        return sum(value is not None for value in self._table.entries(self._scope.key).values())
+        return sum(value is not None for value in self.table.entries(self._scope.key).values())
 
     def clear(self) -> None:
         for sub in self:
-            self._table.put(self._scope.key, sub, None)
+            self.table.put(self._scope.key, sub, None)
 
 
 class ListHandle:
@@ -235,10 +231,14 @@ class ListHandle:
 
     def _replace(self, elements: list[Any]) -> None:
         key, epoch = self._scope.key, self._scope.epoch
-        for number, chunk in list(self._table.entries(key).items()):
-            if chunk is not None and number != epoch:
-                self._table.put(key, number, None)
+        self._drop(key, epoch)
         self._table.put(key, epoch, elements or None)
+
+    def _drop(self, key: Any, *but: int) -> None:
+        """Delete chunks, apart from some."""
+        for number, chunk in list(self._table.entries(key).items()):
+            if chunk is not None and number not in but:
+                self._table.put(key, number, None)
 
 
 def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Callable[[Any], Any]:

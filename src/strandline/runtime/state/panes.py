@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -340,13 +341,21 @@ def _by_group(batches: Sequence[pa.RecordBatch]) -> dict[int, list[pa.RecordBatc
     """Cut batches by key group."""
     found: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
-        groups = batch.column(0).to_numpy()
-        order = np.argsort(groups, kind="stable")
-        ordered = batch.take(pa.array(order))
-        bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
-        for start, stop in pairwise(bounds.tolist()):
-            found.setdefault(int(groups[order[start]]), []).append(ordered.slice(start, stop - start))
+        for group, part in cut(batch, batch.column(0).to_numpy()):
+            found.setdefault(group, []).append(part)
     return found
+
+
+def cut(batch: pa.RecordBatch, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a batch by a number for each row; give each number with its rows, in order."""
+    if len(numbers) and numbers.min() == numbers.max():
+        yield int(numbers[0]), batch
+        return
+    order = np.argsort(numbers, kind="stable")
+    batch, numbers = batch.take(pa.array(order)), numbers[order]
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    for start, stop in pairwise(bounds if len(numbers) else ()):
+        yield int(numbers[start]), batch.slice(start, stop - start)
 
 
 def _bytes(batches: Iterable[pa.RecordBatch]) -> int:

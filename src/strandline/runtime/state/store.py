@@ -82,8 +82,8 @@ class Store:
         own: Sequence[StateTable[Any]] = ()
         if isinstance(process, ColumnarProcess):
             own = process.bind(backend, groups, cache_bytes)
-        self._values: list[ValueTable] = []
         bound = self._bind_states(cache_bytes)
+        self._values = [table for table in bound if isinstance(table, ValueTable)]
         ttl = self.expiry.tables if self.expiry else ()
         self._tables: list[StateTable[Any]] = [*bound, *(self.timers or ()), *ttl, *own]
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
@@ -213,8 +213,6 @@ class Store:
         bound: list[StateTable[Any]] = []
         for name, state in states.items():
             table, vars(self._process)[name] = binder.bind(name, state)
-            if isinstance(table, ValueTable):
-                self._values.append(table)
             bound.append(table)
         vars(self._process)["_bound_states"] = states
         return bound

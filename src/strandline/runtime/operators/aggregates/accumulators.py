@@ -21,6 +21,7 @@ from strandline.types.columns import conform, to_arrow_type
 from strandline.types.datatypes import parse_type
 
 _LARGEST = np.nextafter(2.0**63, 0.0)
+_PLAIN = {"sum": grouping.summed, "joined": grouping.joined, "united": grouping.united}
 _WIDE = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
 
 
@@ -108,38 +109,27 @@ def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[p
         return grouping.best(columns[0], columns[1], groups, how[:3])
     if how.startswith(sketches.KINDS):
         return sketches.merged(how, columns[0], columns[1], groups)
-    return [_merge(how, columns[0], groups)]
-
-
-def _merge(how: str, column: pa.Array, groups: Groups) -> pa.Array:
-    if how == "sum":
-        return grouping.summed(column, groups)
+    if how in _PLAIN:
+        return [_PLAIN[how](columns[0], groups)]
     if how in ("min", "max"):
-        return grouping.extreme(column, groups, how)
-    if how == "joined":
-        return grouping.joined(column, groups)
-    if how == "united":
-        return grouping.united(column, groups)
+        return [grouping.extreme(columns[0], groups, how)]
     which, _, valid = how.partition("_")
-    return grouping.edge(column, groups, which, ignore_nulls=bool(valid))
+    return [grouping.edge(columns[0], groups, which, ignore_nulls=bool(valid))]
 
 
 def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:
     if spec.kind == "approx_percentile":
         return _percentiles(sketches.percentiles(how, columns[0], columns[1], spec.ranks), kind)
-    return _number(spec, columns, how).cast(kind)
-
-
-def _number(spec: ResultSpec, columns: list[pa.Array], how: str) -> pa.Array:
+    found = columns[0]
     if spec.kind == "avg":
-        return _mean(columns[0], columns[1], spec.ddl)
-    if spec.kind == "count_distinct":
-        return pc.list_value_length(columns[0])
-    if spec.kind == "approx_count_distinct":
-        return sketches.distinct_counts(how, columns[0], columns[1])
-    if spec.kind in SPREADS:
-        return _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
-    return columns[0]
+        found = _mean(columns[0], columns[1], spec.ddl)
+    elif spec.kind == "count_distinct":
+        found = pc.list_value_length(columns[0])
+    elif spec.kind == "approx_count_distinct":
+        found = sketches.distinct_counts(how, columns[0], columns[1])
+    elif spec.kind in SPREADS:
+        found = _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
+    return found.cast(kind)
 
 
 def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:

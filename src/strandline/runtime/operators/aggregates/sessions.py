@@ -221,7 +221,9 @@ class SessionAggregation(ColumnarProcess):
         now = replace(found, given=found.given | again, fresh=found.fresh & ~again)
         self._set_timers(keys, now, changed & ~waits)
         if self._rules.early_us:
-            self._ask_early(keys, now.of_key[changed & ~now.given], scope.now_us)
+            encoded, at_us = keys.encoded, next_multiple(scope.now_us, self._rules.early_us)
+            for key in now.of_key[changed & ~now.given].tolist():
+                self._early.set(encoded[key], at_us)
         self._store(keys, stored, now)
 
     # -- what time brings
@@ -260,11 +262,6 @@ class SessionAggregation(ColumnarProcess):
         at_us = np.where(sessions.given, sessions.end + self._rules.lateness_us, sessions.end)[wanted].tolist()
         for key, at in zip(sessions.of_key[wanted].tolist(), at_us, strict=True):
             self._ends.set(encoded[key], at)
-
-    def _ask_early(self, keys: BatchKeys, wanted: Numbers, now_us: int) -> None:
-        encoded, at_us = keys.encoded, next_multiple(now_us, self._rules.early_us)
-        for key in wanted.tolist():
-            self._early.set(encoded[key], at_us)
 
     def _results(self, keys: BatchKeys, sessions: Sessions) -> Iterator[Given]:
         """Give results, those of the earliest ends first."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
-from strandline.runtime.state.panes import GROUP, PaneTable
+from strandline.runtime.state.panes import GROUP, PaneTable, cut
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.timers import earliest
@@ -85,16 +84,8 @@ class WindowedAggregation(ColumnarProcess):
             kept &= ~late
         if not kept.all():
             batch, ends = batch.filter(pa.array(kept)), ends[kept]
-        if not len(ends):
-            return
-        if ends.min() == ends.max():
-            self._add(int(ends[0]), batch, scope)
-            return
-        order = np.argsort(ends, kind="stable")
-        batch, ends = batch.take(pa.array(order)), ends[order]
-        bounds = np.append(np.flatnonzero(np.diff(ends, prepend=ends[0] - 1)), len(ends)).tolist()
-        for start, stop in pairwise(bounds):
-            self._add(int(ends[start]), batch.slice(start, stop - start), scope)
+        for pane, part in cut(batch, ends):
+            self._add(pane, part, scope)
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:
         """Give the windows that are complete, the earliest first, and let go of panes that are not needed any more."""

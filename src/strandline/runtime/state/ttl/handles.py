@@ -110,21 +110,21 @@ class ExpiringMapHandle(MapHandle):
 
     def __setitem__(self, sub: Any, value: Any) -> None:
         sub, value = self._coerce_key(sub), self._coerce_value(value)
-        old = self._table.get(self._scope.key, sub)
+        old = self.table.get(self._scope.key, sub)
         self._put(sub, old, self._life.renewed(old and old[0]), value)
 
     def __delitem__(self, sub: Any) -> None:
         sub = self._coerce_key(sub)
         if self._living(sub) is None:
             raise KeyError(sub)
-        self._table.put(self._scope.key, sub, None)
+        self.table.put(self._scope.key, sub, None)
 
     def __contains__(self, sub: object) -> bool:
         return self._living(self._coerce_key(sub)) is not None
 
     def __iter__(self) -> Iterator[Any]:
         is_over = self._life.is_over
-        cell = self._table.entries(self._scope.key)
+        cell = self.table.entries(self._scope.key)
         return iter([sub for sub, pair in cell.items() if pair is not None and not is_over(pair[0])])
 
     def __len__(self) -> int:
@@ -135,21 +135,21 @@ class ExpiringMapHandle(MapHandle):
         for entry in entries:
             key, end = self._life.keys.decode(entry)
             found.append((key, self._keys.decode_sub(entry, end)))
-        self._table.load(found)
+        self.table.load(found)
         for (key, sub), entry in zip(found, entries, strict=True):
-            pair = self._table.get(key, sub)
+            pair = self.table.get(key, sub)
             if pair is not None and self._life.has_ended(entry, pair[0]):
-                self._table.put(key, sub, None)
+                self.table.put(key, sub, None)
 
     def _living(self, sub: Any) -> Any:
-        pair = self._table.get(self._scope.key, sub)
+        pair = self.table.get(self._scope.key, sub)
         return None if pair is None or self._life.is_over(pair[0]) else pair
 
     def _put(self, sub: Any, old: Any, expires_us: int, value: Any) -> None:
         key = self._scope.key
         if old is None or old[0] is None:
             self._life.watch(key, expires_us, self._keys.encode_sub(sub))
-        self._table.put(key, sub, (expires_us, value))
+        self.table.put(key, sub, (expires_us, value))
 
 
 class ExpiringListHandle(ListHandle):
@@ -224,15 +224,8 @@ class ExpiringListHandle(ListHandle):
 
     def _rewrite(self, key: Any, elements: list[Any]) -> None:
         epoch = self._scope.epoch
-        for number, pair in list(self._table.entries(key).items()):
-            if pair is not None and number not in (_HEAD, epoch):
-                self._table.put(key, number, None)
+        self._drop(key, _HEAD, epoch)
         self._table.put(key, epoch, (None, elements))
-
-    def _drop(self, key: Any) -> None:
-        for number, pair in list(self._table.entries(key).items()):
-            if pair is not None:
-                self._table.put(key, number, None)
 
     def _renew(self, key: Any, head: Any, expires_us: int) -> None:
         if head is None or head[0] is None:
