@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,14 +18,13 @@ from strandline.runtime.state.values import ValueTable
 from strandline.types.columns import build, conform, to_arrow_type
 
 
+@dataclass(eq=False, repr=False)
 class BatchKeys:
-    """The keys of a batch's rows. Encoded bytes are made once, when first needed."""
+    """The keys of a batch's rows."""
 
-    def __init__(self, columns: Sequence[pa.Array], groups: pa.Array, codec: KeyCodec) -> None:
-        self.columns = list(columns)
-        self.groups = groups
-        self._codec = codec
-        self._encoded: list[bytes] | None = None
+    columns: Sequence[pa.Array]
+    groups: pa.Array
+    _codec: KeyCodec
 
     @classmethod
     def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
@@ -33,18 +34,16 @@ class BatchKeys:
         parts = [keys] if len(codec.types) == 1 else zip(*keys, strict=True)
         columns = [build(list(part), kind) for part, kind in zip(parts, codec.types, strict=True)]
         found = cls(columns, pa.array(groups), codec)
-        found._encoded = encoded
+        found.encoded = encoded
         return found
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    @property
+    @cached_property
     def encoded(self) -> list[bytes]:
-        """Each key's bytes, key group first."""
-        if self._encoded is None:
-            self._encoded = self._codec.encode_arrow(self.groups, self.columns)
-        return self._encoded
+        """Each key's bytes, key group first: made once, when first needed."""
+        return self._codec.encode_arrow(self.groups, self.columns)
 
     def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
         """Return the distinct keys, and for each row the index of its key among them."""

@@ -59,9 +59,8 @@ class Accumulators:
         self.fields = list(fields)
         self.results = list(results)
         self._kinds = [parse_type(field.ddl) for field in fields]
-        self.types = [to_arrow_type(kind) for kind in self._kinds]
         self._result_types = [to_arrow_type(parse_type(result.ddl)) for result in results]
-        self.arrow_fields = [pa.field(f.name, kind) for f, kind in zip(fields, self.types, strict=True)]
+        self.arrow_fields = [pa.field(f.name, to_arrow_type(k)) for f, k in zip(fields, self._kinds, strict=True)]
         self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
 
     @property

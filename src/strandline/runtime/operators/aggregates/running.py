@@ -41,8 +41,7 @@ class KeyedAggregation(ColumnarProcess):
         yield from given
 
     def on_fired(self, scope: Scope) -> Iterator[Given]:
-        """Give what came of rows that timers gave further up."""
-        yield from self.on_end(scope)
+        return self.on_end(scope)
 
     def forget(self) -> None:
         self._given = []

@@ -128,7 +128,6 @@ class SessionAggregation(ColumnarProcess):
         settle(self._spans, self._merged)
 
     def on_fired(self, scope: Scope) -> Iterator[Given]:
-        """Take in what timers gave further up, before the watermark moves on."""
         yield from self._take_in(scope)
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:
@@ -275,7 +274,6 @@ class SessionAggregation(ColumnarProcess):
     # -- state
 
     def shown(self, keys: BatchKeys) -> Iterator[Given]:
-        """Give the results so far of the sessions that are kept."""
         return self._results(keys, self._load(keys))
 
     def _load(self, keys: BatchKeys) -> Sessions:

@@ -194,7 +194,6 @@ class WindowedAggregation(ColumnarProcess):
             yield results_of(keys, ends - self._size, ends, self._accumulators, batch.columns[width:])
 
     def shown(self, keys: BatchKeys) -> Iterator[Given]:
-        """Give the results so far of the windows that are kept."""
         only = pa.RecordBatch.from_arrays([keys.groups, *keys.columns], names=[GROUP, *self._keys.names])
         mark = self._table.mark_us
         after = None if mark is None else mark - self._lateness

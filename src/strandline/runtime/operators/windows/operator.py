@@ -8,7 +8,7 @@ gives one result a window, however many late events it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,8 @@ class WindowOperator(OwnOperator, KeyedProcess):
         self._early_us = rules.early_us
         self._processing = rules.processing
         self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
-        self._late_dropped = 0
-        """Events that were too late and went nowhere, since this process began."""
-
-    @property
-    def own_metrics(self) -> Mapping[str, int]:
-        """Figures for people to look at."""
-        return {"late_dropped": self._late_dropped}
+        self.own_metrics: dict[str, int] = {"late_dropped": 0}
+        """Events that were too late and went nowhere."""
 
     def shown(self, key: Any) -> Iterator[Row]:
         """Give what the windows of a key that are kept would give now, for tests to look at."""
@@ -103,7 +98,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
     def _refuse(self, event: Any, ctx: Any) -> None:
         """An event that is too late for every window, or has no time."""
         if self._rules.late is None:
-            self._late_dropped += 1
+            self.own_metrics["late_dropped"] += 1
         else:
             ctx.emit(self._rules.late, event)
 
@@ -170,7 +165,6 @@ class TimeWindows(EndingWindows):
             self._add(end, event, reached, ctx)
 
     def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the windows of a key that are kept would give now."""
         for end in sorted(self.windows):
             yield from self._rows(key, Window(end - self._size, end), end, self.windows[end].value)
 
@@ -244,7 +238,6 @@ class GlobalWindows(WindowOperator):
             self.windows.value = (entry.n, False, entry.value)
 
     def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the window of a key would give now."""
         entry = self.windows.value
         first = tuple(key) if self._rules.several_keys else (key,)
         for row in () if entry is None else self._contents.rows(key, None, 0, entry.value):

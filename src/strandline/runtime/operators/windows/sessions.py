@@ -60,7 +60,6 @@ class SessionWindows(EndingWindows):
             self.windows[at] = (start, end, True, added)
 
     def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the sessions of a key that are kept would give now."""
         for at, session in sorted(self.windows.items()):
             yield from self._rows(key, _window(session), at, session.value)
 

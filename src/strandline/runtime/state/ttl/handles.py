@@ -244,7 +244,6 @@ class ExpiringVectorHandle(VectorValueHandle):
         self._life = life
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
-        """Return the value of each key, in order; the default, or null, where there is none."""
         life, stored = self._life, self._stored(keys)
         living = [None if data is None or life.is_over(expiry_of(data)) else data for data in stored]
         if life.on_read:

@@ -44,9 +44,7 @@ class Lifetime:
         return self._scope.now_us + self._duration_us
 
     def after_reading(self, expires_us: int | None) -> int | None:
-        """Return when an entry that is read now expires; None when that hardly differs or reading changes nothing."""
-        if not self.on_read:
-            return None
+        """Where reading renews: return when an entry that is read now expires; None when that hardly differs."""
         renewed = self.renewed(expires_us)
         # Else each read would be a write.
         return renewed if expires_us is None or (renewed - expires_us) * _PARTS > self._duration_us else None
@@ -80,12 +78,10 @@ class EventLifetime(Lifetime):
     __slots__ = ()
 
     def is_over(self, expires_us: int | None) -> bool:
-        """Whether what expires at this time has expired."""
         reached_us = self._scope.watermark_us
         return expires_us is not None and reached_us is not None and reached_us >= expires_us
 
     def renewed(self, expires_us: int | None) -> int:
-        """Return when an entry that is written now expires; before, it would at `expires_us`, if it was there."""
         time_us, reached_us = self._scope.time_us, self._scope.watermark_us
         if time_us is None or (reached_us is not None and reached_us > time_us):
             # A processing-time timer before there is any watermark has nothing but the clock.
