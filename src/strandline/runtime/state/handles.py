@@ -69,16 +69,12 @@ class CopyingValueHandle(ValueHandle):
         super().__init__(scope, table, codec, name, default)
         self._copy = codec.copy
 
-    @property
+    @ValueHandle.value.getter  # type: ignore[attr-defined, untyped-decorator]
     def value(self) -> Any:
         value = self._live[self._scope.key]
         if value is None:
             value = self._default
         return None if value is None else self._copy(value)
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        ValueHandle.value.__set__(self, value)  # type: ignore[attr-defined]
 
 
 class ReducingHandle:

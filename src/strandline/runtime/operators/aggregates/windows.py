@@ -18,7 +18,7 @@ from strandline.backends.base import Backend
 from strandline.core.keygroups import KeyGroupRange
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
-from strandline.runtime.operators.aggregates.changes import News
+from strandline.runtime.operators.aggregates.changes import Changes, News
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import windows_info
@@ -161,27 +161,27 @@ class WindowedAggregation(ColumnarProcess):
         due_us = news.due_us(panes)
         if due_us is None or due_us > now_us:
             return
-        changed: dict[int, list[pa.RecordBatch]] = {}
-        unknown: set[int] = set()
-        for pane, batches in news.take(panes).items():
-            for end in self._ends_of(pane, self._table.mark_us, None):
-                changed.setdefault(end, []).extend(batches or ())
-                if batches is None:
-                    unknown.add(end)
-        for end, found in sorted(changed.items()):
-            yield from self._window(end, None if end in unknown else self._merge(found))
+        yield from self._changed(news.take(panes), self._table.mark_us, None)
 
     def _again(self) -> Iterator[Given]:
         """Give the results of windows given before for keys whose late events came since."""
         late, self._late = self._late, {}
         mark = self._table.mark_us
-        changed: dict[int, list[pa.RecordBatch]] = {}
-        for pane, batches in late.items():
-            for end in self._ends_of(pane, None, mark):
-                if mark is not None and end + self._lateness > mark:
-                    changed.setdefault(end, []).extend(batches)
-        for end, batches in sorted(changed.items()):
-            yield from self._window(end, self._merge(batches))
+        if mark is not None:
+            yield from self._changed(late, mark - self._lateness, mark)
+
+    def _changed(self, changes: Changes, after: int | None, until: int | None) -> Iterator[Given]:
+        """Give the windows that end after one time and up to another, for keys that have changed in their panes."""
+        found: dict[int, list[pa.RecordBatch] | None] = {}
+        for pane, batches in changes.items():
+            for end in self._ends_of(pane, after, until):
+                of_panes = found.setdefault(end, [])
+                if batches is None:
+                    found[end] = None
+                elif of_panes is not None:
+                    of_panes += batches
+        for end, of_panes in sorted(found.items()):
+            yield from self._window(end, None if of_panes is None else self._merge(of_panes))
 
     def _window(self, end: int, only: pa.RecordBatch | None = None) -> Iterator[Given]:
         panes = [pane for pane in self._table.panes if end - self._size < pane <= end]
