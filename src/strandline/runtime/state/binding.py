@@ -54,7 +54,7 @@ class Binder:
         else:
             assert self.expiry is not None
             table, handle = kind(name, state, self.expiry.lifetime(name, state.ttl))
-            self.expiry.add(name, handle)
+            self.expiry.add(name, handle.clean)
         return table, wrapped(handle, state)
 
     def _bind_map(self, name: str, state: Map, life: Lifetime | None) -> tuple[MapTable, Any]:

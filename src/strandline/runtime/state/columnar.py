@@ -11,7 +11,6 @@ import pyarrow as pa
 from strandline.api.process import KeyedBatchProcess
 from strandline.backends.base import Backend
 from strandline.core.keygroups import KeyGroupRange
-from strandline.format.keys import KeyCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.scope import Scope
@@ -25,16 +24,9 @@ Given = tuple[pa.RecordBatch, pa.Array | None]
 class Rows:
     """A batch of an operator's input."""
 
-    groups: pa.Array
+    keys: BatchKeys
     times: pa.Array | None
     columns: list[pa.Array]
-    key_at: list[int]
-    codec: KeyCodec
-
-    @property
-    def keys(self) -> BatchKeys:
-        """The keys of the rows."""
-        return BatchKeys([self.columns[i] for i in self.key_at], self.groups, self.codec)
 
 
 class ColumnarProcess(OwnOperator, KeyedBatchProcess):

@@ -255,10 +255,10 @@ class Task:
             self._take_rows(self._columnar, batch)
             return
         self._count_late(batch)
-        groups, columns = self._layout.groups(batch), self._layout.columns(batch)
+        columns = self._layout.columns(batch)
         if self.store.expiry is not None and self._layout.timed:
             self.scope.time_us = pc.max(self._layout.times(batch)).as_py()
-        self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self.store.keys.codec)
+        self.scope.keys = self._keys_of(batch, columns)
         events = pa.RecordBatch.from_arrays(columns, names=batch.schema.names[self._layout.columns_at :])
         try:
             result = self._process.on_batch(events, self.scope)
@@ -270,10 +270,13 @@ class Task:
         yield from self._outputs.take_sides()
 
     def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
-        layout, codec = self._layout, self.store.keys.codec
-        rows = Rows(layout.groups(batch), layout.times(batch), layout.columns(batch), self._key_at, codec)
+        columns = self._layout.columns(batch)
+        rows = Rows(self._keys_of(batch, columns), self._layout.times(batch), columns)
         with self._naming_operator():
             columnar.on_rows(rows, self.scope)
+
+    def _keys_of(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> BatchKeys:
+        return BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
 
     def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
         while True:

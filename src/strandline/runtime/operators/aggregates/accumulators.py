@@ -61,12 +61,9 @@ class Accumulators:
         self._kinds = [parse_type(field.ddl) for field in fields]
         self._result_types = [to_arrow_type(parse_type(result.ddl)) for result in results]
         self.arrow_fields = [pa.field(f.name, to_arrow_type(k)) for f, k in zip(fields, self._kinds, strict=True)]
-        self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
-
-    @property
-    def merges(self) -> dict[str, str]:
+        self.merges = {field.name: field.merge for field in fields}
         """How two accumulators become one, by column."""
-        return {field.name: field.merge for field in self.fields}
+        self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
 
     def conform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return columns as they came in, in exactly the accumulator's types."""
@@ -83,9 +80,8 @@ class Accumulators:
     def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Compute the results, a column each."""
         by_name = {field.name: column for field, column in zip(self.fields, columns, strict=True)}
-        how = {field.name: field.merge for field in self.fields}
         return [
-            _result(spec, [by_name[name] for name in spec.fields], how[spec.fields[0]], kind)
+            _result(spec, [by_name[name] for name in spec.fields], self.merges[spec.fields[0]], kind)
             for spec, kind in zip(self.results, self._result_types, strict=True)
         ]
 

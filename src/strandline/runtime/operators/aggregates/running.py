@@ -33,6 +33,7 @@ class KeyedAggregation(ColumnarProcess):
     def __init__(self, keys: Sequence[str], accumulators: Accumulators) -> None:
         self._keys = list(keys)
         self._accumulators = accumulators
+        self.own_merges = accumulators.merges
         self._given: list[Given] = []
 
     def on_end(self, scope: Scope) -> Iterator[Given]:
@@ -74,7 +75,6 @@ class RunningAggregation(KeyedAggregation):
 
     def __init__(self, keys: Sequence[str], accumulators: Accumulators) -> None:
         super().__init__(keys, accumulators)
-        self.own_merges = accumulators.merges
         self.own_states = {TOTALS: Value(f"struct<{accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
@@ -123,7 +123,6 @@ class CountedAggregation(KeyedAggregation):
         super().__init__(keys, accumulators)
         self._count = count
         self.own_windows = windows_info(Global(count=count))
-        self.own_merges = accumulators.merges
         self.own_states = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:

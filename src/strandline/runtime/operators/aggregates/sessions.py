@@ -122,7 +122,7 @@ class SessionAggregation(ColumnarProcess):
         else:
             start, last = (column.to_numpy() for column in (more.pop(0), more.pop(0)))
         keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
-        columns = [rows.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
+        columns = [rows.keys.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
         columns += self._accumulators.conform(more)
         self._spans.append(pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns))))))
         settle(self._spans, self._merged)

@@ -81,7 +81,6 @@ class Quantiles:
         self._k = k
 
     def read(self, sketches: Sequence[bytes], values: Numbers) -> Any:
-        """Return one sketch of several and of values."""
         load = datasketches.kll_doubles_sketch.deserialize
         found = load(sketches[0]) if sketches else datasketches.kll_doubles_sketch(self._k)
         for sketch in sketches[1:]:
@@ -91,7 +90,6 @@ class Quantiles:
         return found
 
     def write(self, sketch: Any) -> bytes:
-        """Return a sketch's bytes."""
         return bytes(sketch.serialize())
 
 

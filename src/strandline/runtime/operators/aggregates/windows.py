@@ -69,13 +69,13 @@ class WindowedAggregation(ColumnarProcess):
         width = len(self._keys.fields)
         columns = rows.columns[width:]
         if self._processing:
-            ends = np.full(len(rows.groups), self.pane_of(self._reached(scope)))
+            ends = np.full(len(rows.keys.groups), self.pane_of(self._reached(scope)))
         else:
             ends = columns.pop(0).to_numpy()
         counts = columns.pop(0).to_numpy()
         self.source_rows += int(counts.sum())
         keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
-        columns = [rows.groups.cast(pa.int32()), *keys, *self._accumulators.conform(columns)]
+        columns = [rows.keys.groups.cast(pa.int32()), *keys, *self._accumulators.conform(columns)]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._table.schema)
         kept = self._first_end(ends) <= self._last_end(ends)
         if scope.watermark_us is not None and not self._processing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from strandline.api.ttl import TTL
 from strandline.backends.base import Backend
@@ -18,14 +17,6 @@ _MOST = 100_000
 _WAKE_US = 60_000_000
 
 
-class Cleanable(Protocol):
-    """A handle that can look at entries of its state again."""
-
-    def clean(self, entries: list[bytes]) -> None:
-        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
-        ...
-
-
 class Expiry:
     """The lifetimes of one operator partition's states, and the timers of the cleaning."""
 
@@ -35,7 +26,7 @@ class Expiry:
         self.tables = [TimerTable(EVENT_TTL, backend, groups), TimerTable(PROCESSING_TTL, backend, groups)]
         """The timers, which are state like any other."""
         self._lifetimes: list[Lifetime] = []
-        self._states: dict[bytes, Cleanable] = {}
+        self._states: dict[bytes, Callable[[list[bytes]], None]] = {}
 
     def lifetime(self, name: str, ttl: TTL) -> Lifetime:
         """Return the lifetime of a state's entries."""
@@ -44,9 +35,9 @@ class Expiry:
         self._lifetimes.append(kind(self._scope, name, ttl, timers, self._keys))
         return self._lifetimes[-1]
 
-    def add(self, name: str, handle: Cleanable) -> None:
-        """Clean a state through its handle."""
-        self._states[name.encode()] = handle
+    def add(self, name: str, clean: Callable[[list[bytes]], None]) -> None:
+        """Have a state cleaned: `clean` deletes those of some entries that have expired, and watches the others."""
+        self._states[name.encode()] = clean
 
     def clean(self, evict: Callable[[], None]) -> None:
         """At the beginning of an epoch: delete what has expired by now; of very much, a part.
@@ -67,7 +58,7 @@ class Expiry:
             for name, entries in waiting.items():
                 # The program may have taken the TTL of a state away.
                 if name in self._states:
-                    self._states[name].clean(entries)
+                    self._states[name](entries)
 
         for table, until_us in zip(self.tables, (self._scope.watermark_us, self._scope.now_us), strict=True):
             if until_us is not None:
