@@ -78,23 +78,18 @@ class Timer:
         return as_datetime(self.time_us)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Timers:
     """The timers of the current key. A key has at most one timer of each kind for a time."""
 
-    __slots__ = ("_encode", "_encoded", "_event", "_key", "_processing", "_scope", "_why_none")
-
-    def __init__(
-        self,
-        scope: Scope,
-        encode: Callable[[Any], bytes],
-        event: TimerTable | None,
-        processing: TimerTable | None,
-        why_none: str,
-    ) -> None:
-        self._scope = scope
-        self._encode, self._event, self._processing, self._why_none = encode, event, processing, why_none
-        self._key: Any = self
-        self._encoded = b""
+    _scope: Scope
+    _encode: Callable[[Any], bytes]
+    _event: TimerTable | None
+    _processing: TimerTable | None
+    _why_none: str
+    _key: Any = field(default_factory=object)
+    """Which one was encoded last: at first no key at all."""
+    _encoded: bytes = b""
 
     def set(self, at: dt.datetime) -> None:
         self._of(self._event).set(self._current(), _us(at))

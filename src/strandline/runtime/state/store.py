@@ -79,9 +79,7 @@ class Store:
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys)
-        own: Sequence[StateTable[Any]] = ()
-        if isinstance(process, ColumnarProcess):
-            own = process.bind(backend, groups, cache_bytes)
+        own = process.bind(backend, groups, cache_bytes) if isinstance(process, ColumnarProcess) else ()
         bound = self._bind_states(cache_bytes)
         self._values = [table for table in bound if isinstance(table, ValueTable)]
         ttl = self.expiry.tables if self.expiry else ()

@@ -48,6 +48,7 @@ _SPAN = "start bigint, end bigint, given boolean, fresh boolean"
 _NUMBERS = 4
 """How many of its columns describe a session; the others are the accumulator."""
 _AT_ONCE = 50_000
+_NOWHERE = -(1 << 63)
 
 
 @dataclass
@@ -72,6 +73,11 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def complete(self, reached_us: int) -> Numbers:
+        """Which have ended and have not been given since."""
+        found: Numbers = ~self.given & (self.end <= reached_us)
+        return found
 
     def only(self, chosen: Numbers) -> Sessions:
         """Return those at some places, or of a mask."""
@@ -209,13 +215,12 @@ class SessionAggregation(ColumnarProcess):
             np.logical_or.reduceat(both.fresh[order], begins),
         )
         reached = self._reached(scope)
-        if reached is not None:
-            late = np.logical_and.reduceat(is_new, begins) & (found.end + self._rules.lateness_us <= reached)
-            if late.any():
-                events = np.append(np.zeros(len(stored), np.int64), counts)[order]
-                self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
-                found, changed, waits = found.only(~late), changed[~late], waits[~late]
-        again = self._is_complete(found, reached)
+        late = np.logical_and.reduceat(is_new, begins) & (found.end + self._rules.lateness_us <= reached)
+        if late.any():
+            events = np.append(np.zeros(len(stored), np.int64), counts)[order]
+            self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
+            found, changed, waits = found.only(~late), changed[~late], waits[~late]
+        again = found.complete(reached)
         yield from self._results(keys, found.only(again))
         now = replace(found, given=found.given | again, fresh=found.fresh & ~again)
         self._set_timers(keys, now, changed & ~waits)
@@ -227,28 +232,21 @@ class SessionAggregation(ColumnarProcess):
 
     # -- what time brings
 
-    def _reached(self, scope: Scope) -> int | None:
-        return scope.now_us if self._rules.processing else scope.watermark_us
+    def _reached(self, scope: Scope) -> int:
+        """How far time has come; before any watermark, not as far as any session."""
+        reached = scope.now_us if self._rules.processing else scope.watermark_us
+        return _NOWHERE if reached is None else reached
 
     def _complete(self, scope: Scope) -> Iterator[Given]:
         reached = self._reached(scope)
-        assert reached is not None
         for keys in self._fired(self._ends, reached):
             stored = self._load(keys)
-            complete = self._is_complete(stored, reached)
+            complete = stored.complete(reached)
             yield from self._results(keys, stored.only(complete))
             now = replace(stored, given=stored.given | complete, fresh=stored.fresh & ~complete)
             now = now.only(~now.given | (now.end + self._rules.lateness_us > reached))
             self._set_timers(keys, now, np.ones(len(now), bool))
             self._store(keys, stored, now)
-
-    @staticmethod
-    def _is_complete(sessions: Sessions, reached: int | None) -> Numbers:
-        """Which sessions have ended and have not been given since."""
-        if reached is None:
-            return np.zeros(len(sessions), bool)
-        found: Numbers = ~sessions.given & (sessions.end <= reached)
-        return found
 
     def _fired(self, timers: TimerTable, until_us: int) -> Iterator[BatchKeys]:
         """Give the keys of timers that are due, many at a time, taking the timers away."""
