@@ -26,6 +26,7 @@ from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Rep
 from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
+from strandline.runtime.state.store import Store
 from strandline.runtime.task.task import Task
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
@@ -73,11 +74,11 @@ class Counter(KeyedProcess):
         time.sleep(a / 1000)
 
     def break_task(self, a: int) -> None:
-        def broken(task: Task) -> None:
+        def broken(it: Task | Store) -> None:
             raise MemoryError("broken by a test")
 
         # The class of this keeper's process, which ends with it.
-        setattr(Task, ("commit", "tidy")[a], broken)
+        setattr(*((Task, "commit"), (Store, "tidy"))[a], broken)
 
     def break_acks(self, a: int) -> None:
         def broken(task: Task) -> None:

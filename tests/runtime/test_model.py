@@ -125,7 +125,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        self.bench.task.evict()
+        self.bench.task.store.evict()
 
 
 def machine_of(kind: str, key_type: str = "string") -> Any:

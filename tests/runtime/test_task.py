@@ -271,7 +271,7 @@ def test_an_epoch_that_is_checked_and_then_aborted_counts_for_nothing(tmp_path: 
         bench.task.begin(Epoch(1))
         list(bench.task.process(batch_of([(f"{epoch}/{n}", "set_value", 1, 0) for n in range(15)])))
         list(bench.task.finish())
-        bench.task.check()
+        bench.task.store.check()
         bench.task.abort()
     bench.run([(str(n), "set_value", 1, 0) for n in range(15)])
     bench.close()
@@ -315,7 +315,7 @@ def test_the_cache_keeps_to_its_budget(rocks: Bench) -> None:
     for start in range(0, 2000, 100):
         rocks.run([(str(n), "set_value", n, 0) for n in range(start, start + 100)])
         rocks.write(rocks.freeze())
-        rocks.task.evict()
+        rocks.task.store.evict()
     figures = rocks.task.store.metrics()
     assert figures["cached_bytes"] < 200_000
     assert figures["cache_misses"] > 0
@@ -328,16 +328,16 @@ def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op
         table._cache_bytes = 1 << 16
     rocks.task.begin(Epoch(1))
     list(rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)])))
-    rocks.task.evict()
+    rocks.task.store.evict()
     caches: list[dict[Any, Any]] = [table.live for table in tables]
     assert max(map(len, caches)) == 3000
     for cache in caches:
         cache["read"] = {}
-    rocks.task.evict()
+    rocks.task.store.evict()
     # What was read since is let go of whenever the cache is gone through.
     assert all("read" in cache for cache in caches)
     rocks.task.abort()
-    rocks.task.evict()
+    rocks.task.store.evict()
     assert max(map(len, caches)) <= 1
 
 

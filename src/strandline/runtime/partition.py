@@ -44,17 +44,17 @@ class OperatorPartition:
         # 2. The rows.
         for batch in rows:
             yield from _not_empty(task.process(batch))
-            task.evict()
+            task.store.evict()
         # 3. What was only gathered so far.
         yield from _not_empty(task.finish())
         # 4. Whatever could refuse the epoch has to do so now.
-        task.check()
+        task.store.check()
 
     def commit(self) -> None:
         """Keep the epoch that has run."""
         self.task.commit()
         self.version = self._running
-        self.task.tidy()
+        self.task.store.tidy()
 
     def abort(self) -> None:
         """Forget the epoch that runs, or has run: the state is that of `version`."""

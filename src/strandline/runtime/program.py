@@ -139,27 +139,20 @@ def state_infos(process: Process) -> list[StateInfo]:
         check_state(process, name, state)
         value_type = parse_type(state.value_type).ddl
         key_type = parse_type(state.key_type).ddl if isinstance(state, Map | Broadcast) else ""
-        found.append(
-            StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=_ttl_info(state))
-        )
+        ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
+        if state.ttl is not None:
+            ttl = TTLInfo(duration_ms=state.ttl.duration_ms, refresh=state.ttl.refresh, time=state.ttl.time)
+        found.append(StateInfo(name=name, kind=state.kind, value_type=value_type, key_type=key_type, ttl=ttl))
     if has_timers(process):
         found += [StateInfo(name=name, kind="timers", value_type="") for name in (EVENT_TIMERS, PROCESSING_TIMERS)]
     if has_ttl(process):
         found += [StateInfo(name=name, kind="ttl", value_type="") for name in (EVENT_TTL, PROCESSING_TTL)]
     if isinstance(process, OwnOperator):
         found += process.own_tables
-        if process.own_windows is not None:
-            found[0] = msgspec.structs.replace(found[0], windows=process.own_windows)
-        if process.own_merges:
-            found[0] = msgspec.structs.replace(found[0], merge=dict(process.own_merges))
+        windows = msgspec.UNSET if process.own_windows is None else process.own_windows
+        merge = dict(process.own_merges) or msgspec.UNSET
+        found[0] = msgspec.structs.replace(found[0], windows=windows, merge=merge)
     return found
-
-
-def _ttl_info(state: State) -> TTLInfo | msgspec.UnsetType:
-    ttl = state.ttl
-    if ttl is None:
-        return msgspec.UNSET
-    return TTLInfo(duration_ms=ttl.duration_ms, refresh=ttl.refresh, time=ttl.time)
 
 
 def check_state(process: Process, name: str, state: State) -> None:

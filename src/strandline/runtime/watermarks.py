@@ -55,7 +55,8 @@ class Watermarks:
     def __init__(self, specs: Sequence[WatermarkSpec], stored: Mapping[str, int], now_us: int) -> None:
         self._specs = list(specs)
         self._lock = threading.Lock()
-        self._reached: int | None = stored.get(REACHED)
+        self.reached_us: int | None = stored.get(REACHED)
+        """The watermark when it was last advanced."""
         self.fired_us: int | None = stored.get(FIRED_AT)
         """The watermark that the last epoch began with."""
         self._names = [spec.name or str(index) for index, spec in enumerate(self._specs)]
@@ -88,28 +89,28 @@ class Watermarks:
         The slowest origin that is not idle counts; when all are idle, the fastest: nothing more is coming before it.
         `looked_us` is when the sources were last looked at: who was silent since is not known.
         """
+        awake: list[int] = []
+        idle: dict[_Origin, int] = {}
         with self._lock:
-            return self._advance(looked_us)
+            for index in range(len(self._specs)):
+                mine, dozing = self._times_of(index, looked_us)
+                if not mine and not dozing and not self._is_given_up(index, looked_us):
+                    return self.reached_us
+                awake += mine.values()
+                idle |= dozing
+            if awake or idle:
+                reached = min(awake) if awake else max(idle.values())
+                self.reached_us = reached if self.reached_us is None else max(self.reached_us, reached)
+                # Those that cannot move the watermark any more go: devices come and go, and manifests list them.
+                for at, time_us in idle.items():
+                    if time_us <= self.reached_us:
+                        del self._newest[at], self._heard[at]
+            return self.reached_us
 
     @property
     def may_be_idle(self) -> bool:
         """Whether it makes a difference how long some source is silent."""
         return any(spec.idle_us is not None for spec in self._specs)
-
-    def _advance(self, looked_us: int) -> int | None:
-        awake: list[int] = []
-        idle: dict[_Origin, int] = {}
-        for index in range(len(self._specs)):
-            mine, dozing = self._times_of(index, looked_us)
-            if not mine and not dozing and not self._is_given_up(index, looked_us):
-                return self._reached
-            awake += mine.values()
-            idle |= dozing
-        if awake or idle:
-            reached = min(awake) if awake else max(idle.values())
-            self._reached = reached if self._reached is None else max(self._reached, reached)
-            self._forget(idle, self._reached)
-        return self._reached
 
     def _times_of(self, index: int, looked_us: int) -> tuple[dict[_Origin, int], dict[_Origin, int]]:
         """Return how far the origins of a source are, those that count, and those that are idle."""
@@ -140,20 +141,9 @@ class Watermarks:
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
         return Reached(spec, time_us, "" if slowest is None else slowest[1], len(awake) + len(idle), len(idle))
 
-    def _forget(self, idle: Mapping[_Origin, int], reached_us: int) -> None:
-        """Let go of origins that cannot move the watermark any more: devices come and go, and manifests list them."""
-        for at, time_us in idle.items():
-            if time_us <= reached_us:
-                del self._newest[at], self._heard[at]
-
-    @property
-    def reached_us(self) -> int | None:
-        """The watermark when it was last advanced."""
-        return self._reached
-
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""
         with self._lock:
             found = {f"{self._names[index]}/{origin}": at_us for (index, origin), at_us in self._newest.items()}
-        known = {REACHED: self._reached, FIRED_AT: self.fired_us}
+        known = {REACHED: self.reached_us, FIRED_AT: self.fired_us}
         return {name: at_us for name, at_us in known.items() if at_us is not None} | found

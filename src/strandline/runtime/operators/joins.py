@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -111,18 +112,15 @@ class TimedJoin(OwnOperator, KeyedCoProcess):
         return time
 
 
+@dataclass(slots=True)
 class _Side:
     """One side of an interval join: where its rows wait, and at what distance in time their partners are."""
 
-    __slots__ = ("alone", "lower_us", "outer", "table", "upper_us")
-
-    def __init__(self, table: MapTable, lower_us: int, upper_us: int, alone: Callable[[Row], Row] | None) -> None:
-        self.table = table
-        self.lower_us = lower_us
-        self.upper_us = upper_us
-        self.outer = alone is not None
-        self.alone: Any = alone
-        """Makes the result of a row without a partner, if there is to be one."""
+    table: MapTable
+    lower_us: int
+    upper_us: int
+    alone: Callable[[Row], Row] | None
+    """Makes the result of a row without a partner, if there is to be one."""
 
 
 class IntervalJoin(TimedJoin):
@@ -150,29 +148,25 @@ class IntervalJoin(TimedJoin):
         self._rights = _Side(states["right"].table, -upper, -lower, layout.right_alone if self._outer_right else None)
 
     def on_left(self, event: Row, ctx: Any) -> Iterator[Row]:
-        time, pair = self._time_of(event, ctx), self._layout.pair
-        if ctx.is_late:
-            return
-        partners = self._partners(self._rights, ctx.key, time + self._lefts.lower_us, time + self._lefts.upper_us)
-        for other, row in partners:
-            ctx.time_us = max(time, other)
-            yield pair(event, row)
-        yield from self._keep(self._lefts, event, time, bool(partners), ctx)
+        return self._meet(self._lefts, self._rights, event, ctx)
 
     def on_right(self, event: Row, ctx: Any) -> Iterator[Row]:
-        time, pair = self._time_of(event, ctx), self._layout.pair
+        return self._meet(self._rights, self._lefts, event, ctx)
+
+    def _meet(self, side: _Side, others: _Side, event: Row, ctx: Any) -> Iterator[Row]:
+        time, pair, is_left = self._time_of(event, ctx), self._layout.pair, side is self._lefts
         if ctx.is_late:
             return
-        partners = self._partners(self._lefts, ctx.key, time + self._rights.lower_us, time + self._rights.upper_us)
+        partners = self._partners(others, ctx.key, time + side.lower_us, time + side.upper_us)
         for other, row in partners:
             ctx.time_us = max(time, other)
-            yield pair(row, event)
-        yield from self._keep(self._rights, event, time, bool(partners), ctx)
+            yield pair(event, row) if is_left else pair(row, event)
+        yield from self._keep(side, event, time, bool(partners), ctx)
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
         at_us, key = timer.time_us, ctx.key
         for side in (self._lefts, self._rights):
-            if side.outer:
+            if side.alone is not None:
                 # Of these rows it has just become certain.
                 time = at_us - side.upper_us - 1
                 ctx.time_us = max(at_us, time)
@@ -199,7 +193,7 @@ class IntervalJoin(TimedJoin):
                 continue
             hits = waiting[start:end]
             found += [(hit.time, hit.row) for hit in hits]
-            if side.outer and not all(hit.matched for hit in hits):
+            if side.alone is not None and not all(hit.matched for hit in hits):
                 matched = [_Waiting._make((hit.time, True, hit.row)) for hit in hits]
                 _own(side.table, key, bucket, waiting)[start:end] = matched
         return found
@@ -208,7 +202,7 @@ class IntervalJoin(TimedJoin):
         """Have a row wait for partners, as long as some may come."""
         over_us = time + side.upper_us + 1
         if ctx.watermark_us is not None and over_us <= ctx.watermark_us:
-            if side.outer and not matched:
+            if side.alone is not None and not matched:
                 ctx.time_us = max(over_us, time)
                 yield side.alone(row)
             return
@@ -221,7 +215,7 @@ class IntervalJoin(TimedJoin):
             at = len(waiting) if waiting[-1].time <= time else bisect_right(waiting, time, key=_time)
             _own(side.table, ctx.key, bucket, waiting).insert(at, entry)
         ctx.timers.set_us((bucket + 1) * self._width + side.upper_us)
-        if side.outer and not matched:
+        if side.alone is not None and not matched:
             ctx.timers.set_us(over_us)
 
     def _unmatched(self, side: _Side, key: Any, time: int) -> list[Row]:

@@ -59,22 +59,11 @@ class BroadcastHandle(MapHandle):
         super().clear()
 
     def _check(self) -> None:
-        nowhere: Any = self._scope
-        if not nowhere.scope.in_broadcast:
+        if not self._scope.in_broadcast:
             raise UserCodeError(
-                f"operator '{nowhere.uid}', state '{self._name}': a Broadcast was changed outside of on_broadcast",
+                f"operator '{self._scope.uid}', state '{self._name}': a Broadcast was changed outside of on_broadcast",
                 hint="send what is to change as an event of the broadcast stream, so that every partition hears of it",
             )
-
-
-class _Nowhere:
-    """What a handle needs of a scope."""
-
-    key = None
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-        self.uid = scope.uid
 
 
 class _NoKey:
@@ -90,8 +79,8 @@ class _NoKey:
         )
 
 
-class _Context:
-    """What on_broadcast is told: the scope, and that there is no key."""
+class _Nowhere:
+    """A scope, in which there is never a key: what on_broadcast is told."""
 
     key = None
 
@@ -146,14 +135,14 @@ class Broadcasts:
             self._waiting.append((key, rule, time))
         return batch.filter(pc.invert(is_rule))
 
-    def apply(self, failed: Callable[[BaseException, str, Any], Exception]) -> None:
+    def apply(self, failed: Callable[..., Exception]) -> None:
         """Call on_broadcast for each rule of the epoch; `failed` makes an error that says for which."""
         scope, waiting = self._scope, self._waiting
         self._waiting = []
         # None is only ever compared with None by the flag before it.
         waiting.sort(key=lambda each: each[0])
         scope.key, scope.in_broadcast = _NoKey(scope.uid), True
-        context: Any = _Context(scope)
+        context: Any = _Nowhere(scope)
         try:
             for _, rule, time in waiting:
                 scope.time_us = time
@@ -166,7 +155,7 @@ class Broadcasts:
                             hint="change Broadcast states there, and give rows in on_event or on_timer",
                         )
                 except (Exception, SystemExit) as error:
-                    raise failed(error, "on_broadcast", rule) from error
+                    raise failed(error, "on_broadcast", event=rule) from error
         finally:
             scope.key, scope.in_broadcast = None, False
 

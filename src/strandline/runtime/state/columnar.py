@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ import pyarrow as pa
 from strandline.api.process import KeyedBatchProcess
 from strandline.backends.base import Backend
 from strandline.core.keygroups import KeyGroupRange
-from strandline.format.keys import KeyCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.scope import Scope
@@ -22,28 +21,12 @@ Given = tuple[pa.RecordBatch, pa.Array | None]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an operator partition keeps its state."""
-
-    backend: Backend
-    groups: KeyGroupRange
-    cache_bytes: int
-
-
-@dataclass(frozen=True)
 class Rows:
     """A batch of an operator's input."""
 
-    groups: pa.Array
+    keys: BatchKeys
     times: pa.Array | None
     columns: list[pa.Array]
-    key_at: list[int]
-    codec: KeyCodec
-
-    @property
-    def keys(self) -> BatchKeys:
-        """The keys of the rows."""
-        return BatchKeys([self.columns[i] for i in self.key_at], self.groups, self.codec)
 
 
 class ColumnarProcess(OwnOperator, KeyedBatchProcess):
@@ -53,15 +36,14 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
     rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
     """
 
-    tables: list[StateTable[Any]]
     late_rows = 0
     """Rows of this epoch that came too late and were dropped."""
     source_rows = 0
     """Rows of the stream that this epoch's rows were made of."""
 
-    def bind(self, place: Place) -> None:
-        """Get ready to work on a partition's state."""
-        self.tables = []
+    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+        """Get ready to work on a partition's state; return the tables that it makes itself."""
+        return ()
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:
         """Give what is due now that the watermark has reached scope.watermark_us."""
@@ -92,11 +74,9 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
 
     def commit(self) -> None:
         """Keep the epoch."""
-        self.late_rows = self.source_rows = 0
 
     def forget(self) -> None:
         """Forget the epoch."""
-        self.late_rows = self.source_rows = 0
 
     @property
     def next_due_us(self) -> int | None:

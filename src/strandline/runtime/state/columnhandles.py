@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,17 +16,15 @@ from strandline.format.values import ValueCodec
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.values import ValueTable
 from strandline.types.columns import build, conform, to_arrow_type
-from strandline.types.datatypes import parse_type
 
 
+@dataclass(eq=False, repr=False)
 class BatchKeys:
-    """The keys of a batch's rows. Encoded bytes are made once, when first needed."""
+    """The keys of a batch's rows."""
 
-    def __init__(self, columns: Sequence[pa.Array], groups: pa.Array, codec: KeyCodec) -> None:
-        self._columns = list(columns)
-        self.groups = groups
-        self._codec = codec
-        self._encoded: list[bytes] | None = None
+    columns: Sequence[pa.Array]
+    groups: pa.Array
+    _codec: KeyCodec
 
     @classmethod
     def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
@@ -34,30 +34,23 @@ class BatchKeys:
         parts = [keys] if len(codec.types) == 1 else zip(*keys, strict=True)
         columns = [build(list(part), kind) for part, kind in zip(parts, codec.types, strict=True)]
         found = cls(columns, pa.array(groups), codec)
-        found._encoded = encoded
+        found.encoded = encoded
         return found
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    @property
-    def columns(self) -> Sequence[pa.Array]:
-        """The key columns."""
-        return self._columns
-
-    @property
+    @cached_property
     def encoded(self) -> list[bytes]:
-        """Each key's bytes, key group first."""
-        if self._encoded is None:
-            self._encoded = self._codec.encode_arrow(self.groups, self._columns)
-        return self._encoded
+        """Each key's bytes, key group first: made once, when first needed."""
+        return self._codec.encode_arrow(self.groups, self.columns)
 
     def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
         """Return the distinct keys, and for each row the index of its key among them."""
-        kind = self._columns[0].type
+        kind = self.columns[0].type
         # Arrow knows no equality of structs, and holds 0.0 and -0.0 for different: their encoded bytes are compared.
-        plain = len(self._columns) == 1 and not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
-        column = self._columns[0] if plain else pa.array(self.encoded, pa.binary())
+        plain = len(self.columns) == 1 and not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
+        column = self.columns[0] if plain else pa.array(self.encoded, pa.binary())
         coded = column.dictionary_encode()
         row_of = coded.indices.to_numpy(zero_copy_only=False)
         first = np.empty(len(coded.dictionary), dtype=np.int64)
@@ -68,21 +61,18 @@ class BatchKeys:
     def take(self, indices: Any) -> BatchKeys:
         """Return the keys at these rows."""
         chosen = pa.array(indices)
-        return BatchKeys([c.take(chosen) for c in self._columns], self.groups.take(chosen), self._codec)
+        return BatchKeys([c.take(chosen) for c in self.columns], self.groups.take(chosen), self._codec)
 
 
 class VectorValueHandle:
     """A value state of a vectorised function: `get_many` and `put_many` on the keys of a batch."""
 
-    def __init__(
-        self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, value_type: str, default: Any
-    ) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         self._scope = scope
         self._table = table
         self._codec = codec
         self._name = name
-        self._type = parse_type(value_type)
-        self._arrow_type = to_arrow_type(self._type)
+        self._arrow_type = to_arrow_type(codec.type)
         self._default = None if default is None else pa.scalar(default, type=self._arrow_type)
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
@@ -95,7 +85,7 @@ class VectorValueHandle:
         if len(values) != len(keys):
             raise self._error(f"put_many got {len(values)} values for {len(keys)} keys")
         try:
-            values = conform(values, self._type)
+            values = conform(values, self._codec.type)
         except (StateTypeError, ConfigurationError) as error:
             said = f"put_many got {values.type}, expected {self._arrow_type}: {error.message}"
             raise self._error(said, error.hint) from None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any
 
-from strandline.api.states import Aggregating, Reducing, Value
+from strandline.api.states import Aggregating, Reducing
 from strandline.core.errors import StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
@@ -27,7 +27,7 @@ class ValueHandle:
 
     __slots__ = ("_coerce", "_default", "_exact", "_live", "_name", "_scope", "_undo")
 
-    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any = None) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         self._scope = scope
         self._live = table.live
         self._undo = table.undo
@@ -65,20 +65,16 @@ class CopyingValueHandle(ValueHandle):
 
     __slots__ = ("_copy",)
 
-    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any = None) -> None:
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         super().__init__(scope, table, codec, name, default)
         self._copy = codec.copy
 
-    @property
+    @ValueHandle.value.getter  # type: ignore[attr-defined, untyped-decorator]
     def value(self) -> Any:
         value = self._live[self._scope.key]
         if value is None:
             value = self._default
         return None if value is None else self._copy(value)
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        ValueHandle.value.__set__(self, value)  # type: ignore[attr-defined]
 
 
 class ReducingHandle:
@@ -132,54 +128,50 @@ class AggregatingHandle:
 class MapHandle(MutableMapping[Any, Any]):
     """The entries of the current key."""
 
-    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "_table")
+    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "table")
 
     def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
         self._scope = scope
-        self._table = table
+        self.table = table
+        """For operators of ours, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
         self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
 
-    @property
-    def table(self) -> MapTable:
-        """The table behind it: for operators of ours, whose values need neither checks nor copies."""
-        return self._table
-
     def __getitem__(self, sub: Any) -> Any:
-        value = self._table.get(self._scope.key, self._coerce_key(sub))
+        value = self.table.get(self._scope.key, self._coerce_key(sub))
         if value is None:
             raise KeyError(sub)
         return self._copy(value) if self._copy else value
 
     def get(self, sub: Any, default: Any = None) -> Any:
-        value = self._table.get(self._scope.key, self._coerce_key(sub))
+        value = self.table.get(self._scope.key, self._coerce_key(sub))
         if value is None:
             return default
         return self._copy(value) if self._copy else value
 
     def __setitem__(self, sub: Any, value: Any) -> None:
-        self._table.put(self._scope.key, self._coerce_key(sub), self._coerce_value(value))
+        self.table.put(self._scope.key, self._coerce_key(sub), self._coerce_value(value))
 
     def __delitem__(self, sub: Any) -> None:
         sub = self._coerce_key(sub)
-        if self._table.get(self._scope.key, sub) is None:
+        if self.table.get(self._scope.key, sub) is None:
             raise KeyError(sub)
-        self._table.put(self._scope.key, sub, None)
+        self.table.put(self._scope.key, sub, None)
 
     def __contains__(self, sub: object) -> bool:
-        return self._table.get(self._scope.key, self._coerce_key(sub)) is not None
+        return self.table.get(self._scope.key, self._coerce_key(sub)) is not None
 
     def __iter__(self) -> Iterator[Any]:
-        cell = self._table.entries(self._scope.key)
+        cell = self.table.entries(self._scope.key)
         return iter([sub for sub, value in cell.items() if value is not None])
 
     def __len__(self) -> int:
-        return sum(value is not None for value in self._table.entries(self._scope.key).values())
+        return sum(value is not None for value in self.table.entries(self._scope.key).values())
 
     def clear(self) -> None:
         for sub in self:
-            self._table.put(self._scope.key, sub, None)
+            self.table.put(self._scope.key, sub, None)
 
 
 class ListHandle:
@@ -235,10 +227,14 @@ class ListHandle:
 
     def _replace(self, elements: list[Any]) -> None:
         key, epoch = self._scope.key, self._scope.epoch
-        for number, chunk in list(self._table.entries(key).items()):
-            if chunk is not None and number != epoch:
-                self._table.put(key, number, None)
+        self._drop(key, epoch)
         self._table.put(key, epoch, elements or None)
+
+    def _drop(self, key: Any, *but: int) -> None:
+        """Delete chunks, apart from some."""
+        for number, chunk in list(self._table.entries(key).items()):
+            if chunk is not None and number not in but:
+                self._table.put(key, number, None)
 
 
 def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Callable[[Any], Any]:
@@ -278,13 +274,6 @@ def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTy
     """Return the error with the operator and the state it is about."""
     message = f"operator '{uid}', state '{name}': {what}{error.message}"
     return StateTypeError(message, hint=error.hint, **error.fields)
-
-
-def value_handle(scope: Scope, table: ValueTable, codec: ValueCodec, name: str, declared: Any) -> Any:
-    """Return the handle for a state that keeps one value a key."""
-    default = declared.default if isinstance(declared, Value) else None
-    kind = CopyingValueHandle if codec.mutable else ValueHandle
-    return wrapped(kind(scope, table, codec, name, default), declared)
 
 
 def wrapped(cell: Any, declared: Any) -> Any:

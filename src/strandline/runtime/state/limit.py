@@ -17,7 +17,6 @@ class StateLimit:
         self._limit = limit_bytes
         self._sizes: dict[tuple[str, bytes], int] = {}
         self._size = 0
-        self._checked_size = 0
         self._checked: dict[tuple[str, bytes], int] = {}
 
     def count(self, state: str, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
@@ -44,17 +43,14 @@ class StateLimit:
                 size_bytes=size,
                 limit_bytes=self._limit,
             )
-        self._checked, self._checked_size = changed, size
+        self._checked = changed
 
     def commit(self) -> None:
         """Count what was checked."""
-        if self._checked:
-            self._size = self._checked_size
         for at, new in self._checked.items():
+            self._size += new - self._sizes.pop(at, 0)
             if new:
                 self._sizes[at] = new
-            else:
-                self._sizes.pop(at, None)
         self._checked = {}
 
     def abort(self) -> None:

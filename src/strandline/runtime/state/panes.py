@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,7 +80,7 @@ class PaneTable(StateTable[Layer]):
     def __init__(
         self, name: str, backend: Backend, groups: KeyGroupRange, schema: pa.Schema, merge: Merge, cache_bytes: int
     ) -> None:
-        """`schema` is that of the stored columns; in memory the key group stands before them."""
+        """`schema` is that of the stored columns."""
         super().__init__(name, backend)
         self.epoch = self.next_epoch = 0
         """The epoch that was committed last names what is frozen; the present one is told in advance."""
@@ -87,9 +88,10 @@ class PaneTable(StateTable[Layer]):
         self.mark_us: int | None = None
         """A time that the operator wants to find again after a restore; it is stored when `marked`."""
         self.marked = False
-        self._groups = groups
-        self._schema = schema
-        self._full = pa.schema([pa.field(GROUP, pa.int32()), *schema])
+        self.schema = pa.schema([pa.field(GROUP, pa.int32()), *schema])
+        """What batches look like in memory: the key group stands before the stored columns."""
+        self._groups = range(groups.first, groups.last + 1)
+        self._stored_schema = schema
         self._merge = merge
         self._cache_bytes = cache_bytes
         self._mark_before: int | None = None
@@ -102,7 +104,7 @@ class PaneTable(StateTable[Layer]):
             self._find_panes()
 
     def add(self, end_us: int, batch: pa.RecordBatch) -> None:
-        """Add accumulators to a pane. The batch has the key group before the stored columns."""
+        """Add accumulators to a pane."""
         pane = self.panes.get(end_us)
         if pane is None:
             pane = self.panes[end_us] = Pane(whole=True)
@@ -128,7 +130,7 @@ class PaneTable(StateTable[Layer]):
         held = [(end, pane, _by_group(self._held(end, pane))) for end, pane in panes]
         some: list[pa.RecordBatch] = []
         rows = 0
-        for group in range(self._groups.first, self._groups.last + 1):
+        for group in self._groups:
             if wanted is not None and group not in wanted:
                 continue
             for end, pane, parts in held:
@@ -153,7 +155,7 @@ class PaneTable(StateTable[Layer]):
                 settle(pane.dirty, self._merge)
         for end, pane in self._gone.items():
             pane.now = []
-            if pane.entries != [] or pane.clean or self._is_in_flight(end):
+            if pane.entries != [] or pane.clean or any(end in layer.added for layer in self._inflight):
                 self._dropped[end] = pane
         self._touched, self._new, self._gone = set(), set(), {}
         self._mark_before = self.mark_us
@@ -171,7 +173,7 @@ class PaneTable(StateTable[Layer]):
     def changed(self) -> Iterator[Entry]:
         # Where the state's size is limited: each changed pane in full.
         for end in self._gone:
-            for group in range(self._groups.first, self._groups.last + 1):
+            for group in self._groups:
                 yield _key(group, end, 0), None
         for end in sorted(self._touched & self.panes.keys()):
             yield from self._encode_batches(end, 0, self.panes[end].batches)
@@ -267,12 +269,9 @@ class PaneTable(StateTable[Layer]):
                 found.append(self._decode(group, value))
         return found
 
-    def _is_in_flight(self, end: int) -> bool:
-        return any(end in layer.added for layer in self._inflight)
-
     def _find_panes(self) -> None:
         """Learn which panes the backend has, by looking at the first entry of each in each key group."""
-        for group in range(self._groups.first, self._groups.last + 1):
+        for group in self._groups:
             first = _key(group, _MARK_END, 0)
             while True:
                 key, value = next(self._backend.scan(self.name, first[:2], first=first), (b"", b""))
@@ -289,7 +288,7 @@ class PaneTable(StateTable[Layer]):
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
         if layer.mark_us is not None:
-            for group in range(self._groups.first, self._groups.last + 1):
+            for group in self._groups:
                 yield _key(group, _MARK_END, 0), _HEAD + _NUMBER.pack(layer.mark_us)
         for end, pane in layer.dropped.items():
             yield from ((key, None) for key in self._entries_of(end, pane))
@@ -305,15 +304,14 @@ class PaneTable(StateTable[Layer]):
     def _entries_of(self, end: int, pane: Pane) -> list[bytes]:
         if pane.entries is not None:
             return pane.entries
-        groups = range(self._groups.first, self._groups.last + 1)
-        return [key for group in groups for key, _ in self._backend.scan(self.name, _key(group, end, 0)[:10])]
+        return [key for group in self._groups for key, _ in self._backend.scan(self.name, _key(group, end, 0)[:10])]
 
     def _encode_batches(self, end: int, epoch: int, batches: list[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
         if not batches:
             return
         for group, parts in _by_group([self._merge(batches)]).items():
             for part in parts:
-                stored = pa.RecordBatch.from_arrays(part.columns[1:], schema=self._schema)
+                stored = pa.RecordBatch.from_arrays(part.columns[1:], schema=self._stored_schema)
                 yield _key(group, end, epoch), _HEAD + stored.serialize().to_pybytes()
 
     def _decode(self, group: int, value: bytes) -> pa.RecordBatch:
@@ -323,13 +321,13 @@ class PaneTable(StateTable[Layer]):
                 hint="it was written by a newer release, or damaged",
             )
         try:
-            stored = pa.ipc.read_record_batch(pa.py_buffer(value[2:]), self._schema)
+            stored = pa.ipc.read_record_batch(pa.py_buffer(value[2:]), self._stored_schema)
         except (pa.ArrowException, OSError, EOFError) as error:
             raise CorruptionError(
                 f"state '{self.name}': an entry of {len(value)} bytes cannot be read: {error}"
             ) from error
         groups = pa.array(np.full(stored.num_rows, group, np.int32))
-        return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self._full)
+        return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self.schema)
 
 
 def settle(batches: list[pa.RecordBatch], merge: Merge) -> None:
@@ -343,13 +341,21 @@ def _by_group(batches: Sequence[pa.RecordBatch]) -> dict[int, list[pa.RecordBatc
     """Cut batches by key group."""
     found: dict[int, list[pa.RecordBatch]] = {}
     for batch in batches:
-        groups = batch.column(0).to_numpy()
-        order = np.argsort(groups, kind="stable")
-        ordered = batch.take(pa.array(order))
-        bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1))
-        for start, stop in pairwise(bounds.tolist()):
-            found.setdefault(int(groups[order[start]]), []).append(ordered.slice(start, stop - start))
+        for group, part in cut(batch, batch.column(0).to_numpy()):
+            found.setdefault(group, []).append(part)
     return found
+
+
+def cut(batch: pa.RecordBatch, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Cut a batch by a number for each row; give each number with its rows, in order."""
+    if len(numbers) and numbers.min() == numbers.max():
+        yield int(numbers[0]), batch
+        return
+    order = np.argsort(numbers, kind="stable")
+    batch, numbers = batch.take(pa.array(order)), numbers[order]
+    bounds = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+    for start, stop in pairwise(bounds if len(numbers) else ()):
+        yield int(numbers[start]), batch.slice(start, stop - start)
 
 
 def _bytes(batches: Iterable[pa.RecordBatch]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
@@ -14,46 +15,29 @@ _LATEST = dt.datetime.max.replace(tzinfo=dt.UTC)
 _EARLIEST = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Scope:
     """The context of one operator partition. Users know it as `ctx`; times are kept in microseconds since 1970."""
 
-    __slots__ = (
-        "_emit",
-        "epoch",
-        "in_broadcast",
-        "in_timer",
-        "key",
-        "keys",
-        "now_us",
-        "partition",
-        "time_us",
-        "timers",
-        "uid",
-        "watermark_us",
-    )
-
-    def __init__(self, uid: str, partition: int) -> None:
-        self.uid = uid
-        self.partition = partition
-        self.key: Any = None
-        self.keys: Any = None
-        self.epoch = 0
-        self.time_us: int | None = None
-        self.watermark_us: int | None = None
-        self.now_us = 0
-        self.timers = Timers(self)
-        self.in_broadcast = False
-        self.in_timer = False
-        self._emit: Callable[[str, Any], None] | None = None
+    uid: str
+    partition: int
+    timers: Timers = field(init=False)
+    key: Any = None
+    keys: Any = None
+    epoch: int = 0
+    time_us: int | None = None
+    watermark_us: int | None = None
+    now_us: int = 0
+    in_broadcast: bool = False
+    in_timer: bool = False
+    _emit: Callable[[str, Any], None] | None = None
 
     @property
     def timestamp(self) -> dt.datetime | None:
-        """The event's time, or the timer's."""
         return None if self.time_us is None else as_datetime(self.time_us)
 
     @property
     def watermark(self) -> dt.datetime | None:
-        """No more events before this time are expected; None until there is one."""
         return None if self.watermark_us is None else as_datetime(self.watermark_us)
 
     @property
@@ -69,7 +53,6 @@ class Scope:
         return self.time_us < self.watermark_us
 
     def emit(self, side: str, row: Any) -> None:
-        """Send a row to a side output."""
         if self.in_broadcast:
             raise UserCodeError(
                 f"operator '{self.uid}': on_broadcast cannot emit, as it runs in every partition",
@@ -83,55 +66,41 @@ class Scope:
         self._emit(side, row)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Timer:
     """What on_timer is told."""
 
-    __slots__ = ("is_processing_time", "time_us")
-
-    def __init__(self) -> None:
-        self.time_us = 0
-        self.is_processing_time = False
+    is_processing_time: bool
+    time_us: int = 0
 
     @property
     def timestamp(self) -> dt.datetime:
-        """The time that the timer was set for."""
         return as_datetime(self.time_us)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Timers:
     """The timers of the current key. A key has at most one timer of each kind for a time."""
 
-    __slots__ = ("_encode", "_encoded", "_event", "_key", "_processing", "_scope", "_why_none")
-
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-        self._encode: Callable[[Any], bytes] = repr  # type: ignore[assignment]
-        self._event: TimerTable | None = None
-        self._processing: TimerTable | None = None
-        self._key: Any = self
-        self._encoded = b""
-        self._why_none = ""
-
-    def bind(
-        self, encode: Callable[[Any], bytes], event: TimerTable | None, processing: TimerTable | None, why_none: str
-    ) -> None:
-        """Put the tables behind it."""
-        self._encode, self._event, self._processing, self._why_none = encode, event, processing, why_none
+    _scope: Scope
+    _encode: Callable[[Any], bytes]
+    _event: TimerTable | None
+    _processing: TimerTable | None
+    _why_none: str
+    _key: Any = field(default_factory=object)
+    """Which one was encoded last: at first no key at all."""
+    _encoded: bytes = b""
 
     def set(self, at: dt.datetime) -> None:
-        """Call on_timer for this key once the watermark has reached a time."""
         self._of(self._event).set(self._current(), _us(at))
 
     def delete(self, at: dt.datetime) -> None:
-        """Delete the timer for a time, if there is one."""
         self._of(self._event).delete(self._current(), _us(at))
 
     def set_processing(self, at: dt.datetime) -> None:
-        """Call on_timer for this key once the clock has reached a time, though no event may come."""
         self._of(self._processing).set(self._current(), _us(at))
 
     def delete_processing(self, at: dt.datetime) -> None:
-        """Delete the processing-time timer for a time, if there is one."""
         self._of(self._processing).delete(self._current(), _us(at))
 
     def set_us(self, at_us: int) -> None:

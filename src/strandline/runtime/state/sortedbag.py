@@ -6,7 +6,9 @@ takes part in as many merges as the logarithm of their number.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 
 class Runs:
@@ -43,7 +45,7 @@ class Runs:
 
     def drop_least(self) -> None:
         """Remove one least item."""
-        run = min(self._runs, key=_last)
+        run = min(self._runs, key=itemgetter(-1))
         run.pop()
         if not run:
             self._runs.remove(run)
@@ -53,25 +55,10 @@ class Runs:
         found: list[bytes] = []
         for run in self._runs:
             if run[-1] <= limit:
-                cut = _first_within(run, limit)
+                # Descending: those within the limit are behind all others.
+                cut = bisect_left(run, True, key=lambda item: item <= limit)
                 found += run[cut:]
                 del run[cut:]
         if found:
             self._runs = [run for run in self._runs if run]
         return found
-
-
-def _last(run: list[bytes]) -> bytes:
-    return run[-1]
-
-
-def _first_within(run: list[bytes], limit: bytes) -> int:
-    """Return where the items of a descending run begin that are not above a limit."""
-    low, high = 0, len(run)
-    while low < high:
-        middle = (low + high) // 2
-        if run[middle] > limit:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -18,13 +18,13 @@ from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
 from strandline.runtime.state.binding import Binder
 from strandline.runtime.state.broadcast import Broadcasts
-from strandline.runtime.state.columnar import ColumnarProcess, Place
+from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.handles import named
 from strandline.runtime.state.limit import StateLimit
 from strandline.runtime.state.livekeys import LiveKeys
-from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.scope import Scope, Timers
 from strandline.runtime.state.table import StateTable
-from strandline.runtime.state.timers import TimerTable
+from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.runtime.state.ttl.cleaning import Expiry
 from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import StructType, parse_schema
@@ -78,13 +78,10 @@ class Store:
         self.expiry: Expiry | None = None
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
-            self.expiry = Expiry(scope, backend, groups, self.keys.encode)
-        own: Sequence[StateTable[Any]] = ()
-        if isinstance(process, ColumnarProcess):
-            process.bind(Place(backend, groups, cache_bytes))
-            own = process.tables
-        self._values: list[ValueTable] = []
+            self.expiry = Expiry(scope, backend, groups, self.keys)
+        own = process.bind(backend, groups, cache_bytes) if isinstance(process, ColumnarProcess) else ()
         bound = self._bind_states(cache_bytes)
+        self._values = [table for table in bound if isinstance(table, ValueTable)]
         ttl = self.expiry.tables if self.expiry else ()
         self._tables: list[StateTable[Any]] = [*bound, *(self.timers or ()), *ttl, *own]
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
@@ -153,7 +150,7 @@ class Store:
         if self.expiry is None:
             return event, processing
         event_ttl, processing_ttl = self.expiry.next_us()
-        return _earlier(event, event_ttl), _earlier(processing, processing_ttl)
+        return earliest((event, event_ttl)), earliest((processing, processing_ttl))
 
     def turn_to(self, key_group: int, key: Any) -> None:
         """Make a key current, so that the states' handles are about it. For looking; then `abort`."""
@@ -196,12 +193,12 @@ class Store:
     def _bind_timers(self, groups: KeyGroupRange, *, timed: bool) -> tuple[TimerTable, TimerTable] | None:
         if not has_timers(self._process):
             why = f"{type(self._process).__name__} does not define on_timer"
-            self._scope.timers.bind(self.keys.encode, None, None, why)
+            self._scope.timers = Timers(self._scope, self.keys.encode, None, None, why)
             return None
         event = TimerTable(EVENT_TIMERS, self._backend, groups)
         processing = TimerTable(PROCESSING_TIMERS, self._backend, groups)
         why = 'the stream has no event time: call watermark("column") before key_by'
-        self._scope.timers.bind(self.keys.encode, event if timed else None, processing, why)
+        self._scope.timers = Timers(self._scope, self.keys.encode, event if timed else None, processing, why)
         return event, processing
 
     def _bind_states(self, cache_bytes: int) -> list[StateTable[Any]]:
@@ -209,13 +206,11 @@ class Store:
         states = declared_states(self._process)
         binder = Binder(
             self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
-            cache_bytes // max(1, len(states)), vectorised=self._vectorised,
+            cache_bytes // max(1, len(states)), self._vectorised,
         )  # fmt: skip
         bound: list[StateTable[Any]] = []
         for name, state in states.items():
             table, vars(self._process)[name] = binder.bind(name, state)
-            if isinstance(table, ValueTable):
-                self._values.append(table)
             bound.append(table)
         vars(self._process)["_bound_states"] = states
         return bound
@@ -229,7 +224,3 @@ class Store:
     def _read(self, name: str) -> Iterator[tuple[bytes, bytes]]:
         stored = self._backend.scan(name)
         return stored if self._limit is None else self._limit.count(name, stored)
-
-
-def _earlier(one: int | None, other: int | None) -> int | None:
-    return other if one is None or (other is not None and other < one) else one

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -33,16 +34,14 @@ _SPARE_ENTRIES = 1000
 _END = b"\xff" * 9
 
 
+@dataclass(slots=True, eq=False)
 class Layer:
     """Changes that belong together, and the timers they set in the order of their times."""
 
-    __slots__ = ("changes", "fresh", "order")
-
-    def __init__(self) -> None:
-        self.changes: dict[bytes, bool] = {}
-        self.order = Runs()
-        self.fresh: set[bytes] = set()
-        """Set timers that no older layer and not the backend knows: deleting them leaves nothing to write."""
+    changes: dict[bytes, bool] = field(default_factory=dict)
+    order: Runs = field(default_factory=Runs)
+    fresh: set[bytes] = field(default_factory=set)
+    """Set timers that no older layer and not the backend knows: deleting them leaves nothing to write."""
 
     def pending(self, timers: list[bytes], newer: list[dict[bytes, bool]]) -> list[bytes]:
         """Return those of some timers that it sets and of which nothing newer says anything."""
@@ -65,7 +64,8 @@ class TimerTable(StateTable[Layer]):
         self._limit = b""
         if not self._holds_all:
             for group in range(groups.first, groups.last + 1):
-                self._look_for_first(group)
+                for entry, _ in islice(backend.scan(name, _GROUP.pack(group)), 1):
+                    self._first[group] = _timer(entry)
 
     def set(self, key: bytes, at_us: int) -> None:
         """Set the timer of a key at a time; one that is pending already stays."""
@@ -192,9 +192,7 @@ class TimerTable(StateTable[Layer]):
         return len(self._dirty.changes) * _TIMER_BYTES
 
     def _copy(self) -> Layer:
-        everything = Layer()
-        everything.changes = dict(self._dirty.changes)
-        return everything
+        return Layer(dict(self._dirty.changes))
 
     def _take(self) -> Layer:
         taken, self._dirty = self._dirty, Layer()
@@ -277,10 +275,10 @@ class TimerTable(StateTable[Layer]):
             yield timer
         del self._first[group]
 
-    def _look_for_first(self, group: int) -> None:
-        for entry, _ in self._backend.scan(self.name, _GROUP.pack(group)):
-            self._first[group] = _timer(entry)
-            return
+
+def earliest(times_us: Iterable[int | None]) -> int | None:
+    """Return the first of some times; None: there is none."""
+    return min((time_us for time_us in times_us if time_us is not None), default=None)
 
 
 def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:

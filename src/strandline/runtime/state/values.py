@@ -62,6 +62,12 @@ class ValueTable(ObjectTable):
         stored = self._backend.get_many(self.name, self._encode_keys(absent))
         self.live.update(zip(absent, self._decode_values(stored), strict=True))
 
+    def put(self, key: Any, value: Any) -> None:
+        """Set the value of a key that is live; None deletes it."""
+        if key not in self.undo:
+            self.undo[key] = self.live[key]
+        self.live[key] = value
+
     def commit(self) -> None:
         if self._holds_all:
             self._absent.update(key for key in self.undo if self.live[key] is None)

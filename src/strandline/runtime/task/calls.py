@@ -62,8 +62,7 @@ class EventCalls:
     ) -> Iterator[pa.RecordBatch]:
         """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
         scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
-        timer = Timer()
-        timer.is_processing_time = processing
+        timer = Timer(processing)
         scope.in_timer = True
         for at_us, key in timers.fire(until_us, prepare):
             scope.key = key

@@ -37,8 +37,8 @@ class RawOutput:
         """Rows for side outputs that were not taken yet."""
         self._uid = uid
         self._timed = timed
-        self._side_rows: dict[str, list[Any]] = {name: [] for name in sides}
-        self._side_times: dict[str, list[int | None]] = {name: [] for name in sides}
+        self._side_rows: dict[str, list[tuple[Any, int | None]]] = {name: [] for name in sides}
+        """Rows and their times."""
         self._side_batches: list[pa.RecordBatch] = []
 
     def from_rows(self, rows: list[Any], times: Sequence[int | None]) -> pa.RecordBatch:
@@ -53,8 +53,7 @@ class RawOutput:
     def add_side(self, side: str, row: Any, time_us: int | None) -> None:
         """Keep a row for a side output."""
         self._check_side(side)
-        self._side_rows[side].append(row)
-        self._side_times[side].append(time_us)
+        self._side_rows[side].append((row, time_us))
         self.waiting += 1
 
     def add_side_batch(self, side: str, given: Any) -> None:
@@ -67,19 +66,18 @@ class RawOutput:
 
     def take_sides(self) -> Iterator[pa.RecordBatch]:
         """Give what was kept for side outputs."""
-        for at, (side, rows) in enumerate(self._side_rows.items(), 1):
-            if rows:
-                batch = self.sides[side].from_rows(rows)
-                yield self._complete(batch, self._side_times[side], side=at)
-                self._side_rows[side], self._side_times[side] = [], []
+        for at, (side, kept) in enumerate(self._side_rows.items(), 1):
+            if kept:
+                batch = self.sides[side].from_rows([row for row, _ in kept])
+                yield self._complete(batch, [time_us for _, time_us in kept], side=at)
+                self._side_rows[side] = []
         self.waiting = 0
         batches, self._side_batches = self._side_batches, []
         yield from batches
 
     def forget(self) -> None:
         """Forget rows that were not taken, and that timers gave them."""
-        for side in self.sides:
-            self._side_rows[side], self._side_times[side] = [], []
+        self._side_rows = {name: [] for name in self.sides}
         self._side_batches = []
         self.waiting = 0
         self.fired = False
@@ -96,21 +94,19 @@ class RawOutput:
         if not self._timed and not self.sides:
             return batch
         rows = batch.num_rows
-        arrays: list[pa.Array] = []
-        for at, field in enumerate(self.schema):
-            if field.name == TIME:
-                arrays.append(pa.array(times, pa.int64()))
-            elif field.name == FIRED:
-                arrays.append(pa.array([self.fired] * rows))
-            elif field.name == SIDE:
-                arrays.append(pa.array([side] * rows, pa.int32()))
-            elif field.name.startswith(SIDE) and field.name == f"{SIDE}_{side}":
-                fields = list(field.type)
-                arrays.append(pa.StructArray.from_arrays(batch.columns, fields=fields))
-            elif side == 0 and at < batch.num_columns:
-                arrays.append(batch.column(at))
+        arrays: list[pa.Array] = list(batch.columns)
+        if side:
+            arrays = [pa.nulls(rows, field.type) for field in self.main.schema]
+        if self.sides:
+            arrays.append(pa.array([side] * rows, pa.int32()))
+        for at in range(1, len(self.sides) + 1):
+            kind = self.schema.field(f"{SIDE}_{at}").type
+            if at == side:
+                arrays.append(pa.StructArray.from_arrays(batch.columns, fields=list(kind)))
             else:
-                arrays.append(pa.nulls(rows, field.type))
+                arrays.append(pa.nulls(rows, kind))
+        if self._timed:
+            arrays += [pa.array(times, pa.int64()), pa.array([self.fired] * rows)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,22 +16,20 @@ from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type
 
 
+@dataclass(frozen=True)
 class RowFunction:
     """Calls a function for each row and builds Arrow batches of what it gives."""
 
-    def __init__(
-        self, function: Callable[[Any], Iterable[Any] | None], input_schema: str, output_schema: str, hidden: int = 0
-    ) -> None:
-        self._function = function
-        self._input_schema = input_schema
-        self._output_schema = output_schema
-        self._hidden = hidden
-        """How many columns at the end the function does not see: what it gives for a row keeps them."""
+    function: Callable[[Any], Iterable[Any] | None]
+    input_schema: str
+    output_schema: str
+    hidden: int = 0
+    """How many columns at the end the function does not see: what it gives for a row keeps them."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        fields = parse_schema(self._input_schema).fields
+        fields = parse_schema(self.input_schema).fields
         make = record_type([field.name for field in fields])._make
-        outputs = OutputBuilder("map", parse_schema(self._output_schema))
+        outputs = OutputBuilder("map", parse_schema(self.output_schema))
         for batch in batches:
             columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
             rows: list[Any] = []
@@ -38,10 +37,10 @@ class RowFunction:
             row = None
             try:
                 for at, row in enumerate(map(make, zip(*columns, strict=True))):
-                    out = self._function(row)
+                    out = self.function(row)
                     if out is not None:
                         rows.extend(out)
-                        if self._hidden:
+                        if self.hidden:
                             came_of.extend([at] * (len(rows) - len(came_of)))
                 built = outputs.from_rows(rows) if rows else None
             except UserCodeError:
@@ -49,12 +48,12 @@ class RowFunction:
             except Exception as error:
                 raise _user_error(error, row) from error
             if built is not None:
-                yield self._with_hidden(built, batch, came_of) if self._hidden else built
+                yield self._with_hidden(built, batch, came_of) if self.hidden else built
 
     def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, came_of: list[int]) -> pa.RecordBatch:
         rows = pa.array(came_of, pa.int64())
-        columns = [column.take(rows) for column in batch.columns[-self._hidden :]]
-        names = [*built.schema.names, *batch.schema.names[-self._hidden :]]
+        columns = [column.take(rows) for column in batch.columns[-self.hidden :]]
+        names = [*built.schema.names, *batch.schema.names[-self.hidden :]]
         return pa.RecordBatch.from_arrays([*built.columns, *columns], names=names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -82,6 +82,8 @@ class Task:
             self.scope.watermark_us = self._reached_us = fired_us
         self._watermark_us = watermark_us
         self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
+        if self._columnar is not None:
+            self._columnar.late_rows = self._columnar.source_rows = 0
 
     def fire(self) -> Iterator[pa.RecordBatch]:
         """Before the epoch's events: call on_timer, unless some events must come first."""
@@ -128,21 +130,17 @@ class Task:
                     yield from self._run_batch(fired)
             yield from self._fire()
         if self.store.broadcasts is not None:
-            self.store.broadcasts.apply(self._broadcast_failed)
+            self.store.broadcasts.apply(partial(user_error, self.scope.uid, self._process))
         gathered = self._take_gathered()
         if self._calls is not None:
             for batch in gathered:
                 yield from self._run_events(batch)
-                self.evict()
+                self.store.evict()
         elif gathered:
             yield from self._run_batch(gathered)
         if self._columnar is not None:
             yield from self._give(self._columnar.on_end(self.scope))
             self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
-
-    def check(self) -> None:
-        """Raise StateLimitError, with nothing applied, if what the epoch wrote is too much. Before each commit."""
-        self.store.check()
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""
@@ -150,10 +148,6 @@ class Task:
         if self._columnar is not None:
             self._columnar.commit()
         self.store.commit()
-
-    def tidy(self) -> None:
-        """Let go, after a commit, of what is not needed any more."""
-        self.store.tidy()
 
     def abort(self) -> None:
         """Forget what the epoch wrote."""
@@ -166,10 +160,6 @@ class Task:
         self._fired = []
         self.scope.watermark_us = self._reached_us
         self.store.abort()
-
-    def evict(self) -> None:
-        """Keep the caches within their budget. Between batches."""
-        self.store.evict()
 
     def close(self) -> None:
         """Let the user's function end."""
@@ -191,7 +181,7 @@ class Task:
         if moved:
             scope.watermark_us = watermark_us
         if self.store.expiry is not None:
-            self.store.expiry.clean(self.evict)
+            self.store.expiry.clean(self.store.evict)
         if self._columnar is not None:
             if moved:
                 yield from self._give_fired(self._columnar.on_watermark(scope))
@@ -249,9 +239,6 @@ class Task:
         events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
         return self._calls.on_events(keys, events, times)
 
-    def _broadcast_failed(self, error: BaseException, method: str, rule: Any) -> Exception:
-        return user_error(self.scope.uid, self._process, error, method, None, rule)
-
     # -- columns
 
     def _take_gathered(self) -> list[pa.RecordBatch]:
@@ -268,10 +255,10 @@ class Task:
             self._take_rows(self._columnar, batch)
             return
         self._count_late(batch)
-        groups, columns = self._layout.groups(batch), self._layout.columns(batch)
+        columns = self._layout.columns(batch)
         if self.store.expiry is not None and self._layout.timed:
             self.scope.time_us = pc.max(self._layout.times(batch)).as_py()
-        self.scope.keys = BatchKeys([columns[i] for i in self._key_at], groups, self.store.keys.codec)
+        self.scope.keys = self._keys_of(batch, columns)
         events = pa.RecordBatch.from_arrays(columns, names=batch.schema.names[self._layout.columns_at :])
         try:
             result = self._process.on_batch(events, self.scope)
@@ -283,10 +270,13 @@ class Task:
         yield from self._outputs.take_sides()
 
     def _take_rows(self, columnar: ColumnarProcess, batch: pa.RecordBatch) -> None:
-        layout, codec = self._layout, self.store.keys.codec
-        rows = Rows(layout.groups(batch), layout.times(batch), layout.columns(batch), self._key_at, codec)
+        columns = self._layout.columns(batch)
+        rows = Rows(self._keys_of(batch, columns), self._layout.times(batch), columns)
         with self._naming_operator():
             columnar.on_rows(rows, self.scope)
+
+    def _keys_of(self, batch: pa.RecordBatch, columns: Sequence[pa.Array]) -> BatchKeys:
+        return BatchKeys([columns[i] for i in self._key_at], self._layout.groups(batch), self.store.keys.codec)
 
     def _give(self, given: Iterator[Given]) -> Iterator[pa.RecordBatch]:
         while True:

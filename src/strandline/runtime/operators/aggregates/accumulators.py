@@ -21,6 +21,7 @@ from strandline.types.columns import conform, to_arrow_type
 from strandline.types.datatypes import parse_type
 
 _LARGEST = np.nextafter(2.0**63, 0.0)
+_PLAIN = {"sum": grouping.summed, "joined": grouping.joined, "united": grouping.united}
 _WIDE = decimal.Context(prec=76, rounding=decimal.ROUND_HALF_UP)
 
 
@@ -58,15 +59,11 @@ class Accumulators:
         self.fields = list(fields)
         self.results = list(results)
         self._kinds = [parse_type(field.ddl) for field in fields]
-        self.types = [to_arrow_type(kind) for kind in self._kinds]
         self._result_types = [to_arrow_type(parse_type(result.ddl)) for result in results]
-        self.arrow_fields = [pa.field(f.name, kind) for f, kind in zip(fields, self.types, strict=True)]
-        self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
-
-    @property
-    def merges(self) -> dict[str, str]:
+        self.arrow_fields = [pa.field(f.name, to_arrow_type(k)) for f, k in zip(fields, self._kinds, strict=True)]
+        self.merges = {field.name: field.merge for field in fields}
         """How two accumulators become one, by column."""
-        return {field.name: field.merge for field in self.fields}
+        self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
 
     def conform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return columns as they came in, in exactly the accumulator's types."""
@@ -83,9 +80,8 @@ class Accumulators:
     def give(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Compute the results, a column each."""
         by_name = {field.name: column for field, column in zip(self.fields, columns, strict=True)}
-        how = {field.name: field.merge for field in self.fields}
         return [
-            _result(spec, [by_name[name] for name in spec.fields], how[spec.fields[0]], kind)
+            _result(spec, [by_name[name] for name in spec.fields], self.merges[spec.fields[0]], kind)
             for spec, kind in zip(self.results, self._result_types, strict=True)
         ]
 
@@ -108,38 +104,27 @@ def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[p
         return grouping.best(columns[0], columns[1], groups, how[:3])
     if how.startswith(sketches.KINDS):
         return sketches.merged(how, columns[0], columns[1], groups)
-    return [_merge(how, columns[0], groups)]
-
-
-def _merge(how: str, column: pa.Array, groups: Groups) -> pa.Array:
-    if how == "sum":
-        return grouping.summed(column, groups)
+    if how in _PLAIN:
+        return [_PLAIN[how](columns[0], groups)]
     if how in ("min", "max"):
-        return grouping.extreme(column, groups, how)
-    if how == "joined":
-        return grouping.joined(column, groups)
-    if how == "united":
-        return grouping.united(column, groups)
+        return [grouping.extreme(columns[0], groups, how)]
     which, _, valid = how.partition("_")
-    return grouping.edge(column, groups, which, ignore_nulls=bool(valid))
+    return [grouping.edge(columns[0], groups, which, ignore_nulls=bool(valid))]
 
 
 def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:
     if spec.kind == "approx_percentile":
         return _percentiles(sketches.percentiles(how, columns[0], columns[1], spec.ranks), kind)
-    return _number(spec, columns, how).cast(kind)
-
-
-def _number(spec: ResultSpec, columns: list[pa.Array], how: str) -> pa.Array:
+    found = columns[0]
     if spec.kind == "avg":
-        return _mean(columns[0], columns[1], spec.ddl)
-    if spec.kind == "count_distinct":
-        return pc.list_value_length(columns[0])
-    if spec.kind == "approx_count_distinct":
-        return sketches.distinct_counts(how, columns[0], columns[1])
-    if spec.kind in SPREADS:
-        return _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
-    return columns[0]
+        found = _mean(columns[0], columns[1], spec.ddl)
+    elif spec.kind == "count_distinct":
+        found = pc.list_value_length(columns[0])
+    elif spec.kind == "approx_count_distinct":
+        found = sketches.distinct_counts(how, columns[0], columns[1])
+    elif spec.kind in SPREADS:
+        found = _spread(spec.kind, columns[0].to_numpy(), columns[2].to_numpy())
+    return found.cast(kind)
 
 
 def _mean(total: pa.Array, n: pa.Array, ddl: str) -> pa.Array:

@@ -5,14 +5,14 @@ After a restore it is not known: then everything counts as changed, and results 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
 from strandline.runtime.operators.windows.operator import next_multiple
 from strandline.runtime.state.panes import Merge, settle
 
-Changes = dict[int, list[pa.RecordBatch] | None]
+Changes = Mapping[int, list[pa.RecordBatch] | None]
 """By pane: the batches that were added; None: it is not known which."""
 
 
@@ -45,7 +45,7 @@ class News:
 
     def take(self, panes: Collection[int]) -> Changes:
         """Return the changes of the panes there are, and begin anew."""
-        found: Changes = {}
+        found: dict[int, list[pa.RecordBatch] | None] = {}
         for pane in panes:
             batches = [*self._kept.get(pane, ()), *self._now.get(pane, ())]
             if batches or self._is_unknown:

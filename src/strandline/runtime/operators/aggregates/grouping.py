@@ -119,6 +119,11 @@ def _ranks(column: pa.Array) -> Numbers:
 # -- columns of groups
 
 
+def valid_rows(column: pa.Array) -> Numbers:
+    """Return the rows in which a column is not null."""
+    return np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+
+
 def summed(column: pa.Array, groups: Groups) -> pa.Array:
     """Add each group's values up; null where there are none. Raises StateTypeError if one does not fit the type."""
     kind = column.type
@@ -153,33 +158,22 @@ def extreme(column: pa.Array, groups: Groups, which: str) -> pa.Array:
 
 def best(column: pa.Array, by: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
     """Return the value in each group's row with the least or greatest `by`, and that; of several, the first row's."""
-    rows = np.flatnonzero(by.is_valid().to_numpy(zero_copy_only=False))
+    rows = valid_rows(by)
     ranks = _ranks(by.take(pa.array(rows)))
     there = groups.only(rows)
     top = _reduced(pa.array(ranks), there, which).fill_null(0).to_numpy()
     rows = rows[ranks == top[there.of_row]]
-    first = groups.only(rows).first
-    absent = first < 0
-    at = np.zeros(groups.count, np.int64)
-    at[~absent] = rows[first[~absent]]
-    found = pa.array(at, mask=absent)
+    found = _at(rows, groups.only(rows).first)
     return column.take(found), by.take(found)
 
 
 def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) -> pa.Array:
     """Return each group's first or last value ("first", "last")."""
-    rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)) if ignore_nulls else None
-    if rows is not None:
+    rows = np.arange(len(column))
+    if ignore_nulls:
+        rows = valid_rows(column)
         groups = groups.only(rows)
-    at = groups.first if which == "first" else groups.last
-    absent = at < 0
-    if rows is not None and len(rows):
-        at = rows[np.where(absent, 0, at)]
-    return (
-        column.take(pa.array(np.where(absent, 0, at), mask=absent))
-        if len(column)
-        else pa.nulls(groups.count, column.type)
-    )
+    return column.take(_at(rows, groups.first if which == "first" else groups.last))
 
 
 def joined(column: pa.Array, groups: Groups) -> pa.Array:
@@ -219,11 +213,17 @@ def _reduced(column: pa.Array, groups: Groups, how: str) -> pa.Array:
     values, at = found.column(f"value_{how}").combine_chunks(), found["group"].to_numpy()
     if len(at) == groups.count and np.array_equal(at, np.arange(groups.count)):
         return values
-    row = np.zeros(groups.count, np.int64)
+    row = np.full(groups.count, -1)
     row[at] = np.arange(len(at))
-    absent = np.ones(groups.count, bool)
-    absent[at] = False
-    return values.take(pa.array(row, mask=absent))
+    return values.take(pa.array(row, mask=row < 0))
+
+
+def _at(rows: Numbers, places: Numbers) -> pa.Array:
+    """Return which of these rows stand at some places; null for -1."""
+    there = places >= 0
+    found = np.zeros(len(places), np.int64)
+    found[there] = rows[places[there]]
+    return pa.array(found, mask=~there)
 
 
 def _refuse_overflow(column: pa.Array, groups: Groups) -> None:
@@ -252,8 +252,7 @@ def _elements(column: pa.Array, groups: Groups) -> tuple[pa.Array, Numbers]:
     """Return the elements of all lists, group after group, and the group of each."""
     order = np.argsort(groups.of_row, kind="stable")
     ordered = column.take(pa.array(order))
-    lengths = pc.list_value_length(ordered).fill_null(0).to_numpy()
-    return ordered.flatten(), np.repeat(groups.of_row[order], lengths)
+    return ordered.flatten(), np.repeat(groups.of_row[order], lengths(ordered))
 
 
 def _without_signed_zeros(values: pa.Array) -> pa.Array:
@@ -266,15 +265,22 @@ def _without_signed_zeros(values: pa.Array) -> pa.Array:
         fields = [_without_signed_zeros(field) for field in values.flatten()]
         return pa.StructArray.from_arrays(fields, fields=list(kind), mask=values.is_null()) if fields else values
     if pa.types.is_list(kind):
-        lengths = pc.list_value_length(values).fill_null(0).to_numpy()
-        offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
         elements = _without_signed_zeros(values.flatten())
-        return pa.ListArray.from_arrays(offsets, elements, type=kind, mask=values.is_null())
+        return pa.ListArray.from_arrays(offsets(lengths(values)), elements, type=kind, mask=values.is_null())
     return values
 
 
 def _listed(values: pa.Array, of_value: Numbers, count: int) -> pa.Array:
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.bincount(of_value, minlength=count), out=offsets[1:])
     # Values are in the order of their groups.
-    return pa.ListArray.from_arrays(pa.array(offsets), values)
+    return pa.ListArray.from_arrays(offsets(np.bincount(of_value, minlength=count)), values)
+
+
+def lengths(lists: pa.Array) -> Numbers:
+    """Return how many elements lists have; those that are null have none."""
+    found: Numbers = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+    return found
+
+
+def offsets(counts: Numbers) -> pa.Array:
+    """Return where lists of so many elements begin and end."""
+    return pa.array(np.append(0, np.cumsum(counts)), pa.int32())

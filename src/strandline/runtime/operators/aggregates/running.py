@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from strandline.api.states import Value
 from strandline.api.windows import Global
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
-from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, edge, extreme, group_by
+from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, edge, extreme, group_by, valid_rows
 from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
@@ -33,6 +33,7 @@ class KeyedAggregation(ColumnarProcess):
     def __init__(self, keys: Sequence[str], accumulators: Accumulators) -> None:
         self._keys = list(keys)
         self._accumulators = accumulators
+        self.own_merges = accumulators.merges
         self._given: list[Given] = []
 
     def on_end(self, scope: Scope) -> Iterator[Given]:
@@ -41,12 +42,9 @@ class KeyedAggregation(ColumnarProcess):
         yield from given
 
     def on_fired(self, scope: Scope) -> Iterator[Given]:
-        """Give what came of rows that timers gave further up."""
-        yield from self.on_end(scope)
+        return self.on_end(scope)
 
     def forget(self) -> None:
-        """Forget the epoch."""
-        super().forget()
         self._given = []
 
     def _take(self, rows: Rows) -> list[pa.Array]:
@@ -67,7 +65,7 @@ class KeyedAggregation(ColumnarProcess):
     def shown(self, keys: BatchKeys) -> Iterator[Given]:
         """Give the results so far of those keys that have some."""
         stored = self.totals.get_many(keys)
-        known = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        known = valid_rows(stored)
         accumulators = stored.take(pa.array(known)).flatten()[-len(self._accumulators.fields) :]
         yield self._results(keys.take(known), accumulators), None
 
@@ -77,7 +75,6 @@ class RunningAggregation(KeyedAggregation):
 
     def __init__(self, keys: Sequence[str], accumulators: Accumulators) -> None:
         super().__init__(keys, accumulators)
-        self.own_merges = accumulators.merges
         self.own_states = {TOTALS: Value(f"struct<{accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
@@ -101,7 +98,7 @@ class RunningAggregation(KeyedAggregation):
     def _add(self, keys: BatchKeys, fresh: list[pa.Array]) -> list[pa.Array]:
         """Merge accumulators, one a key, into the state; return what they have become."""
         stored = self.totals.get_many(keys)
-        known = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        known = valid_rows(stored)
         if len(known):
             before = stored.take(pa.array(known)).flatten() if len(known) < len(stored) else stored.flatten()
             both = [pa.concat_arrays([old, new]) for old, new in zip(before, fresh, strict=True)]
@@ -126,7 +123,6 @@ class CountedAggregation(KeyedAggregation):
         super().__init__(keys, accumulators)
         self._count = count
         self.own_windows = windows_info(Global(count=count))
-        self.own_merges = accumulators.merges
         self.own_states = {TOTALS: Value(f"struct<events: bigint, {accumulators.ddl}>")}
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
@@ -134,7 +130,7 @@ class CountedAggregation(KeyedAggregation):
         keys, row_of = rows.keys.unique()
         fresh = self._take(rows)
         stored = self.totals.get_many(keys)
-        known = np.flatnonzero(stored.is_valid().to_numpy(zero_copy_only=False))
+        known = valid_rows(stored)
         events, *before = stored.take(pa.array(known)).flatten()
         had = np.zeros(len(keys), np.int64)
         had[known] = events.to_numpy()

@@ -22,21 +22,23 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.api.states import Value
 from strandline.api.windows import Session
+from strandline.backends.base import Backend
+from strandline.core.keygroups import KeyGroupRange
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
-from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, overlapping
+from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, overlapping, valid_rows
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.panes import settle
 from strandline.runtime.state.scope import Scope
-from strandline.runtime.state.timers import TimerTable
+from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.types.columns import arrow_schema, conform
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -46,12 +48,15 @@ _SPAN = "start bigint, end bigint, given boolean, fresh boolean"
 _NUMBERS = 4
 """How many of its columns describe a session; the others are the accumulator."""
 _AT_ONCE = 50_000
+_NOWHERE = -(1 << 63)
 
 
 @dataclass
 class Sessions:
     """Some sessions, or spans of events that are to become such."""
 
+    columns: Sequence[pa.Array]
+    """The accumulators."""
     of_key: Numbers
     """Whose they are: a number among some keys."""
     start: Numbers
@@ -60,28 +65,30 @@ class Sessions:
     """Whether the result was given when it was complete, and it has not changed since."""
     fresh: Numbers
     """Whether it has changed since a result was given, complete or not."""
-    columns: Sequence[pa.Array]
-    """The accumulators."""
+
+    @property
+    def numbers(self) -> tuple[Numbers, Numbers, Numbers, Numbers, Numbers]:
+        """What describes them, in the order of the fields."""
+        return self.of_key, self.start, self.end, self.given, self.fresh
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def complete(self, reached_us: int) -> Numbers:
+        """Which have ended and have not been given since."""
+        found: Numbers = ~self.given & (self.end <= reached_us)
+        return found
 
     def only(self, chosen: Numbers) -> Sessions:
         """Return those at some places, or of a mask."""
         at = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         columns = [column.take(pa.array(at)) for column in self.columns]
-        return Sessions(self.of_key[at], self.start[at], self.end[at], self.given[at], self.fresh[at], columns)
+        return Sessions(columns, *(numbers[at] for numbers in self.numbers))
 
     def and_also(self, more: Sessions) -> Sessions:
         """Return these, then others."""
-        return Sessions(
-            np.append(self.of_key, more.of_key),
-            np.append(self.start, more.start),
-            np.append(self.end, more.end),
-            np.append(self.given, more.given),
-            np.append(self.fresh, more.fresh),
-            [pa.concat_arrays(pair) for pair in zip(self.columns, more.columns, strict=True)],
-        )
+        columns = [pa.concat_arrays(pair) for pair in zip(self.columns, more.columns, strict=True)]
+        return Sessions(columns, *map(np.append, self.numbers, more.numbers))
 
 
 class SessionAggregation(ColumnarProcess):
@@ -106,12 +113,10 @@ class SessionAggregation(ColumnarProcess):
         self._spans: list[pa.RecordBatch] = []
         """What the epoch has brought: key group, keys, events, start, end, accumulator."""
 
-    def bind(self, place: Place) -> None:
-        """Get ready to work on a partition's state."""
+    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
         self._codec = KeyCodec([field.type for field in self._keys.fields])
-        self._ends = TimerTable(ENDS, place.backend, place.groups)
-        self._early = TimerTable(EARLY, place.backend, place.groups)
-        self.tables = [self._ends, self._early]
+        self._ends, self._early = TimerTable(ENDS, backend, groups), TimerTable(EARLY, backend, groups)
+        return [self._ends, self._early]
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Keep a batch for the end of the epoch."""
@@ -123,13 +128,12 @@ class SessionAggregation(ColumnarProcess):
         else:
             start, last = (column.to_numpy() for column in (more.pop(0), more.pop(0)))
         keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
-        columns = [rows.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
+        columns = [rows.keys.groups.cast(pa.int32()), *keys, counts, pa.array(start), pa.array(last + self._length)]
         columns += self._accumulators.conform(more)
         self._spans.append(pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns))))))
         settle(self._spans, self._merged)
 
     def on_fired(self, scope: Scope) -> Iterator[Given]:
-        """Take in what timers gave further up, before the watermark moves on."""
         yield from self._take_in(scope)
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:
@@ -152,8 +156,6 @@ class SessionAggregation(ColumnarProcess):
         yield from self._take_in(scope)
 
     def forget(self) -> None:
-        """Forget the epoch."""
-        super().forget()
         self._spans = []
 
     @property
@@ -164,8 +166,7 @@ class SessionAggregation(ColumnarProcess):
     @property
     def next_due_clock_us(self) -> int | None:
         """When the clock will."""
-        tables = [self._early, self._ends] if self._rules.processing else [self._early]
-        return min((at for table in tables if (at := table.next_us()) is not None), default=None)
+        return earliest((self._early.next_us(), self._ends.next_us() if self._rules.processing else None))
 
     # -- what an epoch brings
 
@@ -190,7 +191,7 @@ class SessionAggregation(ColumnarProcess):
         counts, start, end = (column.to_numpy() for column in batch.columns[width : width + 3])
         keys, of_key = BatchKeys(key_columns, groups, self._codec).unique()
         no, yes = np.zeros(len(start), bool), np.ones(len(start), bool)
-        return Sessions(of_key, start, end, no, yes, batch.columns[width + 3 :]), keys, counts
+        return Sessions(batch.columns[width + 3 :], of_key, start, end, no, yes), keys, counts
 
     def _take_in(self, scope: Scope) -> Iterator[Given]:
         """Merge the epoch's spans with each other and with the sessions that they touch."""
@@ -206,52 +207,46 @@ class SessionAggregation(ColumnarProcess):
         # Those of which some part is not complete have a timer.
         waits = np.logical_or.reduceat(~is_new & ~both.given[order], begins)
         found = Sessions(
+            self._accumulators.merge(both.columns, _groups(order, begins)),
             both.of_key[order][begins],
             both.start[order][begins],
             np.maximum.reduceat(both.end[order], begins),
             ~changed & ~waits,
             np.logical_or.reduceat(both.fresh[order], begins),
-            self._accumulators.merge(both.columns, _groups(order, begins)),
         )
         reached = self._reached(scope)
-        if reached is not None:
-            late = np.logical_and.reduceat(is_new, begins) & (found.end + self._rules.lateness_us <= reached)
-            if late.any():
-                events = np.append(np.zeros(len(stored), np.int64), counts)[order]
-                self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
-                found, changed, waits = found.only(~late), changed[~late], waits[~late]
-        again = self._is_complete(found, reached)
+        late = np.logical_and.reduceat(is_new, begins) & (found.end + self._rules.lateness_us <= reached)
+        if late.any():
+            events = np.append(np.zeros(len(stored), np.int64), counts)[order]
+            self.late_rows += int(np.add.reduceat(events, begins)[late].sum())
+            found, changed, waits = found.only(~late), changed[~late], waits[~late]
+        again = found.complete(reached)
         yield from self._results(keys, found.only(again))
         now = replace(found, given=found.given | again, fresh=found.fresh & ~again)
         self._set_timers(keys, now, changed & ~waits)
         if self._rules.early_us:
-            self._ask_early(keys, now.of_key[changed & ~now.given], scope.now_us)
+            encoded, at_us = keys.encoded, next_multiple(scope.now_us, self._rules.early_us)
+            for key in now.of_key[changed & ~now.given].tolist():
+                self._early.set(encoded[key], at_us)
         self._store(keys, stored, now)
 
     # -- what time brings
 
-    def _reached(self, scope: Scope) -> int | None:
-        return scope.now_us if self._rules.processing else scope.watermark_us
+    def _reached(self, scope: Scope) -> int:
+        """How far time has come; before any watermark, not as far as any session."""
+        reached = scope.now_us if self._rules.processing else scope.watermark_us
+        return _NOWHERE if reached is None else reached
 
     def _complete(self, scope: Scope) -> Iterator[Given]:
         reached = self._reached(scope)
-        assert reached is not None
         for keys in self._fired(self._ends, reached):
             stored = self._load(keys)
-            complete = self._is_complete(stored, reached)
+            complete = stored.complete(reached)
             yield from self._results(keys, stored.only(complete))
             now = replace(stored, given=stored.given | complete, fresh=stored.fresh & ~complete)
             now = now.only(~now.given | (now.end + self._rules.lateness_us > reached))
             self._set_timers(keys, now, np.ones(len(now), bool))
             self._store(keys, stored, now)
-
-    @staticmethod
-    def _is_complete(sessions: Sessions, reached: int | None) -> Numbers:
-        """Which sessions have ended and have not been given since."""
-        if reached is None:
-            return np.zeros(len(sessions), bool)
-        found: Numbers = ~sessions.given & (sessions.end <= reached)
-        return found
 
     def _fired(self, timers: TimerTable, until_us: int) -> Iterator[BatchKeys]:
         """Give the keys of timers that are due, many at a time, taking the timers away."""
@@ -265,11 +260,6 @@ class SessionAggregation(ColumnarProcess):
         for key, at in zip(sessions.of_key[wanted].tolist(), at_us, strict=True):
             self._ends.set(encoded[key], at)
 
-    def _ask_early(self, keys: BatchKeys, wanted: Numbers, now_us: int) -> None:
-        encoded, at_us = keys.encoded, next_multiple(now_us, self._rules.early_us)
-        for key in wanted.tolist():
-            self._early.set(encoded[key], at_us)
-
     def _results(self, keys: BatchKeys, sessions: Sessions) -> Iterator[Given]:
         """Give results, those of the earliest ends first."""
         if not len(sessions):
@@ -282,30 +272,29 @@ class SessionAggregation(ColumnarProcess):
     # -- state
 
     def shown(self, keys: BatchKeys) -> Iterator[Given]:
-        """Give the results so far of the sessions that are kept."""
         return self._results(keys, self._load(keys))
 
     def _load(self, keys: BatchKeys) -> Sessions:
         """Return all sessions of some keys, in the order of keys and starts."""
         newest = self.newest.get_many(keys)
-        of_key = np.flatnonzero(newest.is_valid().to_numpy(zero_copy_only=False))
+        of_key = valid_rows(newest)
         has_more, *columns = newest.take(pa.array(of_key)).flatten()
         several = of_key[has_more.to_numpy(zero_copy_only=False)]
         if len(several):
             older = self.older.get_many(keys.take(several))
-            both = np.append(np.repeat(several, pc.list_value_length(older).to_numpy()), of_key)
+            both = np.append(np.repeat(several, lengths(older)), of_key)
             order = np.argsort(both, kind="stable")
             pairs = zip(older.flatten().flatten(), columns, strict=True)
             columns = [pa.concat_arrays(pair).take(pa.array(order)) for pair in pairs]
             of_key = both[order]
-        start, end, given, fresh = (column.to_numpy(zero_copy_only=False) for column in columns[:_NUMBERS])
-        return Sessions(of_key, start, end, given, fresh, columns[_NUMBERS:])
+        numbers = (column.to_numpy(zero_copy_only=False) for column in columns[:_NUMBERS])
+        return Sessions(columns[_NUMBERS:], of_key, *numbers)
 
     def _store(self, keys: BatchKeys, before: Sessions, after: Sessions) -> None:
         """Write what has become of the sessions of some keys; both are in the order of keys and starts."""
         had, has = (np.bincount(sessions.of_key, minlength=len(keys)) for sessions in (before, after))
         last = np.cumsum(has) - 1
-        columns = [*map(pa.array, (after.start, after.end, after.given, after.fresh)), *after.columns]
+        columns = [*map(pa.array, after.numbers[1:]), *after.columns]
         touched = np.flatnonzero(had + has)
         none = has[touched] == 0
         at = pa.array(last[touched], mask=none)
@@ -319,8 +308,7 @@ class SessionAggregation(ColumnarProcess):
             rest = pa.array(np.flatnonzero(~is_last))
             values = pa.StructArray.from_arrays([column.take(rest) for column in columns], fields=self._fields)
             counts = np.maximum(has[several] - 1, 0)
-            offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
-            lists = pa.ListArray.from_arrays(offsets, values, mask=pa.array(counts == 0))
+            lists = pa.ListArray.from_arrays(offsets(counts), values, mask=pa.array(counts == 0))
             self.older.put_many(keys.take(several), lists)
 
 

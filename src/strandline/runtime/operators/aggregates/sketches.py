@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.runtime.operators.aggregates import grouping
-from strandline.runtime.operators.aggregates.grouping import Groups, Numbers
+from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, valid_rows
 
 try:
     import datasketches
@@ -42,44 +42,26 @@ def size_of(how: str, error: float) -> int:
     return min(max(math.ceil(math.pow(_KLL_ERROR / error, 1 / _KLL_POWER)), _LEAST_K), _MOST_K)
 
 
-class Kind(Protocol):
-    """A kind of sketch."""
-
-    def joined(self, values: pa.Array, groups: Groups) -> pa.Array:
-        """Join each group's lists of values."""
-
-    def read(self, sketches: Sequence[bytes], values: Numbers) -> Any:
-        """Return one sketch of several and of values."""
-
-    def write(self, sketch: Any) -> bytes:
-        """Return a sketch's bytes."""
-
-
 class Distinct:
     """HyperLogLog sketches of hashes, which show how many distinct ones there were."""
 
+    joined = staticmethod(grouping.united)
+
     def __init__(self, lg_k: int) -> None:
         self._lg_k = lg_k
-
-    def joined(self, values: pa.Array, groups: Groups) -> pa.Array:
-        """Join each group's lists, and keep each hash once."""
-        return grouping.united(values, groups)
 
     def read(self, sketches: Sequence[bytes], values: Numbers) -> Any:
         """Return one sketch of several and of values."""
         # Four bits a slot: half the memory of eight for about the same time.
         small = datasketches.tgt_hll_type.HLL_4
+        load = datasketches.hll_sketch.deserialize
         if len(sketches) > 1:
             union = datasketches.hll_union(self._lg_k)
             for sketch in sketches:
-                union.update(datasketches.hll_sketch.deserialize(sketch))
+                union.update(load(sketch))
             found = union.get_result(small)
         else:
-            found = (
-                datasketches.hll_sketch.deserialize(sketches[0])
-                if sketches
-                else datasketches.hll_sketch(self._lg_k, small)
-            )
+            found = load(sketches[0]) if sketches else datasketches.hll_sketch(self._lg_k, small)
         update = found.update
         for value in values.tolist():
             update(value)
@@ -93,15 +75,12 @@ class Distinct:
 class Quantiles:
     """KLL sketches of doubles, which show their percentiles."""
 
+    joined = staticmethod(grouping.joined)
+
     def __init__(self, k: int) -> None:
         self._k = k
 
-    def joined(self, values: pa.Array, groups: Groups) -> pa.Array:
-        """Join each group's lists."""
-        return grouping.joined(values, groups)
-
     def read(self, sketches: Sequence[bytes], values: Numbers) -> Any:
-        """Return one sketch of several and of values."""
         load = datasketches.kll_doubles_sketch.deserialize
         found = load(sketches[0]) if sketches else datasketches.kll_doubles_sketch(self._k)
         for sketch in sketches[1:]:
@@ -111,8 +90,10 @@ class Quantiles:
         return found
 
     def write(self, sketch: Any) -> bytes:
-        """Return a sketch's bytes."""
         return bytes(sketch.serialize())
+
+
+Kind = Distinct | Quantiles
 
 
 def kind_of(how: str) -> Kind:
@@ -133,10 +114,10 @@ def merged(how: str, values: pa.Array, sketches: pa.Array, groups: Groups) -> tu
     """Merge the lists and the sketches of each group."""
     kind = kind_of(how)
     lists = kind.joined(values, groups)
-    present = np.flatnonzero(sketches.is_valid().to_numpy(zero_copy_only=False))
+    present = valid_rows(sketches)
     of_sketch = groups.of_row[present]
     alone = grouping.edge(sketches, groups, "first", ignore_nulls=True)
-    full = _lengths(lists) > _HELD
+    full = lengths(lists) > _HELD
     anew = full | (np.bincount(of_sketch, minlength=groups.count) > 1)
     if not anew.any():
         return lists, alone
@@ -149,8 +130,8 @@ def merged(how: str, values: pa.Array, sketches: pa.Array, groups: Groups) -> tu
 
 def distinct_counts(how: str, values: pa.Array, sketches: pa.Array) -> pa.Array:
     """Return how many distinct hashes there are in each row: exactly, where there is no sketch yet."""
-    counts = _lengths(values)
-    rows = np.flatnonzero(sketches.is_valid().to_numpy(zero_copy_only=False))
+    counts = lengths(values)
+    rows = valid_rows(sketches)
     if len(rows):
         at = pa.array(rows)
         found = _read(kind_of(how), [[one] for one in sketches.take(at).to_pylist()], values.take(at))
@@ -178,7 +159,7 @@ def _quantiles(sketch: Any, ranks: Sequence[float]) -> list[float] | None:
 
 def _read(kind: Kind, parts: list[list[bytes]], lists: pa.Array) -> Iterator[Any]:
     """Return a sketch for each row: of its sketches and of its list."""
-    bounds = np.append(0, np.cumsum(_lengths(lists))).tolist()
+    bounds = np.append(0, np.cumsum(lengths(lists))).tolist()
     # A copy, since the library takes no arrays that are read-only.
     values = lists.flatten().to_numpy(zero_copy_only=False, writable=True)
     for sketches, (start, end) in zip(parts, pairwise(bounds), strict=True):
@@ -196,13 +177,6 @@ def _parts(column: pa.Array, counts: Numbers) -> list[list[bytes]]:
 
 
 def _emptied(lists: pa.Array, which: Numbers) -> pa.Array:
-    lengths = _lengths(lists)
-    kept = lists.flatten().filter(pa.array(np.repeat(~which, lengths)))
-    offsets = np.zeros(len(lists) + 1, np.int32)
-    np.cumsum(np.where(which, 0, lengths), out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), kept)
-
-
-def _lengths(lists: pa.Array) -> Numbers:
-    found: Numbers = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
-    return found
+    counts = lengths(lists)
+    kept = lists.flatten().filter(pa.array(np.repeat(~which, counts)))
+    return pa.ListArray.from_arrays(offsets(np.where(which, 0, counts)), kept)

@@ -7,24 +7,27 @@ stream it stands for, and the columns of the accumulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from strandline.api.windows import Sliding, Tumbling
+from strandline.backends.base import Backend
+from strandline.core.keygroups import KeyGroupRange
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
-from strandline.runtime.operators.aggregates.changes import News
+from strandline.runtime.operators.aggregates.changes import Changes, News
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Place, Rows
+from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
 from strandline.runtime.state.columnhandles import BatchKeys
-from strandline.runtime.state.panes import GROUP, PaneTable
+from strandline.runtime.state.panes import GROUP, PaneTable, cut
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.timers import earliest
 from strandline.types.columns import arrow_schema, conform
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -53,30 +56,27 @@ class WindowedAggregation(ColumnarProcess):
         self._early_us = rules.early_us
         self._news: News | None = None
 
-    def bind(self, place: Place) -> None:
-        """Get ready to work on a partition's state."""
-        schema = arrow_schema(self._stored)
-        self._full = pa.schema([pa.field(GROUP, pa.int32()), *schema])
-        self._table = PaneTable(PANES, place.backend, place.groups, schema, self._merge, place.cache_bytes)
+    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+        self._table = PaneTable(PANES, backend, groups, arrow_schema(self._stored), self._merge, cache_bytes)
         # Where panes go once their window is given, what is there tells what is to be given.
         self._table.marked = self._lateness > 0 or self.pane_us < self._size
-        self.tables = [self._table]
         if self._early_us:
             self._news = News(self._early_us, self._merge)
+        return [self._table]
 
     def on_rows(self, rows: Rows, scope: Scope) -> None:
         """Add a batch to its panes."""
         width = len(self._keys.fields)
         columns = rows.columns[width:]
         if self._processing:
-            ends = np.full(len(rows.groups), self.pane_of(self._reached(scope)))
+            ends = np.full(len(rows.keys.groups), self.pane_of(self._reached(scope)))
         else:
             ends = columns.pop(0).to_numpy()
         counts = columns.pop(0).to_numpy()
         self.source_rows += int(counts.sum())
         keys = [conform(c, f.type) for c, f in zip(rows.columns[:width], self._keys.fields, strict=True)]
-        columns = [rows.groups.cast(pa.int32()), *keys, *self._accumulators.conform(columns)]
-        batch = pa.RecordBatch.from_arrays(columns, schema=self._full)
+        columns = [rows.keys.groups.cast(pa.int32()), *keys, *self._accumulators.conform(columns)]
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._table.schema)
         kept = self._first_end(ends) <= self._last_end(ends)
         if scope.watermark_us is not None and not self._processing:
             late = self._last_end(ends) + self._lateness <= scope.watermark_us
@@ -84,16 +84,8 @@ class WindowedAggregation(ColumnarProcess):
             kept &= ~late
         if not kept.all():
             batch, ends = batch.filter(pa.array(kept)), ends[kept]
-        if not len(ends):
-            return
-        if ends.min() == ends.max():
-            self._add(int(ends[0]), batch, scope)
-            return
-        order = np.argsort(ends, kind="stable")
-        batch, ends = batch.take(pa.array(order)), ends[order]
-        bounds = np.append(np.flatnonzero(np.diff(ends, prepend=ends[0] - 1)), len(ends)).tolist()
-        for start, stop in pairwise(bounds):
-            self._add(int(ends[start]), batch.slice(start, stop - start), scope)
+        for pane, part in cut(batch, ends):
+            self._add(pane, part, scope)
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:
         """Give the windows that are complete, the earliest first, and let go of panes that are not needed any more."""
@@ -113,14 +105,10 @@ class WindowedAggregation(ColumnarProcess):
         yield from self._again()
 
     def commit(self) -> None:
-        """Keep the epoch."""
-        super().commit()
         if self._news is not None:
             self._news.commit()
 
     def forget(self) -> None:
-        """Forget the epoch."""
-        super().forget()
         self._late = {}
         if self._news is not None:
             self._news.forget()
@@ -135,12 +123,11 @@ class WindowedAggregation(ColumnarProcess):
         """The same where windows follow the clock; and when results so far are due."""
         end_us = self._next_end() if self._processing else None
         early_us = self._news.due_us(self._table.panes) if self._news else None
-        return min((at for at in (end_us, early_us) if at is not None), default=None)
+        return earliest((end_us, early_us))
 
     def _next_end(self) -> int | None:
         mark = self._table.mark_us
-        ends = (next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
-        return min((end for end in ends if end is not None), default=None)
+        return earliest(next(iter(self._ends_of(pane, mark, None)), None) for pane in self._table.panes)
 
     def _reached(self, scope: Scope) -> int:
         """How far time has come. The clock may have been set back: what was given stays given."""
@@ -174,27 +161,27 @@ class WindowedAggregation(ColumnarProcess):
         due_us = news.due_us(panes)
         if due_us is None or due_us > now_us:
             return
-        changed: dict[int, list[pa.RecordBatch]] = {}
-        unknown: set[int] = set()
-        for pane, batches in news.take(panes).items():
-            for end in self._ends_of(pane, self._table.mark_us, None):
-                changed.setdefault(end, []).extend(batches or ())
-                if batches is None:
-                    unknown.add(end)
-        for end, found in sorted(changed.items()):
-            yield from self._window(end, None if end in unknown else self._merge(found))
+        yield from self._changed(news.take(panes), self._table.mark_us, None)
 
     def _again(self) -> Iterator[Given]:
         """Give the results of windows given before for keys whose late events came since."""
         late, self._late = self._late, {}
         mark = self._table.mark_us
-        changed: dict[int, list[pa.RecordBatch]] = {}
-        for pane, batches in late.items():
-            for end in self._ends_of(pane, None, mark):
-                if mark is not None and end + self._lateness > mark:
-                    changed.setdefault(end, []).extend(batches)
-        for end, batches in sorted(changed.items()):
-            yield from self._window(end, self._merge(batches))
+        if mark is not None:
+            yield from self._changed(late, mark - self._lateness, mark)
+
+    def _changed(self, changes: Changes, after: int | None, until: int | None) -> Iterator[Given]:
+        """Give the windows that end after one time and up to another, for keys that have changed in their panes."""
+        found: dict[int, list[pa.RecordBatch] | None] = {}
+        for pane, batches in changes.items():
+            for end in self._ends_of(pane, after, until):
+                of_panes = found.setdefault(end, [])
+                if batches is None:
+                    found[end] = None
+                elif of_panes is not None:
+                    of_panes += batches
+        for end, of_panes in sorted(found.items()):
+            yield from self._window(end, None if of_panes is None else self._merge(of_panes))
 
     def _window(self, end: int, only: pa.RecordBatch | None = None) -> Iterator[Given]:
         panes = [pane for pane in self._table.panes if end - self._size < pane <= end]
@@ -207,7 +194,6 @@ class WindowedAggregation(ColumnarProcess):
             yield results_of(keys, ends - self._size, ends, self._accumulators, batch.columns[width:])
 
     def shown(self, keys: BatchKeys) -> Iterator[Given]:
-        """Give the results so far of the windows that are kept."""
         only = pa.RecordBatch.from_arrays([keys.groups, *keys.columns], names=[GROUP, *self._keys.names])
         mark = self._table.mark_us
         after = None if mark is None else mark - self._lateness
@@ -223,7 +209,7 @@ class WindowedAggregation(ColumnarProcess):
         first = pa.array(groups.first)
         keys = [column.take(first) for column in batch.columns[:width]]
         merged = self._accumulators.merge(batch.columns[width:], groups)
-        return pa.RecordBatch.from_arrays([*keys, *merged], schema=self._full)
+        return pa.RecordBatch.from_arrays([*keys, *merged], schema=self._table.schema)
 
     def _of_keys(self, batch: pa.RecordBatch, only: pa.RecordBatch) -> pa.RecordBatch:
         width = 1 + len(self._keys.fields)

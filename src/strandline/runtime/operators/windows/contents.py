@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from strandline.api.states import Map, State
@@ -85,15 +85,12 @@ class Folding(Contents):
         self._coerce = ValueCodec(parse_type(self.value_type)).coerce
 
     def start(self) -> Any:
-        """Return a new accumulator."""
         return self._checked(self._create())
 
     def add(self, at: int, value: Any, event: Any) -> Any:
-        """Add an event to the accumulator."""
         return self._add(value, event)
 
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
-        """Return the accumulator of both windows' events."""
         assert self._merge is not None
         return self._checked(self._merge(value, other_value))
 
@@ -118,20 +115,17 @@ class Keeping(Contents):
         self._function = function
 
     def open(self, operator: Any) -> None:
-        """Take the handle of the events."""
         self._events: ChunksHandle = operator.events
 
     def start(self) -> Any:
-        """Return nothing: that the window is there is all that its entry says."""
+        # That the window is there is all that its entry says.
         return None
 
     def add(self, at: int, value: Any, event: Any) -> Any:
-        """Keep the event."""
         self._events.append(at, event)
         return None
 
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
-        """Take the events of the other window."""
         self._events.move(other, at)
         return None
 
@@ -141,7 +135,6 @@ class Keeping(Contents):
         return [] if found is None else [as_row(self._names, row) for row in found]
 
     def clear(self, at: int) -> None:
-        """Forget the events."""
         self._events.clear(at)
 
 
@@ -194,21 +187,6 @@ class Picked:
         return tuple(value[place] for place in self._places)
 
 
-class Chunks(Map):
-    """Many lists a key, each named by a number: what one epoch appends to a list is one entry, named by both.
-
-    An append therefore reads nothing, however long the list is. Stored as any map.
-    """
-
-    def __init__(self, element_type: str) -> None:
-        super().__init__("struct<at: bigint, epoch: bigint>", f"array<{element_type}>")
-
-    @property
-    def handle(self) -> type[ChunksHandle]:
-        """What the state becomes while the function runs."""
-        return ChunksHandle
-
-
 class ChunksHandle:
     """The lists of the current key."""
 
@@ -246,14 +224,23 @@ class ChunksHandle:
         for epoch, _ in self._chunks(at):
             self._table.put(key, (at, epoch), None)
 
-    def _chunks(self, at: int) -> Iterator[tuple[int, list[Any]]]:
-        found = [(entry[1], chunk) for entry, chunk in self._table.entries(self._scope.key).items()
-                 if entry[0] == at and chunk is not None]  # fmt: skip
-        return iter(sorted(found, key=_epoch_of))
+    def _chunks(self, at: int) -> list[tuple[int, list[Any]]]:
+        """Return a list's chunks with their epochs, in order."""
+        entries = self._table.entries(self._scope.key).items()
+        return sorted((epoch, chunk) for (of, epoch), chunk in entries if of == at and chunk is not None)
 
 
-def _epoch_of(chunk: tuple[int, list[Any]]) -> int:
-    return chunk[0]
+class Chunks(Map):
+    """Many lists a key, each named by a number: what one epoch appends to a list is one entry, named by both.
+
+    An append therefore reads nothing, however long the list is. Stored as any map.
+    """
+
+    handle = ChunksHandle
+    """What the state becomes while the function runs."""
+
+    def __init__(self, element_type: str) -> None:
+        super().__init__("struct<at: bigint, epoch: bigint>", f"array<{element_type}>")
 
 
 def check_value(value_type: str, value: Any, what: str) -> None:

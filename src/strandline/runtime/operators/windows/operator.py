@@ -8,7 +8,7 @@ gives one result a window, however many late events it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,8 @@ class WindowOperator(OwnOperator, KeyedProcess):
         self._early_us = rules.early_us
         self._processing = rules.processing
         self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
-        self._late_dropped = 0
-        """Events that were too late and went nowhere, since this process began."""
-
-    @property
-    def own_metrics(self) -> Mapping[str, int]:
-        """Figures for people to look at."""
-        return {"late_dropped": self._late_dropped}
+        self.own_metrics: dict[str, int] = {"late_dropped": 0}
+        """Events that were too late and went nowhere."""
 
     def shown(self, key: Any) -> Iterator[Row]:
         """Give what the windows of a key that are kept would give now, for tests to look at."""
@@ -100,14 +95,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
         ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
 
-    def _is_early(self, at_us: int) -> bool:
-        """Whether a processing-time timer asks for results so far: windows by the clock have others, at their ends."""
-        return self._early_us > 0 and at_us % self._early_us == 0
-
     def _refuse(self, event: Any, ctx: Any) -> None:
         """An event that is too late for every window, or has no time."""
         if self._rules.late is None:
-            self._late_dropped += 1
+            self.own_metrics["late_dropped"] += 1
         else:
             ctx.emit(self._rules.late, event)
 
@@ -130,7 +121,8 @@ class EndingWindows(WindowOperator):
         """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
         if timer.is_processing_time is self._processing:
             yield from self._complete(timer.time_us, ctx)
-        if timer.is_processing_time and self._is_early(timer.time_us):
+        # Windows by the clock have other timers of processing time, at their ends.
+        if timer.is_processing_time and self._early_us and timer.time_us % self._early_us == 0:
             yield from self._so_far(ctx)
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
@@ -173,7 +165,6 @@ class TimeWindows(EndingWindows):
             self._add(end, event, reached, ctx)
 
     def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the windows of a key that are kept would give now."""
         for end in sorted(self.windows):
             yield from self._rows(key, Window(end - self._size, end), end, self.windows[end].value)
 
@@ -247,7 +238,6 @@ class GlobalWindows(WindowOperator):
             self.windows.value = (entry.n, False, entry.value)
 
     def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the window of a key would give now."""
         entry = self.windows.value
         first = tuple(key) if self._rules.several_keys else (key,)
         for row in () if entry is None else self._contents.rows(key, None, 0, entry.value):

@@ -1,7 +1,8 @@
 """Session windows: each event is a window as long as the gap, and windows of a key that overlap or touch are one.
 
 A session is named by a number that stays while it grows: the time of the event that it began with, or of the oldest
-session that it took in. That time is in it, so no other session of the key can have the same name.
+session that it took in. That time is in it, so no other session of the key can have the same name, and sessions in the
+order of their names are in the order of their times.
 
 In state a session ends a microsecond after its window: up to there it is open to others, and its result comes when
 nothing at the window's very end can come any more. So what is in which session does not depend on how far the watermark
@@ -40,7 +41,7 @@ class SessionWindows(EndingWindows):
             self._refuse(event, ctx)
             return
         start, end = time, time + self._length
-        touched = sorted((s for s in self.windows.items() if s[1].start < end and start < s[1].end), key=_start_of)
+        touched = sorted(named for named in self.windows.items() if named[1].start < end and start < named[1].end)
         if not touched:
             if reached is not None and end + self._rules.lateness_us <= reached:
                 self._refuse(event, ctx)
@@ -49,7 +50,8 @@ class SessionWindows(EndingWindows):
         else:
             at, fresh, value = self._merge(touched)
             start, end = min(start, touched[0][1].start), max(end, touched[-1][1].end)
-        if not touched or _any_complete(touched, reached):
+        # The timer of a session that is complete has fired at its end.
+        if not touched or (reached is not None and any(session.end <= reached for _, session in touched)):
             self._set_timer(end, ctx)
         if self._early_us:
             self._set_early_timer(ctx)
@@ -58,8 +60,7 @@ class SessionWindows(EndingWindows):
             self.windows[at] = (start, end, True, added)
 
     def shown(self, key: Any) -> Iterator[Row]:
-        """Give what the sessions of a key that are kept would give now."""
-        for at, session in sorted(self.windows.items(), key=_start_of):
+        for at, session in sorted(self.windows.items()):
             yield from self._rows(key, _window(session), at, session.value)
 
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
@@ -81,7 +82,7 @@ class SessionWindows(EndingWindows):
             elif session.end == now_us:
                 yield from self._results(_window(session), at, session.value, ctx)
                 if lateness:
-                    self.windows[at] = (session.start, session.end, False, session.value)
+                    self.windows[at] = session._replace(fresh=False)
                     self._set_timer(now_us + lateness, ctx)
                 else:
                     self._remove(at)
@@ -90,22 +91,12 @@ class SessionWindows(EndingWindows):
 
     def _so_far(self, ctx: Any) -> Iterator[Row]:
         _, reached = self._times(ctx)
-        for at, session in sorted(self.windows.items(), key=_start_of):
+        for at, session in sorted(self.windows.items()):
             if session.fresh and (reached is None or session.end > reached):
                 yield from self._results(_window(session), at, session.value, ctx)
-                self.windows[at] = (session.start, session.end, False, session.value)
+                self.windows[at] = session._replace(fresh=False)
                 self._set_timer(session.end, ctx)
 
 
 def _window(session: Any) -> Window:
     return Window(session.start, session.end - 1)
-
-
-def _start_of(named: tuple[int, Any]) -> int:
-    start: int = named[1].start
-    return start
-
-
-def _any_complete(touched: list[Any], reached: int | None) -> bool:
-    """Whether the timer of some session has fired at its end, so that another must be set."""
-    return reached is not None and any(session.end <= reached for _, session in touched)

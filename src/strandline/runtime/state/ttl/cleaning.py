@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
 from strandline.api.ttl import TTL
 from strandline.backends.base import Backend
 from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
+from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.state.ttl.lifetimes import EventLifetime, Lifetime
@@ -17,41 +17,27 @@ _MOST = 100_000
 _WAKE_US = 60_000_000
 
 
-class Cleanable(Protocol):
-    """A handle that can look at entries of its state again."""
-
-    def clean(self, entries: list[bytes]) -> None:
-        """Delete those of these entries that have expired; see to it that the others are looked at in time."""
-        ...
-
-
 class Expiry:
     """The lifetimes of one operator partition's states, and the timers of the cleaning."""
 
-    def __init__(
-        self, scope: Scope, backend: Backend, groups: KeyGroupRange, encode_key: Callable[[Any], bytes]
-    ) -> None:
+    def __init__(self, scope: Scope, backend: Backend, groups: KeyGroupRange, keys: LiveKeys) -> None:
         self._scope = scope
-        self._encode_key = encode_key
-        self._event = TimerTable(EVENT_TTL, backend, groups)
-        self._processing = TimerTable(PROCESSING_TTL, backend, groups)
-        self._lifetimes: list[Lifetime] = []
-        self._states: dict[bytes, Cleanable] = {}
-
-    @property
-    def tables(self) -> list[TimerTable]:
+        self._keys = keys
+        self.tables = [TimerTable(EVENT_TTL, backend, groups), TimerTable(PROCESSING_TTL, backend, groups)]
         """The timers, which are state like any other."""
-        return [self._event, self._processing]
+        self._lifetimes: list[Lifetime] = []
+        self._states: dict[bytes, Callable[[list[bytes]], None]] = {}
 
     def lifetime(self, name: str, ttl: TTL) -> Lifetime:
         """Return the lifetime of a state's entries."""
-        kind, timers = (EventLifetime, self._event) if ttl.time == "event" else (Lifetime, self._processing)
-        self._lifetimes.append(kind(self._scope, name, ttl, timers, self._encode_key))
+        event, processing = self.tables
+        kind, timers = (EventLifetime, event) if ttl.time == "event" else (Lifetime, processing)
+        self._lifetimes.append(kind(self._scope, name, ttl, timers, self._keys))
         return self._lifetimes[-1]
 
-    def add(self, name: str, handle: Cleanable) -> None:
-        """Clean a state through its handle."""
-        self._states[name.encode()] = handle
+    def add(self, name: str, clean: Callable[[list[bytes]], None]) -> None:
+        """Have a state cleaned: `clean` deletes those of some entries that have expired, and watches the others."""
+        self._states[name.encode()] = clean
 
     def clean(self, evict: Callable[[], None]) -> None:
         """At the beginning of an epoch: delete what has expired by now; of very much, a part.
@@ -72,16 +58,17 @@ class Expiry:
             for name, entries in waiting.items():
                 # The program may have taken the TTL of a state away.
                 if name in self._states:
-                    self._states[name].clean(entries)
+                    self._states[name](entries)
 
-        for table, until_us in ((self._event, self._scope.watermark_us), (self._processing, self._scope.now_us)):
+        for table, until_us in zip(self.tables, (self._scope.watermark_us, self._scope.now_us), strict=True):
             if until_us is not None:
                 for _ in table.fire(until_us, look_at, most):
                     pass
 
     def next_us(self) -> tuple[int | None, int | None]:
         """Return when cleaning is worth an epoch of its own, in event time and in processing time: in no hurry."""
-        return _wake_us(self._event.next_us()), _wake_us(self._processing.next_us())
+        event, processing = (_wake_us(table.next_us()) for table in self.tables)
+        return event, processing
 
 
 def _wake_us(due_us: int | None) -> int | None:

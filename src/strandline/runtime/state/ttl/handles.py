@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.format.expiry import expiry_of, pack_expiry, packed_expiry, with_expiry, without_expiry
+from strandline.format.expiry import expiry_of, pack_expiry, with_expiry, without_expiry
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
@@ -20,26 +20,16 @@ from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
 
-DecodeKey = Callable[[bytes], tuple[Any, int]]
-"""From the bytes of an entry to its key and where in the bytes the key ends."""
-
 _HEAD = -1
 
 
 class ExpiringValueHandle:
     """One value of the current key, which expires."""
 
-    __slots__ = ("_coerce", "_copy", "_decode_key", "_default", "_life", "_scope", "_table")
+    __slots__ = ("_coerce", "_copy", "_default", "_life", "_scope", "_table")
 
     def __init__(
-        self,
-        scope: Scope,
-        table: ValueTable,
-        codec: ValueCodec,
-        name: str,
-        default: Any,
-        life: Lifetime,
-        decode: DecodeKey,
+        self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any, life: Lifetime
     ) -> None:
         self._scope = scope
         self._table = table
@@ -47,7 +37,6 @@ class ExpiringValueHandle:
         self._copy: Callable[[Any], Any] | None = codec.copy if codec.mutable else None
         self._default = None if default is None else codec.coerce(default)
         self._life = life
-        self._decode_key = decode
 
     @property
     def value(self) -> Any:
@@ -76,47 +65,33 @@ class ExpiringValueHandle:
         return pair is not None and not self._life.is_over(pair[0])
 
     def clear(self) -> None:
-        self._set(self._scope.key, None)
+        self._table.put(self._scope.key, None)
 
     def clean(self, entries: list[bytes]) -> None:
-        keys = [self._decode_key(entry)[0] for entry in entries]
+        keys = [self._life.keys.decode(entry)[0] for entry in entries]
         self._table.load(keys)
         for key, entry in zip(keys, entries, strict=True):
             pair = self._table.live[key]
             if pair is not None and self._life.has_ended(entry, pair[0]):
-                self._set(key, None)
+                self._table.put(key, None)
 
     def _put(self, key: Any, old: Any, expires_us: int, value: Any) -> None:
         if old is None or old[0] is None:
             self._life.watch(key, expires_us)
-        self._set(key, (expires_us, value))
-
-    def _set(self, key: Any, pair: Any) -> None:
-        table = self._table
-        if key not in table.undo:
-            table.undo[key] = table.live[key]
-        table.live[key] = pair
+        self._table.put(key, (expires_us, value))
 
 
 class ExpiringMapHandle(MapHandle):
     """The entries of the current key, each of which expires on its own."""
 
-    __slots__ = ("_decode_key", "_keys", "_life")
+    __slots__ = ("_keys", "_life")
 
     def __init__(
-        self,
-        scope: Scope,
-        table: MapTable,
-        keys: KeyCodec,
-        values: ValueCodec,
-        name: str,
-        life: Lifetime,
-        decode: DecodeKey,
+        self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str, life: Lifetime
     ) -> None:
         super().__init__(scope, table, keys, values, name)
         self._keys = keys
         self._life = life
-        self._decode_key = decode
 
     def __getitem__(self, sub: Any) -> Any:
         value = self.get(sub)
@@ -135,21 +110,21 @@ class ExpiringMapHandle(MapHandle):
 
     def __setitem__(self, sub: Any, value: Any) -> None:
         sub, value = self._coerce_key(sub), self._coerce_value(value)
-        old = self._table.get(self._scope.key, sub)
+        old = self.table.get(self._scope.key, sub)
         self._put(sub, old, self._life.renewed(old and old[0]), value)
 
     def __delitem__(self, sub: Any) -> None:
         sub = self._coerce_key(sub)
         if self._living(sub) is None:
             raise KeyError(sub)
-        self._table.put(self._scope.key, sub, None)
+        self.table.put(self._scope.key, sub, None)
 
     def __contains__(self, sub: object) -> bool:
         return self._living(self._coerce_key(sub)) is not None
 
     def __iter__(self) -> Iterator[Any]:
         is_over = self._life.is_over
-        cell = self._table.entries(self._scope.key)
+        cell = self.table.entries(self._scope.key)
         return iter([sub for sub, pair in cell.items() if pair is not None and not is_over(pair[0])])
 
     def __len__(self) -> int:
@@ -158,23 +133,23 @@ class ExpiringMapHandle(MapHandle):
     def clean(self, entries: list[bytes]) -> None:
         found = []
         for entry in entries:
-            key, end = self._decode_key(entry)
+            key, end = self._life.keys.decode(entry)
             found.append((key, self._keys.decode_sub(entry, end)))
-        self._table.load(found)
+        self.table.load(found)
         for (key, sub), entry in zip(found, entries, strict=True):
-            pair = self._table.get(key, sub)
+            pair = self.table.get(key, sub)
             if pair is not None and self._life.has_ended(entry, pair[0]):
-                self._table.put(key, sub, None)
+                self.table.put(key, sub, None)
 
     def _living(self, sub: Any) -> Any:
-        pair = self._table.get(self._scope.key, sub)
+        pair = self.table.get(self._scope.key, sub)
         return None if pair is None or self._life.is_over(pair[0]) else pair
 
     def _put(self, sub: Any, old: Any, expires_us: int, value: Any) -> None:
         key = self._scope.key
         if old is None or old[0] is None:
             self._life.watch(key, expires_us, self._keys.encode_sub(sub))
-        self._table.put(key, sub, (expires_us, value))
+        self.table.put(key, sub, (expires_us, value))
 
 
 class ExpiringListHandle(ListHandle):
@@ -184,14 +159,11 @@ class ExpiringListHandle(ListHandle):
     therefore reads the head, but no element.
     """
 
-    __slots__ = ("_decode_key", "_life")
+    __slots__ = ("_life",)
 
-    def __init__(
-        self, scope: Scope, table: MapTable, element: ValueCodec, name: str, life: Lifetime, decode: DecodeKey
-    ) -> None:
+    def __init__(self, scope: Scope, table: MapTable, element: ValueCodec, name: str, life: Lifetime) -> None:
         super().__init__(scope, table, element, name)
         self._life = life
-        self._decode_key = decode
 
     def append(self, element: Any) -> None:
         element = self._coerce(element)
@@ -203,7 +175,7 @@ class ExpiringListHandle(ListHandle):
             head = None
         self._renew(key, head, self._life.renewed(head and head[0]))
         chunk = table.peek(key, epoch)
-        if chunk is not None and (key, epoch) in table.undo:
+        if chunk is not None and table.is_ours(key, epoch):
             chunk[1].append(element)
         else:
             table.put_new(key, epoch, (None, [element]))
@@ -215,7 +187,7 @@ class ExpiringListHandle(ListHandle):
         return bool(self._chunks())
 
     def clean(self, entries: list[bytes]) -> None:
-        keys = [self._decode_key(entry)[0] for entry in entries]
+        keys = [self._life.keys.decode(entry)[0] for entry in entries]
         self._table.load([(key, _HEAD) for key in keys])
         for key, entry in zip(keys, entries, strict=True):
             head = self._table.get(key, _HEAD)
@@ -252,15 +224,8 @@ class ExpiringListHandle(ListHandle):
 
     def _rewrite(self, key: Any, elements: list[Any]) -> None:
         epoch = self._scope.epoch
-        for number, pair in list(self._table.entries(key).items()):
-            if pair is not None and number not in (_HEAD, epoch):
-                self._table.put(key, number, None)
+        self._drop(key, _HEAD, epoch)
         self._table.put(key, epoch, (None, elements))
-
-    def _drop(self, key: Any) -> None:
-        for number, pair in list(self._table.entries(key).items()):
-            if pair is not None:
-                self._table.put(key, number, None)
 
     def _renew(self, key: Any, head: Any, expires_us: int) -> None:
         if head is None or head[0] is None:
@@ -273,20 +238,12 @@ class ExpiringVectorHandle(VectorValueHandle):
     """A value state of a vectorised function whose values expire. Its table holds bytes, the expiry in them."""
 
     def __init__(
-        self,
-        scope: Scope,
-        table: ValueTable,
-        codec: ValueCodec,
-        name: str,
-        value_type: str,
-        default: Any,
-        life: Lifetime,
+        self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any, life: Lifetime
     ) -> None:
-        super().__init__(scope, table, codec, name, value_type, default)
+        super().__init__(scope, table, codec, name, default)
         self._life = life
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
-        """Return the value of each key, in order; the default, or null, where there is none."""
         life, stored = self._life, self._stored(keys)
         living = [None if data is None or life.is_over(expiry_of(data)) else data for data in stored]
         if life.on_read:
@@ -296,12 +253,10 @@ class ExpiringVectorHandle(VectorValueHandle):
 
     def clean(self, entries: list[bytes]) -> None:
         self._table.load(entries)
-        live = self._table.live
         for entry in entries:
-            data = live[entry]
+            data = self._table.live[entry]
             if data is not None and self._life.has_ended(entry, expiry_of(data)):
-                self._table.undo.setdefault(entry, data)
-                live[entry] = None
+                self._table.put(entry, None)
 
     def _finished(
         self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]
@@ -310,20 +265,18 @@ class ExpiringVectorHandle(VectorValueHandle):
         usual = pack_expiry(expires_us)
         found: list[bytes | None] = []
         for key, old, new in zip(encoded, before, given, strict=True):
-            packed = None if old is None else packed_expiry(old)
             if new is None:
                 found.append(None)
                 continue
-            if packed is None:
+            packed, before_us = usual, None if old is None else expiry_of(old)
+            if before_us is None:
                 self._life.watch_encoded(key, expires_us)
-                packed = usual
             else:
-                packed = pack_expiry(self._life.renewed(expiry_of(old or b"")))
+                packed = pack_expiry(self._life.renewed(before_us))
             found.append(with_expiry(new, packed))
         return found
 
     def _renew(self, encoded: Sequence[bytes], living: Sequence[bytes | None]) -> None:
-        live, undo = self._table.live, self._table.undo
         for key, data in zip(encoded, living, strict=True):
             if data is None:
                 continue
@@ -332,5 +285,4 @@ class ExpiringVectorHandle(VectorValueHandle):
             if renewed is not None:
                 if expires_us is None:
                     self._life.watch_encoded(key, renewed)
-                undo.setdefault(key, data)
-                live[key] = with_expiry(without_expiry(data), pack_expiry(renewed))
+                self._table.put(key, with_expiry(without_expiry(data), pack_expiry(renewed)))

@@ -7,10 +7,10 @@ entry is made and again, when it fires, for an entry that was prolonged meanwhil
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from strandline.api.ttl import TTL
+from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.timers import TimerTable
 
@@ -21,15 +21,14 @@ _LEAST_STEP_US = 1_000_000
 class Lifetime:
     """The TTL of one state of an operator partition, by the driver's clock."""
 
-    __slots__ = ("_duration_us", "_encode_key", "_scope", "_step_us", "_tag", "_timers", "on_read", "watched")
+    __slots__ = ("_duration_us", "_scope", "_step_us", "_tag", "_timers", "keys", "on_read", "watched")
 
-    def __init__(
-        self, scope: Scope, name: str, ttl: TTL, timers: TimerTable, encode_key: Callable[[Any], bytes]
-    ) -> None:
+    def __init__(self, scope: Scope, name: str, ttl: TTL, timers: TimerTable, keys: LiveKeys) -> None:
         self._scope = scope
-        self._tag = tag_of(name)
+        self._tag = name.encode() + b"\0"
+        """What stands for the state in the timers of the cleaning: behind the key group, before the key."""
         self._timers = timers
-        self._encode_key = encode_key
+        self.keys = keys
         self._duration_us = ttl.duration_ms * 1000
         self._step_us = max(self._duration_us // _PARTS, _LEAST_STEP_US)
         self.on_read = ttl.refresh == "read"
@@ -45,16 +44,14 @@ class Lifetime:
         return self._scope.now_us + self._duration_us
 
     def after_reading(self, expires_us: int | None) -> int | None:
-        """Return when an entry that is read now expires; None when that hardly differs or reading changes nothing."""
-        if not self.on_read:
-            return None
+        """Where reading renews: return when an entry that is read now expires; None when that hardly differs."""
         renewed = self.renewed(expires_us)
         # Else each read would be a write.
         return renewed if expires_us is None or (renewed - expires_us) * _PARTS > self._duration_us else None
 
     def watch(self, key: Any, expires_us: int, sub: bytes = b"") -> None:
         """Wake the cleaning for an entry once it has expired."""
-        self.watch_encoded(self._encode_key(key) + sub, expires_us)
+        self.watch_encoded(self.keys.encode(key) + sub, expires_us)
 
     def watch_encoded(self, entry: bytes, expires_us: int) -> None:
         """Wake the cleaning for an entry, given as the bytes of its key."""
@@ -81,20 +78,13 @@ class EventLifetime(Lifetime):
     __slots__ = ()
 
     def is_over(self, expires_us: int | None) -> bool:
-        """Whether what expires at this time has expired."""
         reached_us = self._scope.watermark_us
         return expires_us is not None and reached_us is not None and reached_us >= expires_us
 
     def renewed(self, expires_us: int | None) -> int:
-        """Return when an entry that is written now expires; before, it would at `expires_us`, if it was there."""
         time_us, reached_us = self._scope.time_us, self._scope.watermark_us
         if time_us is None or (reached_us is not None and reached_us > time_us):
             # A processing-time timer before there is any watermark has nothing but the clock.
             time_us = self._scope.now_us if reached_us is None else reached_us
         renewed = time_us + self._duration_us
         return renewed if expires_us is None or expires_us < renewed else expires_us
-
-
-def tag_of(name: str) -> bytes:
-    """Return what stands for a state in the timers of the cleaning: behind the key group, before the key."""
-    return name.encode() + b"\0"
