@@ -24,12 +24,11 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
-from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import Epoch, Partition
-from strandline.format.manifest import PartitionInfo
+from strandline.format.manifest import OperatorInfo, PartitionInfo
 from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 
@@ -69,11 +68,17 @@ class Job:
         owned = claim(self._jobdir, clock)
         choice = choose(self._jobdir, owned)
         owned.set_base(None)
-        plan = OperatorPlan(
-            uid="operator", backend="rocksdb", parallelism=PARTITIONS, max_parallelism=128, key_schema="k string"
+        plan = OperatorInfo(
+            uid="operator",
+            backend="rocksdb",
+            parallelism=PARTITIONS,
+            max_parallelism=128,
+            key_schema="k string",
+            states=[],
+            partitions=[],
         )
         self._coordinator = Coordinator(
-            self._jobdir, owned, Checkpoints(directory, every=0), clock, choice.next_id, None, "job", [plan],
+            self._jobdir, owned, Checkpoints(directory, every=0), clock, choice.next_id, None, [plan],
             lambda manifest: None,
         )  # fmt: skip
 

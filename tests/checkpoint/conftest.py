@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.clock import ManualClock
 from strandline.core.failpoints import disarm_all
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import late_clock
+from tests.clock import ManualClock
 from tests.storage.faulty import FaultyStore
 
 

@@ -14,14 +14,14 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
-from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import Choice, choose
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
-from strandline.core.clock import Clock, ManualClock, SystemClock
+from strandline.core.clock import Clock, SystemClock
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.format.manifest import FileRef, Manifest, Mode, PartitionInfo, SinkInfo, StateInfo
+from strandline.format.manifest import FileRef, Manifest, Mode, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
 from strandline.storage.base import ObjectStore
+from tests.clock import ManualClock
 
 HOUR_MS = 3_600_000
 LIFE = "0123456789abcdef" * 2
@@ -37,10 +37,10 @@ def every_epoch(**given: Any) -> Checkpoints:
     return Checkpoints("unused", every=0, **given)
 
 
-def plan(uid: str = "detect", parallelism: int = 2) -> OperatorPlan:
-    return OperatorPlan(
+def plan(uid: str = "detect", parallelism: int = 2) -> OperatorInfo:
+    return OperatorInfo(
         uid=uid, backend="rocksdb", parallelism=parallelism, max_parallelism=128, key_schema="producer string",
-        states=[StateInfo(name="seen", kind="value", value_type="bigint")],
+        states=[StateInfo(name="seen", kind="value", value_type="bigint")], partitions=[],
     )  # fmt: skip
 
 
@@ -51,8 +51,6 @@ def shared_ref(path: str, data: bytes = b"") -> FileRef:
 def manifest(
     checkpoint: int, files: list[FileRef] = [], generation: int = 1, job: str = "job", epoch: int = 0  # noqa: B006
 ) -> Manifest:  # fmt: skip
-    from strandline.format.manifest import OperatorInfo
-
     partition = PartitionInfo(index=0, first_key_group=0, last_key_group=127, files=files)
     operator = OperatorInfo(
         uid="detect", backend="rocksdb", parallelism=1, max_parallelism=128, key_schema="k string", states=[],
@@ -74,7 +72,7 @@ class Run:
         clock: Clock,
         *,
         config: Checkpoints | None = None,
-        operators: list[OperatorPlan] | None = None,
+        operators: list[OperatorInfo] | None = None,
         seed: int = 0,
         name: str = "job",
         first_id: int = 0,
@@ -94,7 +92,7 @@ class Run:
             self.committed.append(restored.checkpoint)
         next_id = CheckpointId(max(self.choice.next_id, first_id))
         self.coordinator = Coordinator(
-            self.jobdir, self.claim, self.config, clock, next_id, restored, name, self.operators, self.commit_sinks
+            self.jobdir, self.claim, self.config, clock, next_id, restored, self.operators, self.commit_sinks
         )
         self.epoch = restored.epoch if restored else 0
         self.files: dict[tuple[str, int], dict[str, bytes]] = {

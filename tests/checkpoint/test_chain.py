@@ -9,11 +9,11 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
-from strandline.core.clock import ManualClock
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import encode_manifest
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import manifest
+from tests.clock import ManualClock
 from tests.soak import examples
 
 STEPS = st.lists(

@@ -9,12 +9,12 @@ import pytest
 
 from strandline.checkpoint.generation import CLAIM_MAGIC, ClaimRecord, claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.clock import ManualClock
 from strandline.core.errors import ConfigurationError, ConflictError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.frame import frame
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run
+from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 

@@ -10,11 +10,11 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import PartitionInfo
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, plan, stored
+from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 TOLERANT = every_epoch(tolerable_failures=None)
@@ -142,7 +142,7 @@ def test_interval_pause_and_change(run: Run, jobdir: JobDirectory, clock: Manual
     config = Checkpoints("unused", every="1s", min_pause="700ms", tolerable_failures=None)
     mine = claim(jobdir, clock)
     mine.set_base(None)
-    c = Coordinator(jobdir, mine, config, clock, CheckpointId(1), None, "job", [], lambda m: None)
+    c = Coordinator(jobdir, mine, config, clock, CheckpointId(1), None, [], lambda m: None)
 
     def complete() -> None:
         assert c.pending is not None
@@ -331,7 +331,7 @@ def test_files_of_an_unconfirmed_checkpoint_are_never_referenced(run: Run, clock
 
 def test_without_a_base_record_nothing_is_published(jobdir: JobDirectory, clock: ManualClock) -> None:
     c = Coordinator(
-        jobdir, claim(jobdir, clock), TOLERANT, clock, CheckpointId(1), None, "job", [], lambda m: None
+        jobdir, claim(jobdir, clock), TOLERANT, clock, CheckpointId(1), None, [], lambda m: None
     )  # fmt: skip
     assert c.trigger(Epoch(1)) is not None
     c.add_source(CheckpointId(1), None)

@@ -9,11 +9,11 @@ import pytest
 from strandline.checkpoint.check import summaries
 from strandline.checkpoint.gc import execute, plan
 from strandline.core import failpoints
-from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError, UnavailableError
 from strandline.format.manifest import encode_manifest
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, stored
+from tests.clock import ManualClock
 from tests.storage.faulty import FaultyStore
 
 

@@ -14,12 +14,12 @@ from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import encode_manifest
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, LIFE, Run, assert_restorable, every_epoch, manifest
+from tests.clock import ManualClock
 from tests.storage.faulty import FaultyStore
 
 KEEP_MANY = every_epoch(retain=9, tolerable_failures=None)

@@ -10,13 +10,13 @@ from strandline.checkpoint.gc import Garbage, execute, plan
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef, encode_manifest
 from strandline.storage.base import ObjectInfo
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, shared_ref, stored
+from tests.clock import ManualClock
 from tests.storage.faulty import FaultyStore
 
 

@@ -6,11 +6,11 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError, ConfigurationError, CorruptionError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import encode_manifest
 from tests.checkpoint.helpers import manifest
+from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 

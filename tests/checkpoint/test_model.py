@@ -22,7 +22,6 @@ from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints, ids
-from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError, StrandlineError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import PartitionInfo
@@ -31,6 +30,7 @@ from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch
+from tests.clock import ManualClock
 from tests.soak import examples
 from tests.storage.faulty import FaultyStore
 from tests.storage.forgetful import ForgetfulDisk, Killed

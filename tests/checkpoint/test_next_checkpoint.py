@@ -9,11 +9,11 @@ import pytest
 
 from strandline.checkpoint.catalog import read_catalog
 from strandline.core import failpoints
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
+from tests.clock import ManualClock
 from tests.storage.faulty import FaultyStore
 
 WHILE = ["commit", "subsume", "fail"]

@@ -17,10 +17,10 @@ from strandline.checkpoint import parallel
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
-from strandline.core.clock import ManualClock
 from strandline.format.manifest import Manifest
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, late_clock
+from tests.clock import ManualClock
 from tests.storage.forgetful import ForgetfulDisk, Killed
 
 

@@ -10,11 +10,11 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
-from strandline.core.clock import ManualClock
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, stored
+from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 TOLERANT = every_epoch(tolerable_failures=None)

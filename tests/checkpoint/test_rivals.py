@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint import parallel
-from strandline.core.clock import ManualClock
 from strandline.core.errors import FencedError
 from strandline.format.manifest import Manifest
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch
+from tests.clock import ManualClock
 from tests.storage.faulty import FaultyStore
 
 

@@ -8,10 +8,10 @@ from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import capture_start, restore_source, upload_source
 from strandline.checkpoint.start import Start, load_start, save_start, write_start
-from strandline.core.clock import ManualClock
 from strandline.core.errors import ConflictError, CorruptionError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.frame import frame
+from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, FaultyStore
 
 FILES = {"metadata": b'{"id":"1"}', "sources/0/0": b'v1\n{"t":{"0":42}}', "offsets/0": b"v1\n{}"}

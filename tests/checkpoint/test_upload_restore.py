@@ -13,12 +13,12 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose, fetch
 from strandline.checkpoint.upload import upload
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 from strandline.storage.base import ObjectInfo
 from tests.checkpoint.helpers import Run, every_epoch, stored
+from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 C1 = CheckpointId(1)

@@ -11,14 +11,13 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
-from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
-from strandline.format.manifest import PartitionInfo, SinkInfo, StateInfo, TTLInfo
+from strandline.format.manifest import OperatorInfo, PartitionInfo, SinkInfo, StateInfo, TTLInfo
 from strandline.storage.remote import open_store
 
 WATERMARKS = {"watermark": 1_700_000_000_123_456, "0/": 1_700_000_010_000_000, "1/eu": 1_700_000_020_000_000}
@@ -43,12 +42,18 @@ class FabricatedJob:
         restored = choice.manifest
         self._claim.set_base(CheckpointId(restored.checkpoint) if restored else None)
         self.epoch = restored.epoch if restored else 0
-        plan = OperatorPlan(
-            uid="detect", backend="rocksdb", parallelism=2, max_parallelism=128, key_schema="user string", states=STATES
+        plan = OperatorInfo(
+            uid="detect",
+            backend="rocksdb",
+            parallelism=2,
+            max_parallelism=128,
+            key_schema="user string",
+            states=STATES,
+            partitions=[],
         )
         self.coordinator = Coordinator(
             self.jobdir, self._claim, Checkpoints(directory, every=0, retain=retain), SystemClock(),
-            choice.next_id, restored, name, [plan], lambda _: None,
+            choice.next_id, restored, [plan], lambda _: None,
         )  # fmt: skip
 
     def checkpoint(self) -> CheckpointId:

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from strandline.core import failpoints
-from strandline.core.clock import Clock, ManualClock, SystemClock
+from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import unique_name
+from tests.clock import ManualClock
 
 
 def test_a_manual_clock_moves_only_when_told() -> None:

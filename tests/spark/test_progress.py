@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.core.clock import ManualClock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
+from tests.clock import ManualClock
 
 BATCH = 12
 

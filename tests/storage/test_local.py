@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.core.clock import ManualClock, SystemClock
+from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError, UnavailableError
 from strandline.storage.local import Disk, LocalStore, sync_directory, sync_file
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
+from tests.clock import ManualClock
 from tests.storage.forgetful import ForgetfulDisk, Killed
 
 DAY_MS = 24 * 3_600_000

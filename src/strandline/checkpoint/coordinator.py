@@ -10,7 +10,7 @@ from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.pending import OperatorPlan, Pending, resolve
+from strandline.checkpoint.pending import Pending, resolve
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
 from strandline.checkpoint.retention import Retention
 from strandline.core.clock import Clock
@@ -18,7 +18,15 @@ from strandline.core.errors import CheckpointError, CorruptionError, FencedError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, PartitionInfo, SinkInfo, SourceInfo, source_files
+from strandline.format.manifest import (
+    FileRef,
+    Manifest,
+    OperatorInfo,
+    PartitionInfo,
+    SinkInfo,
+    SourceInfo,
+    source_files,
+)
 
 _CLEAN_AGAIN_MS = 5_000
 
@@ -39,8 +47,7 @@ class Coordinator:
         clock: Clock,
         next_id: CheckpointId,
         restored: Manifest | None,
-        job: str,
-        operators: Sequence[OperatorPlan],
+        operators: Sequence[OperatorInfo],
         commit_sinks: Callable[[Manifest], None],
     ) -> None:
         self._config = config
@@ -48,7 +55,6 @@ class Coordinator:
         self._next_id = next_id
         self._jobdir = jobdir
         self._claim = claim
-        self._job = job
         self._operators = list(operators)
         self._commit_sinks = commit_sinks
         self._retention = Retention(jobdir, claim, config.retain, restored)
@@ -335,7 +341,7 @@ class Coordinator:
         files = pending.files()
         now_ms = self._clock.now_ms()
         return Manifest(
-            job=self._job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
+            job=self._jobdir.job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
             mode=self._config.mode, created_ms=now_ms, engine_version=VERSION, life=self._claim.life,
             operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
             watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms,

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from msgspec import structs
+
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import (
@@ -15,21 +17,8 @@ from strandline.format.manifest import (
     PartitionInfo,
     SinkInfo,
     SourceInfo,
-    StateInfo,
     source_files,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorPlan:
-    """What the coordinator must know of a keyed operator."""
-
-    uid: str
-    backend: str
-    parallelism: int
-    max_parallelism: int
-    key_schema: str
-    states: Sequence[StateInfo] = ()
 
 
 @dataclass
@@ -40,7 +29,8 @@ class Pending:
     epoch: Epoch
     triggered_ms: int
     deadline_ms: float
-    plans: Sequence[OperatorPlan]
+    plans: Sequence[OperatorInfo]
+    """The operators, with no partitions yet."""
     waiting: list[Future[CheckpointId]]
     partitions: dict[tuple[str, Partition], PartitionInfo] = field(default_factory=dict)
     source: SourceInfo | None = None
@@ -81,13 +71,9 @@ class Pending:
     def operators(self) -> list[OperatorInfo]:
         """Return what the manifest lists, of a checkpoint that waits for nothing."""
         return [
-            OperatorInfo(
-                uid=plan.uid, backend=plan.backend, parallelism=plan.parallelism, max_parallelism=plan.max_parallelism,
-                key_schema=plan.key_schema, states=list(plan.states),
-                partitions=[self.partitions[plan.uid, i] for i in map(Partition, range(plan.parallelism))],
-            )
+            structs.replace(plan, partitions=[self.partitions[plan.uid, Partition(i)] for i in range(plan.parallelism)])
             for plan in self.plans
-        ]  # fmt: skip
+        ]
 
     def files(self) -> list[FileRef]:
         """Return every file that was reported for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Protocol
 
@@ -27,22 +26,3 @@ class SystemClock:
 
     def monotonic_ms(self) -> float:
         return time.monotonic_ns() / 1_000_000
-
-
-class ManualClock:
-    """A clock that moves only when told to."""
-
-    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
-        self._now_ms = start_ms
-        self._lock = threading.Lock()
-
-    def now_ms(self) -> int:
-        return self._now_ms
-
-    def monotonic_ms(self) -> float:
-        return float(self._now_ms)
-
-    def advance(self, by_ms: int) -> None:
-        """Move time forward."""
-        with self._lock:
-            self._now_ms += by_ms

@@ -83,7 +83,8 @@ def _become(birth: Birth, tells: int) -> None:
     _be_called([sys.executable, "-m", "strandline.keeper.process", *birth.arguments])
     os.write(tells, str(os.getpid()).encode())
     os.close(tells)
-    process.serve(birth.arguments)
+    sys.argv = [process.__file__, *birth.arguments]
+    process.serve(sys.argv[1:])
 
 
 def _be_called(arguments: list[str]) -> None:

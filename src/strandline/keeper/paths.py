@@ -158,17 +158,19 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
     `local_dir` may be a directory that others use too: only what looks like a job's own in every part is touched.
     """
     for root in local_dir.glob("????????????"):
-        if not re.fullmatch("[0-9a-f]{12}", root.name) or not all(map(_is_ours, root.glob("*"))):
-            continue
-        try:
-            # Spark's progress is written below the second level.
-            newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
-        except OSError:
-            continue
-        if time.time() - newest > older_than_s and not any(map(_held, root.glob("*/keeper.lock"))):
-            # Held meanwhile, so that no driver that starts takes up what is being removed.
-            with contextlib.suppress(OSError), (root / _DRIVER_LOCK).open("a") as lock:
-                _remove(root, lock)
+        # Its job, or another one that sweeps, may be removing it.
+        with contextlib.suppress(OSError):
+            if re.fullmatch("[0-9a-f]{12}", root.name) and _is_abandoned(root, older_than_s):
+                # Held meanwhile, so that no driver that starts takes up what is being removed.
+                with (root / _DRIVER_LOCK).open("a") as lock:
+                    _remove(root, lock)
+
+
+def _is_abandoned(root: Path, older_than_s: float) -> bool:
+    # Spark's progress is written below the second level.
+    newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
+    is_old = time.time() - newest > older_than_s
+    return is_old and all(map(_is_ours, root.glob("*"))) and not any(map(_held, root.glob("*/keeper.lock")))
 
 
 def _is_ours(path: Path) -> bool:

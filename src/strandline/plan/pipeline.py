@@ -9,7 +9,7 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
-from strandline.format.manifest import StateInfo
+from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
 from strandline.plan.watermarks import movers_of
 from strandline.runtime.program import Program, key_schema, pickle_process, state_infos
@@ -40,6 +40,13 @@ class Operator:
     def states(self) -> list[StateInfo]:
         """The declared states."""
         return state_infos(self.node.process)
+
+    def info(self, backend: str) -> OperatorInfo:
+        """Return what manifests say of it, with no partitions yet."""
+        return OperatorInfo(
+            uid=self.uid, backend=backend, parallelism=self.parallelism, max_parallelism=self.max_parallelism,
+            key_schema=self.key_schema, states=self.states, partitions=[],
+        )  # fmt: skip
 
     def program(self, **run: Any) -> Program:
         """Return what its keepers are told; `run` is what is the same for all operators of a run, and its own files."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal
 
 from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
@@ -17,7 +18,6 @@ from strandline.runtime.operators.windows.contents import (
     FirstOr,
     Folding,
     Keeping,
-    Picked,
     check_value,
 )
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
@@ -91,7 +91,12 @@ def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> Windo
     if not fields:
         raise ConfigurationError(f"reduce '{uid}': the stream has no columns beside the key's to reduce")
     folding = Folding(
-        schema.ddl, _names(fields), create=Constant(None), add=FirstOr(function), merge=function, result=Picked(places)
+        schema.ddl,
+        _names(fields),
+        create=Constant(None),
+        add=FirstOr(function),
+        merge=function,
+        result=itemgetter(*places),
     )
     return WindowFunction("reduce", folding, fields)
 

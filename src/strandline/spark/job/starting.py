@@ -14,7 +14,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
-from strandline.checkpoint.pending import OperatorPlan
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
@@ -124,8 +123,8 @@ class Starting:
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, owned, b.checkpoints, b.clock, next_id, manifest, b.name,
-            [self._operator_plan(operator) for operator in operators], staging.commit,
+            b.jobdir, owned, b.checkpoints, b.clock, next_id, manifest,
+            [operator.info(b.settings.backend) for operator in operators], staging.commit,
         )  # fmt: skip
         progress = manifest.source if manifest else None
         batch = progress.batch if progress else -1
@@ -219,13 +218,3 @@ class Starting:
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
         return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / len(set(hosts))))
-
-    def _operator_plan(self, operator: Operator) -> OperatorPlan:
-        return OperatorPlan(
-            uid=operator.uid,
-            backend=self._b.settings.backend,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            key_schema=operator.key_schema,
-            states=operator.states,
-        )

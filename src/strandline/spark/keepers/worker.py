@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.birth import NURSERY, start_program
@@ -29,7 +29,7 @@ from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Begin, Connection, Instructions
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
-from strandline.spark.base.marks import mark
+from strandline.spark.base.marks import marking
 from strandline.spark.keepers.feeder import Feeder
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
@@ -52,13 +52,13 @@ class Executor:
     environment: Mapping[str, str]
 
 
+@dataclass(frozen=True)
 class KeeperRef:
     """Which keeper: everything needed to find it on this machine, or to start it there."""
 
-    def __init__(self, places: Places, uid: str, generation: Generation) -> None:
-        self.places = places
-        self.uid = uid
-        self.generation = generation
+    places: Places
+    uid: str
+    generation: Generation
 
     def connect(self, partition: Partition, timeout_s: float | None = None) -> Connection | None:
         """Connect to the keeper if it is there; whatever it is then asked may take so long and no longer."""
@@ -137,25 +137,17 @@ def _renewing(keeper: KeeperRef, every_s: float) -> Iterator[None]:
         over.set()
 
 
+@dataclass(frozen=True)
 class EpochWorker:
     """Gives a partition's rows of one epoch to its keeper, and the keeper's output to Spark."""
 
-    def __init__(
-        self,
-        keeper: KeeperRef,
-        instructions: Instructions,
-        program: Broadcast[bytes],
-        acks: Accumulator[list[bytes]],
-        output_schema: str,
-        renew_s: float = 0.0,
-    ) -> None:
-        self._keeper = keeper
-        self._instructions = instructions
-        self._program = program
-        self._acks = acks
-        self._output_schema = output_schema
-        self._renew_s = renew_s
-        """How often to renew leases where the driver cannot; 0: it can."""
+    keeper: KeeperRef
+    instructions: Instructions
+    program: Broadcast[bytes]
+    acks: Accumulator[list[bytes]]
+    output_schema: str
+    renew_s: float = 0.0
+    """How often to renew leases where the driver cannot; 0: it can."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
@@ -163,31 +155,23 @@ class EpochWorker:
         if first is None:
             return
         partition = Partition(partition_of(first))
-        connection = None
-        try:
-            connection = self._keeper.connect(partition) or self._keeper.start(partition)
-            with _renewing(self._keeper, self._renew_s):
+        with _talking():
+            connection = self.keeper.connect(partition) or self.keeper.start(partition)
+            with closing(connection), _renewing(self.keeper, self.renew_s):
                 yield from self._epoch(connection, first, batches)
-        except StrandlineError as error:
-            raise RuntimeError(mark(error)) from None
-        except OSError as error:
-            raise RuntimeError(mark(_as_keeper_error(error))) from None
-        finally:
-            if connection is not None:
-                connection.close()
 
     def _epoch(
         self, connection: Connection, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
         schema = pa.schema(list(first.schema)[1:])
-        connection.send(p.BEGIN, Begin(instructions=self._instructions, schema=schema.serialize().to_pybytes()))
+        connection.send(p.BEGIN, Begin(instructions=self.instructions, schema=schema.serialize().to_pybytes()))
         kind, _ = connection.expect(p.NEED_PROGRAM, p.READY, p.REPLAY)
         if kind == p.NEED_PROGRAM:
-            connection.send(p.PROGRAM, self._program.value)
+            connection.send(p.PROGRAM, self.program.value)
             kind, _ = connection.expect(p.READY, p.REPLAY)
-        feeder = Feeder(connection, first, rest, self._instructions.epoch, is_replay=kind == p.REPLAY)
+        feeder = Feeder(connection, first, rest, self.instructions.epoch, is_replay=kind == p.REPLAY)
         feeder.start()
-        output_schema = arrow_schema(parse_schema(self._output_schema))
+        output_schema = arrow_schema(parse_schema(self.output_schema))
         try:
             while True:
                 kind, payload = connection.expect(p.OUTPUT, p.ACK)
@@ -198,69 +182,66 @@ class EpochWorker:
             feeder.raise_error()
             raise
         feeder.join()
-        self._acks.add([payload.to_pybytes()])
+        self.acks.add([payload.to_pybytes()])
 
 
+@dataclass(frozen=True)
 class ControlWorker:
     """Polls or stops a partition's keepers; gives their acks as rows. Starts them only if it has their programs."""
 
-    def __init__(
-        self,
-        keepers: list[KeeperRef],
-        instructions: Instructions,
-        kind: int,
-        programs: Mapping[str, Broadcast[bytes] | bytes] | None = None,
-        executor: Executor | None = None,
-        renew_s: float = 0.0,
-    ) -> None:
-        self._keepers = keepers
-        self._instructions = instructions
-        self._kind = kind
-        self._programs = programs
-        self._executor = executor
-        self._renew_s = renew_s
-        """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
+    keepers: list[KeeperRef]
+    instructions: Instructions
+    kind: int
+    programs: Mapping[str, Broadcast[bytes] | bytes] | None = None
+    executor: Executor | None = None
+    renew_s: float = 0.0
+    """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
         for batch in batches:
             for partition in batch.column(0).to_pylist():
-                found = [ack for keeper in self._keepers for ack in self.ask(keeper, partition)]
+                found = [ack for keeper in self.keepers for ack in self.ask(keeper, partition)]
                 yield pa.RecordBatch.from_pydict({"ack": pa.array(found, pa.binary())})
 
     def ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
         """Hold one control conversation; return the ack, or nothing if there is no answer."""
         connection = None
+        with _talking():
+            try:
+                connection = keeper.connect(partition, _PATIENCE_S.get(self.kind))
+                if connection is None:
+                    if self.programs is None:
+                        return []
+                    connection = keeper.start(partition, self.executor)
+                connection.send(self.kind, self.instructions)
+                kind, payload = connection.expect(p.ACK, p.NEED_PROGRAM)
+                if kind == p.NEED_PROGRAM:
+                    if self.programs is None:
+                        return []
+                    program = self.programs[keeper.uid]
+                    connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
+                    with _renewing(keeper, self.renew_s):
+                        _, payload = connection.expect(p.ACK)
+                return [payload.to_pybytes()]
+            except (KeeperError, OSError):
+                if self.programs is None and connection is not None and not connection.heard:
+                    # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
+                    return []
+                raise
+            finally:
+                if connection is not None:
+                    connection.close()
+
+
+@contextmanager
+def _talking() -> Iterator[None]:
+    """Raise what goes wrong between this process and a keeper so that the driver finds it again."""
+    with marking():
         try:
-            connection = keeper.connect(partition, _PATIENCE_S.get(self._kind))
-            if connection is None:
-                if self._programs is None:
-                    return []
-                connection = keeper.start(partition, self._executor)
-            connection.send(self._kind, self._instructions)
-            kind, payload = connection.expect(p.ACK, p.NEED_PROGRAM)
-            if kind == p.NEED_PROGRAM:
-                if self._programs is None:
-                    return []
-                program = self._programs[keeper.uid]
-                connection.send(p.PROGRAM, program if isinstance(program, bytes) else program.value)
-                with _renewing(keeper, self._renew_s):
-                    _, payload = connection.expect(p.ACK)
-            return [payload.to_pybytes()]
-        except (KeeperError, OSError) as error:
-            if self._programs is None and connection is not None and not connection.heard:
-                # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
-                return []
-            raise RuntimeError(mark(_as_keeper_error(error))) from None
-        except StrandlineError as error:
-            raise RuntimeError(mark(error)) from None
-        finally:
-            if connection is not None:
-                connection.close()
-
-
-def _as_keeper_error(error: Exception) -> KeeperError:
-    return error if isinstance(error, KeeperError) else KeeperError(f"a keeper's connection broke: {error}")
+            yield
+        except OSError as error:
+            raise KeeperError(f"a keeper's connection broke: {error}") from None
 
 
 def _executor_pid() -> int:

@@ -175,18 +175,6 @@ class FirstOr:
         return event if value is None else self._function(value, event)
 
 
-class Picked:
-    """The values at some places."""
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self._places = tuple(places)
-
-    def __call__(self, value: Any) -> Any:
-        if len(self._places) == 1:
-            return value[self._places[0]]
-        return tuple(value[place] for place in self._places)
-
-
 class ChunksHandle:
     """The lists of the current key."""
 
