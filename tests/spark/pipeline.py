@@ -149,4 +149,16 @@ def read_json(directory: Path) -> list[dict[str, Any]]:
     if not directory.exists():
         return []
     files = [f for f in sorted(directory.iterdir()) if f.is_file() and not f.name.startswith(("_", "."))]
-    return [json.loads(line) for f in files for line in f.read_text().splitlines()]
+    return [row for file in files for row in _rows_of(file)]
+
+
+_known: dict[Path, tuple[tuple[int, ...], list[dict[str, Any]]]] = {}
+"""What files held, and which they were then: those who look on do so all the time."""
+
+
+def _rows_of(file: Path) -> list[dict[str, Any]]:
+    found = file.stat()
+    identity = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if _known.get(file, (None,))[0] != identity:
+        _known[file] = identity, [json.loads(line) for line in file.read_text().splitlines()]
+    return _known[file][1]

@@ -17,6 +17,8 @@ from typing import Any
 
 _JVM = 3
 """Where a keeper's arguments name the executor that it watches."""
+_DAEMON = "strandline.spark.keepers.daemon"
+"""What forks Spark's Python workers."""
 
 
 _passed = 0
@@ -80,15 +82,15 @@ def _shuffle_files(ending: str) -> list[Path]:
 
 def _kill_workers(rng: random.Random) -> list[str]:
     """Kill the Python workers of this executor, or some of them."""
-    daemons = _children(int(sys.argv[_JVM]), "pyspark.daemon")
-    workers = [pid for daemon in daemons for pid in _children(daemon, "pyspark.daemon")]
+    daemons = _children(int(sys.argv[_JVM]), _DAEMON)
+    workers = [pid for daemon in daemons for pid in _children(daemon, _DAEMON)]
     return _kill(rng.sample(workers, rng.randint(max(1, len(workers) - 1), len(workers))))
 
 
 def _kill_daemon(rng: random.Random) -> list[str]:
     """Kill what forks this executor's Python workers, and them: alone, nobody would miss it."""
-    daemons = _children(int(sys.argv[_JVM]), "pyspark.daemon")
-    return _kill([*daemons, *(pid for daemon in daemons for pid in _children(daemon, "pyspark.daemon"))])
+    daemons = _children(int(sys.argv[_JVM]), _DAEMON)
+    return _kill([*daemons, *(pid for daemon in daemons for pid in _children(daemon, _DAEMON))])
 
 
 def _kill_executors(rng: random.Random, belongs: str) -> list[str]:

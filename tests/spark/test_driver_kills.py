@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import re
 import time
+from typing import Any
 
 import pytest
 
 from tests.soak import soaking
 from tests.spark import rated
-from tests.spark.harness import App, Case, Reader, eventually, keepers
+from tests.spark.harness import App, Case, Reader, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
 
@@ -79,19 +80,21 @@ MORE_KILLS = [
 # Each life of the driver begins with a cold JVM, which costs more than all that it does then.
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kills", [SOME_KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["some", "more"])
-def test_driver_killed_while_it_runs_and_while_it_restores(case: Case, kills: list[tuple[str, int]]) -> None:
+def test_driver_killed_while_it_runs_and_while_it_restores(
+    spark: Any, case: Case, kills: list[tuple[str, int]]
+) -> None:
     with Reader(case):
         for failpoint, at in kills:
             case.add(2)
             app = App(case, armed(failpoint, at))
             app.wait_killed()
             check_nothing_left(app, case)
+        # The last life in this process: its JVM is warm.
         case.add(1)
-        app = App(case)
-        status = app.finish()
-        assert status["restored_from"] is not None
-        assert status["restarts"] == 0
-        check_nothing_left(app, case)
+        with case.job(spark).start(spark) as run:
+            status = settle(run)
+            assert status.restored_from is not None
+            assert status.restarts == 0
     case.check()
     # The last run found what the keepers before it, dead with their driver, had left on this machine.
     assert re.search(r"restored checkpoint \d+: [1-9]\d* bytes from the local copy, 0 from storage", case.logs())

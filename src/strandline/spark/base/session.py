@@ -49,6 +49,7 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     settings |= {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        "spark.python.daemon.module": "strandline.spark.keepers.daemon",
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
