@@ -6,6 +6,7 @@ import copy
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.plan.windows import operator_of
-from strandline.runtime.operators.windows.contents import Constant, Contents, FirstOr, Folding, Keeping, Picked
+from strandline.runtime.operators.windows.contents import Constant, Contents, FirstOr, Folding, Keeping
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from tests.runtime.bench import MIB, Bench, batch_of
@@ -56,7 +57,7 @@ def largest() -> Contents:
 
     return Folding(
         "struct<k: string, v: bigint>", ["result"], create=Constant(None), add=FirstOr(larger), merge=larger,
-        result=Picked([1]),
+        result=itemgetter(1),
     )  # fmt: skip
 
 

@@ -125,8 +125,8 @@ def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
     wanted: list[Any] = []
     for part in range(2):
         with start(spark, case, *outputs) as run:
-            for number in range(3 * part, 3 * part + 3):
-                write_rows(case.root / "in", number, 300, 10 + 15 * number)
+            for number in range(2 * part, 2 * part + 2):
+                write_rows(case.root / "in", number, 450, 10 + 15 * number)
             settle(run)
             if part == 1:
                 wanted = [by_window(spark, case, window) for window in WINDOWS]

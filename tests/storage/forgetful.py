@@ -51,6 +51,7 @@ class ForgetfulDisk(Disk):
 
     def __init__(self, root: Path, leave_out: Callable[[str, Path], bool] = lambda method, path: False) -> None:
         self.root = root
+        self._depth = len(root.parts)
         self.leave_out = leave_out
         self.changes = 0
         self._kill_at: int | None = None
@@ -93,7 +94,7 @@ class ForgetfulDisk(Disk):
         self._live()
         if not path.is_dir():
             raise FileNotFoundError(path)
-        if path.is_relative_to(self.root) and not self.leave_out("sync_directory", path):
+        if path.parts[: self._depth] == self.root.parts and not self.leave_out("sync_directory", path):
             directory = self._node(path)
             assert isinstance(directory, _Directory)
             directory.since_sync.clear()
@@ -137,7 +138,7 @@ class ForgetfulDisk(Disk):
 
     def _node(self, path: Path) -> _Node:
         node: _Node = self._tree
-        for name in path.relative_to(self.root).parts:
+        for name in path.parts[self._depth :]:
             assert isinstance(node, _Directory)
             node = node.names[name]
         return node
