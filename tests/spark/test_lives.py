@@ -171,6 +171,8 @@ def test_a_job_that_waits_for_a_keeper_can_be_stopped(
         os.kill(run.status().keepers[0].pid, signal.SIGSTOP)
         asked = run._attempt.coordinator.request()  # type: ignore[union-attr]
     eventually(lambda: driver.is_running, "a conversation with keepers")
+    with pytest.raises(UnavailableError, match=r"has not ended within 0.05 s"):
+        run.stop(timeout=0.05)
     run.stop()
     assert run.status().state == "stopped"
     if stuck == "a keeper":

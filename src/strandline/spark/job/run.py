@@ -178,7 +178,8 @@ class Run:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
 
         Without it, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
-        last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for.
+        last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for. Raises
+        UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
         deadline = time.monotonic() + timeout
         while checkpoint and self._state == "restarting" and time.monotonic() < deadline:
@@ -198,7 +199,10 @@ class Run:
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
-                return
+                raise UnavailableError(
+                    f"job '{self._b.name}' has not ended within {timeout:g} s of being stopped",
+                    hint="call stop() again to wait longer, or end the program: its keepers end with it",
+                )
             patience = _AGAIN_S
             if (at_work := self._starting or self._attempt) is not None:
                 at_work.break_off()
