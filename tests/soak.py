@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 PROFILE = "soak"
 _MANY = 30
 _FEW = 0.45
-"""What keeps a run of all tests within a quarter of an hour."""
+"""What keeps a run of all tests within eight minutes."""
 
 
 def register() -> None:
