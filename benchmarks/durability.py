@@ -23,9 +23,8 @@ from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose
-from strandline.checkpoint.upload import upload
+from strandline.checkpoint.upload import kind_of, upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import Epoch, Partition
 from strandline.format.manifest import OperatorInfo, PartitionInfo
@@ -85,14 +84,14 @@ class Job:
     def checkpoint(self, number: int) -> None:
         checkpoint = self._coordinator.trigger(Epoch(number + 1))
         assert checkpoint is not None
-        confirmed = self._coordinator.confirmed_manifest
+        confirmed = self._coordinator.confirmed
         for partition in map(Partition, range(PARTITIONS)):
             base = confirmed.operators[0].partitions[partition].files if confirmed else []
-            done = upload(
+            refs, _ = upload(
                 self._jobdir, self._snapshot(number, partition), checkpoint,
                 {file.name: file for file in base}, kind_of("incremental"),
             )  # fmt: skip
-            info = PartitionInfo(index=partition, first_key_group=0, last_key_group=127, files=done.refs)
+            info = PartitionInfo(index=partition, first_key_group=0, last_key_group=127, files=refs)
             self._coordinator.report("operator", partition, checkpoint, info)
         self._coordinator.add_source(checkpoint, None)
         self._coordinator.add_sinks(checkpoint, [], {})

@@ -30,7 +30,7 @@ from benchmarks._harness import emit, end_on_sigterm, progress, scratch
 from benchmarks._large_state import JOB, RESTART_DELAY, Feed
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import decode_manifest
+from strandline.format.manifest import MANIFEST
 
 BENCHMARK = "recovery"
 KEEPER, DRIVER, STORAGE = "keeper-killed", "driver-killed", "driver-killed-copies-lost"
@@ -140,7 +140,7 @@ class Bench:
         job = self._directory / "checkpoints" / JOB
         number = self._job.call("status")["last_checkpoint"]["checkpoint"]
         path = job / manifest_path(CheckpointId(number))
-        files = [file for file in decode_manifest(path.read_bytes(), str(path)).files() if file.path]
+        files = [file for file in MANIFEST.decode(path.read_bytes(), str(path)).files() if file.path]
         tree, copy = self._directory / "cp-from", self._directory / "cp-to"
         tree.mkdir()
         for at, file in enumerate(files):

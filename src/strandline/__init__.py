@@ -12,8 +12,7 @@ from strandline.api import aggregates as agg
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
-from strandline.api.states import Aggregating, List, Map, Reducing, Value
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import Settings

@@ -13,10 +13,9 @@ from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Choice, choose
 from strandline.checkpoint.source_log import upload_source
-from strandline.checkpoint.upload import upload
+from strandline.checkpoint.upload import kind_of, upload
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import FileRef, Manifest, Mode, OperatorInfo, PartitionInfo, SinkInfo, StateInfo
@@ -125,7 +124,7 @@ class Run:
         return [LocalFile(n, directory / n, len(d), n.endswith(".sst")) for n, d in files.items()]
 
     def base_of(self, uid: str, partition: int) -> dict[str, FileRef]:
-        confirmed = self.coordinator.confirmed_manifest
+        confirmed = self.coordinator.confirmed
         if confirmed is None:
             return {}
         return {
@@ -136,12 +135,12 @@ class Run:
         }  # fmt: skip
 
     def snapshot(self, uid: str, partition: int, checkpoint: CheckpointId, mode: Mode = "incremental") -> PartitionInfo:
-        done = upload(
+        refs, uploaded_bytes = upload(
             self.jobdir, self.local_files(uid, partition), checkpoint, self.base_of(uid, partition), kind_of(mode)
         )
         return PartitionInfo(
-            index=partition, first_key_group=0, last_key_group=127, files=done.refs, sync_ms=1.0, async_ms=2.0,
-            uploaded_bytes=done.uploaded_bytes,
+            index=partition, first_key_group=0, last_key_group=127, files=refs, sync_ms=1.0, async_ms=2.0,
+            uploaded_bytes=uploaded_bytes,
         )  # fmt: skip
 
     def trigger(self) -> CheckpointId | None:
@@ -157,7 +156,7 @@ class Run:
 
     def deliver_rest(self, checkpoint: CheckpointId) -> None:
         self.source["sources/0/9.compact"] += self.rng.randbytes(len(self.source["metadata"]) * 100)
-        confirmed = self.coordinator.confirmed_manifest
+        confirmed = self.coordinator.confirmed
         base = confirmed.source if confirmed else None
         source = upload_source(self.jobdir, self.source, checkpoint, self.epoch, base)
         self.coordinator.add_source(checkpoint, source)

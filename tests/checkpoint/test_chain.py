@@ -10,7 +10,7 @@ from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import encode_manifest
+from strandline.format.manifest import MANIFEST
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import manifest
 from tests.clock import ManualClock
@@ -45,7 +45,7 @@ def played(steps: list[tuple[object, ...]]) -> JobDirectory:
             number += 1
             driver = drivers[max(0, len(drivers) - 1 - int(str(step[1])))]
             jobdir.put(
-                manifest_path(CheckpointId(number)), encode_manifest(manifest(number, generation=driver.generation))
+                manifest_path(CheckpointId(number)), MANIFEST.encode(manifest(number, generation=driver.generation))
             )
         else:
             newest = drivers[-1].generation
@@ -80,5 +80,5 @@ def test_a_damaged_record(steps: list[tuple[object, ...]], which: int) -> None:
         return  # It fails, and says what it cannot judge.
     owned.set_base(CheckpointId(choice.manifest.checkpoint) if choice.manifest else None)
     late = choice.next_id + 10
-    jobdir.put(manifest_path(CheckpointId(late)), encode_manifest(manifest(late, generation=newest)))
+    jobdir.put(manifest_path(CheckpointId(late)), MANIFEST.encode(manifest(late, generation=newest)))
     assert late in read_catalog(jobdir).void

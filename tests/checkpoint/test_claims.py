@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from strandline.checkpoint.generation import CLAIM_MAGIC, ClaimRecord, claim
+from strandline.checkpoint.generation import CLAIM, ClaimRecord, claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConfigurationError, ConflictError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
@@ -48,7 +48,7 @@ class Complaining(FaultyStore):
 
 def claim_of(owner: str) -> bytes:
     record = ClaimRecord(generation=1, owner=owner, claimed_ms=0)
-    return frame(CLAIM_MAGIC, 1, msgspec.json.encode(record))
+    return frame(CLAIM.magic, 1, msgspec.json.encode(record))
 
 
 def paths(jobdir: JobDirectory) -> set[str]:
@@ -152,7 +152,7 @@ def test_a_driver_that_restarts_does_not_begin_anew_in_an_emptied_directory(
     assert paths(run.jobdir) <= {"generations/2"}
 
 
-@pytest.mark.parametrize("damaged", [b"", claim_of("x")[:30], claim_of("x")[:-1] + b"!", frame(CLAIM_MAGIC, 1, b"{}")])
+@pytest.mark.parametrize("damaged", [b"", claim_of("x")[:30], claim_of("x")[:-1] + b"!", frame(CLAIM.magic, 1, b"{}")])
 def test_a_damaged_claim_fences_and_is_nobodys(jobdir: JobDirectory, clock: ManualClock, damaged: bytes) -> None:
     mine = claim(jobdir, clock)
     jobdir.put("generations/1", damaged)
@@ -188,7 +188,8 @@ def test_what_a_newer_driver_has_subsumed_is_no_damage_to_the_one_it_replaced(
     store.before = replace
     with pytest.raises(FencedError):
         starting.set_base(CheckpointId(1))
-    assert newer[0].coordinator.confirmed == 2
+    assert newer[0].coordinator.confirmed is not None
+    assert newer[0].coordinator.confirmed.checkpoint == 2
 
 
 def test_one_that_is_replaced_while_it_cleans_up_is_told_so(
@@ -209,4 +210,5 @@ def test_one_that_is_replaced_while_it_cleans_up_is_told_so(
     run.deliver(checkpoint)
     with pytest.raises(FencedError):
         run.coordinator.advance()
-    assert newer[0].coordinator.confirmed == 2
+    assert newer[0].coordinator.confirmed is not None
+    assert newer[0].coordinator.confirmed.checkpoint == 2

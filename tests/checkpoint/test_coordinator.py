@@ -45,9 +45,9 @@ def test_a_checkpoint_from_trigger_to_manifest(run: Run, clock: ManualClock) -> 
     run.deliver_rest(checkpoint)
     clock.advance(250)
     assert run.coordinator.advance() == 1
-    assert (run.coordinator.confirmed, run.coordinator.pending) == (1, None)
+    assert run.coordinator.pending is None
     manifest = read_catalog(run.jobdir).live[checkpoint]
-    assert manifest == run.coordinator.confirmed_manifest
+    assert manifest == run.coordinator.confirmed
     assert (manifest.epoch, manifest.watermarks, manifest.duration_ms) == (1, {"watermark": 1000}, 250)
     assert run.committed == [1]
     (stats,) = run.coordinator.history
@@ -64,7 +64,7 @@ def test_an_increment_uploads_only_what_is_new(run: Run) -> None:
     run.checkpoint()
     second = run.coordinator.history[-1]
     assert 0 < second.uploaded_bytes < second.total_bytes
-    manifest = run.coordinator.confirmed_manifest
+    manifest = run.coordinator.confirmed
     assert manifest is not None
     fresh = sum(f.size for f in manifest.files() if f.inline is None and f.path not in before)
     inline = sum(f.size for f in manifest.files() if f.inline is not None)
@@ -130,7 +130,7 @@ def test_full_checkpoints_share_nothing(store: FaultyStore, tmp_path: Path, cloc
     run = Run(store, tmp_path, clock, config=every_epoch(mode="full"))
     run.checkpoint()
     run.checkpoint()
-    manifest = run.coordinator.confirmed_manifest
+    manifest = run.coordinator.confirmed
     assert manifest is not None
     files = [f for o in manifest.operators for p in o.partitions for f in p.files if f.inline is None]
     assert files
@@ -302,10 +302,10 @@ def test_unknown_and_duplicate_reports_change_nothing(run: Run) -> None:
     run.deliver_rest(checkpoint)
     assert run.coordinator.advance() == checkpoint
     run.coordinator.report("detect", 0, checkpoint, again)
-    run.coordinator.add_source(checkpoint, run.coordinator.confirmed_manifest.source)  # type: ignore[union-attr]
+    run.coordinator.add_source(checkpoint, run.coordinator.confirmed.source)  # type: ignore[union-attr]
     run.coordinator.advance()
     restorable(run)
-    manifest = run.coordinator.confirmed_manifest
+    manifest = run.coordinator.confirmed
     assert manifest is not None
     assert stored(run.jobdir) == {f.path for f in manifest.files() if f.path} | {"chk-1/_metadata"}
 
@@ -368,7 +368,8 @@ def test_a_publish_without_an_answer_is_made_true_as_a_failure(
     run.deliver(checkpoint)
     store.script = [("create", "_metadata", when)]
     assert run.coordinator.advance() is None
-    assert run.coordinator.confirmed == 1
+    assert run.coordinator.confirmed is not None
+    assert run.coordinator.confirmed.checkpoint == 1
     restorable(run)
     store.script = [("delete", "chk-2/_metadata", BEFORE)]
     run.coordinator.advance()
@@ -379,7 +380,7 @@ def test_a_publish_without_an_answer_is_made_true_as_a_failure(
     run.coordinator.advance()
     assert list(read_catalog(run.jobdir).live) == [3]
     restorable(run)
-    manifest = run.coordinator.confirmed_manifest
+    manifest = run.coordinator.confirmed
     assert manifest is not None
     assert stored(run.jobdir) == {f.path for f in manifest.files() if f.path} | {"chk-3/_metadata"}
 

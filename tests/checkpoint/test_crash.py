@@ -10,7 +10,7 @@ from strandline.checkpoint.check import summaries
 from strandline.checkpoint.gc import execute, plan
 from strandline.core import failpoints
 from strandline.core.errors import FencedError, UnavailableError
-from strandline.format.manifest import encode_manifest
+from strandline.format.manifest import MANIFEST
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, stored
 from tests.clock import ManualClock
@@ -60,7 +60,7 @@ def test_crash_at_each_step(tmp_path: Path, clock: ManualClock, step: str, found
     assert published > found
     assert [s.checkpoint for s in summaries(run.jobdir) if s.state == "complete"] == [published], "older ones are gone"
     execute(plan(run.jobdir, clock))
-    newest = after.coordinator.confirmed_manifest
+    newest = after.coordinator.confirmed
     assert newest is not None
     assert_restorable(run.jobdir, newest)
     assert stored(run.jobdir) == {f.path for f in newest.files() if f.path} | {f"chk-{published}/_metadata"}
@@ -98,7 +98,7 @@ def test_a_driver_that_is_replaced_while_publishing(
     with pytest.raises(FencedError):
         run.checkpoint()
     successor.checkpoint()
-    assert_restorable(run.jobdir, successor.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_the_successor_of_a_zombie_moves_past_its_number(
@@ -112,14 +112,14 @@ def test_the_successor_of_a_zombie_moves_past_its_number(
     assert number == 2
     successor.deliver(number)
     # The zombie's create was on its way all the time.
-    zombie.jobdir.create("chk-2/_metadata", encode_manifest(manifest(2, generation=1)))
+    zombie.jobdir.create("chk-2/_metadata", MANIFEST.encode(manifest(2, generation=1)))
     assert successor.coordinator.advance() is None
     assert not wanted.done(), "the request is served under the next number"
     assert successor.coordinator.counts.failed == 1
     following = successor.checkpoint()
     assert following == 3
     assert wanted.result(0) == 3
-    assert_restorable(zombie.jobdir, successor.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(zombie.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_a_failing_step_after_publishing_may_be_called_again(
@@ -134,4 +134,4 @@ def test_a_failing_step_after_publishing_may_be_called_again(
     with pytest.raises(UnavailableError):
         run.checkpoint()
     assert run.coordinator.advance() == 1
-    assert_restorable(run.jobdir, run.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.chain import BaseRecord, decode_base, encode_base
+from strandline.checkpoint.chain import BASE, BaseRecord
 from strandline.checkpoint.check import summaries, verify
 from strandline.checkpoint.gc import execute, plan
 from strandline.checkpoint.generation import claim
@@ -16,7 +16,7 @@ from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, FencedError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import encode_manifest
+from strandline.format.manifest import MANIFEST
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, LIFE, Run, assert_restorable, every_epoch, manifest
 from tests.clock import ManualClock
@@ -33,12 +33,12 @@ def store(clock: ManualClock) -> FaultyStore:
 
 def damage(jobdir: JobDirectory, path: str, how: str = "empty") -> None:
     data = jobdir.get(path)
-    moved = encode_base(BaseRecord(generation=99, checkpoint=None, checkpoint_generation=None, highest_seen=0, life=""))
+    moved = BASE.encode(BaseRecord(generation=99, checkpoint=None, checkpoint_generation=None, highest_seen=0, life=""))
     jobdir.put(path, {"empty": b"", "cut off": data[:-9], "flipped": data[:-1] + b"!", "moved": moved}[how])
 
 
 def publish(jobdir: JobDirectory, checkpoint: int, generation: int) -> None:
-    jobdir.create(manifest_path(CheckpointId(checkpoint)), encode_manifest(manifest(checkpoint, generation=generation)))
+    jobdir.create(manifest_path(CheckpointId(checkpoint)), MANIFEST.encode(manifest(checkpoint, generation=generation)))
 
 
 def go_on(jobdir: JobDirectory, clock: ManualClock) -> int | None:
@@ -158,7 +158,7 @@ def test_what_cannot_be_judged_ends_like_every_older_checkpoint(
     after.checkpoint()
     clock.advance(2 * HOUR_MS)
     execute(plan(run.jobdir, clock))
-    assert_restorable(run.jobdir, after.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, after.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 # -- manifests and claims
@@ -176,7 +176,7 @@ def test_manifests(store: FaultyStore, tmp_path: Path, clock: ManualClock, how: 
     assert after.choice.manifest.checkpoint == (1 if which == 2 else 2)
     assert [(s.checkpoint, s.lost) for s in after.choice.skipped] == ([(2, True)] if which == 2 else [])
     assert after.checkpoint() == 3
-    assert_restorable(run.jobdir, after.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, after.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_claims_damaged_all_over(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
@@ -217,7 +217,7 @@ def test_lists_show_a_record_that_is_passed_over(history: JobDirectory) -> None:
 
 
 def life_of(jobdir: JobDirectory, generation: int) -> str:
-    return decode_base(jobdir.get(f"generations/{generation}.base"), "").life
+    return BASE.decode(jobdir.get(f"generations/{generation}.base"), "").life
 
 
 def test_a_life_goes_on_through_every_start(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
@@ -226,8 +226,8 @@ def test_a_life_goes_on_through_every_start(store: FaultyStore, tmp_path: Path, 
     assert len(life) == 32
     second = Run(store, tmp_path, clock, seed=1)  # there is no checkpoint yet
     second.checkpoint()
-    assert second.coordinator.confirmed_manifest is not None
-    assert second.coordinator.confirmed_manifest.life == life
+    assert second.coordinator.confirmed is not None
+    assert second.coordinator.confirmed.life == life
     third = Run(store, tmp_path, clock, seed=2)
     assert third.claim.life == life
     assert {life_of(first.jobdir, g) for g in (1, 2, 3)} == {life}

@@ -12,7 +12,7 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef, encode_manifest
+from strandline.format.manifest import MANIFEST, FileRef
 from strandline.storage.base import ObjectInfo
 from strandline.storage.remote import open_store
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, manifest, shared_ref, stored
@@ -42,8 +42,8 @@ def later(run: Run, clock: ManualClock) -> None:
 
 
 def needed_file(run: Run) -> FileRef:
-    assert run.coordinator.confirmed_manifest is not None
-    return next(f for f in run.coordinator.confirmed_manifest.files() if f.path and f.size)
+    assert run.coordinator.confirmed is not None
+    return next(f for f in run.coordinator.confirmed.files() if f.path and f.size)
 
 
 def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
@@ -58,7 +58,7 @@ def test_nothing_to_collect(run: Run, clock: ManualClock) -> None:
 def test_garbage_is_planned_and_deleted(run: Run, clock: ManualClock) -> None:
     run.jobdir.put("shared/aa/lost", b"12345")
     run.jobdir.put("chk-3/lost", b"1")
-    run.jobdir.put("chk-9/_metadata", encode_manifest(manifest(9, [shared_ref("shared/bb/x")], generation=0)))
+    run.jobdir.put("chk-9/_metadata", MANIFEST.encode(manifest(9, [shared_ref("shared/bb/x")], generation=0)))
     run.jobdir.put("shared/bb/x", b"")
     lost = {"chk-9/_metadata", "chk-3/lost", "shared/aa/lost", "shared/bb/x"}
     later(run, clock)
@@ -72,7 +72,7 @@ def test_garbage_is_planned_and_deleted(run: Run, clock: ManualClock) -> None:
     assert execute(found) == 4
     assert stored(run.jobdir) == before - lost
     run.claim.check()
-    assert_restorable(run.jobdir, run.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_young_objects_stay(run: Run, clock: ManualClock) -> None:
@@ -118,13 +118,13 @@ def test_uploads_of_a_checkpoint_in_progress_stay_however_long_it_takes(
     run.coordinator.report("detect", 0, second, early)
     run.coordinator.report("detect", 1, second, run.snapshot("detect", 1, second))
     assert run.coordinator.advance() == second
-    assert_restorable(run.jobdir, run.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_before_the_first_checkpoint_no_file_is_garbage(
     store: FaultyStore, jobdir: JobDirectory, tmp_path: Path, clock: ManualClock
 ) -> None:
-    jobdir.put("chk-1/_metadata", encode_manifest(manifest(1, [shared_ref("shared/bb/x")])))
+    jobdir.put("chk-1/_metadata", MANIFEST.encode(manifest(1, [shared_ref("shared/bb/x")])))
     jobdir.put("shared/bb/x", b"")
     claim(jobdir, clock)
     owned = claim(jobdir, clock)
@@ -158,7 +158,7 @@ def test_what_came_to_be_needed_since_the_plan_stays(run: Run, clock: ManualCloc
     later(run, clock)
     found = plan(run.jobdir, clock)
     assert [g.path for g in found.garbage] == ["shared/aa/f"]
-    run.jobdir.put("chk-4/_metadata", encode_manifest(manifest(4, [shared_ref("shared/aa/f")], generation=1)))
+    run.jobdir.put("chk-4/_metadata", MANIFEST.encode(manifest(4, [shared_ref("shared/aa/f")], generation=1)))
     assert execute(found) == 0
     assert "shared/aa/f" in stored(run.jobdir)
 
@@ -197,9 +197,9 @@ def test_verify_reads_every_byte(run: Run) -> None:
     checkpoint = CheckpointId(2)
     report = verify(run.jobdir, checkpoint)
     assert report.ok
-    assert report.files == len(run.coordinator.confirmed_manifest.files())  # type: ignore[union-attr]
-    assert report.bytes == run.coordinator.confirmed_manifest.total_bytes  # type: ignore[union-attr]
-    needed = {f.path: f for f in run.coordinator.confirmed_manifest.files() if f.path and f.size > 1}  # type: ignore[union-attr]
+    assert report.files == len(run.coordinator.confirmed.files())  # type: ignore[union-attr]
+    assert report.bytes == run.coordinator.confirmed.total_bytes  # type: ignore[union-attr]
+    needed = {f.path: f for f in run.coordinator.confirmed.files() if f.path and f.size > 1}  # type: ignore[union-attr]
     files = list(needed.values())
     run.jobdir.delete([files[0].path])
     run.jobdir.put(files[1].path, bytes([run.jobdir.get(files[1].path)[0] ^ 1]) + run.jobdir.get(files[1].path)[1:])
@@ -221,7 +221,7 @@ def test_verify_without_a_usable_manifest(run: Run) -> None:
 
 
 def test_summaries(run: Run, jobdir: JobDirectory) -> None:
-    jobdir.put(manifest_path(CheckpointId(5)), encode_manifest(manifest(5, generation=0)))
+    jobdir.put(manifest_path(CheckpointId(5)), MANIFEST.encode(manifest(5, generation=0)))
     jobdir.put(manifest_path(CheckpointId(6)), b"broken")
     found = {s.checkpoint: s for s in summaries(jobdir)}
     assert list(found) == [6, 5, 2, 1]

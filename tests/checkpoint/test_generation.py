@@ -8,14 +8,14 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
 from strandline.core.errors import CheckpointError, ConfigurationError, CorruptionError, FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import encode_manifest
+from strandline.format.manifest import MANIFEST
 from tests.checkpoint.helpers import manifest
 from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
 
 
 def publish(jobdir: JobDirectory, checkpoint: int, generation: int) -> None:
-    jobdir.create(manifest_path(CheckpointId(checkpoint)), encode_manifest(manifest(checkpoint, generation=generation)))
+    jobdir.create(manifest_path(CheckpointId(checkpoint)), MANIFEST.encode(manifest(checkpoint, generation=generation)))
 
 
 def chosen(jobdir: JobDirectory) -> int | None:

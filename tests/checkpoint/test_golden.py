@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.chain import BaseRecord, decode_base
+from strandline.checkpoint.chain import BASE, BaseRecord
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import unpack
 from strandline.checkpoint.start import load_start
 from strandline.format.manifest import (
+    MANIFEST,
     FileRef,
     Manifest,
     OperatorInfo,
@@ -20,14 +21,12 @@ from strandline.format.manifest import (
     SourceFile,
     SourceInfo,
     StateInfo,
-    decode_manifest,
-    encode_manifest,
 )
 from strandline.storage.remote import open_store
 
 GOLDEN = Path(__file__).parent / "golden"
 
-MANIFEST = Manifest(
+WHOLE = Manifest(
     job="alerts", generation=3, checkpoint=7, epoch=42, mode="incremental", created_ms=1_700_000_000_000,
     engine_version="0.1.0", life="0123456789abcdef" * 2,
     operators=[
@@ -57,7 +56,7 @@ MANIFEST = Manifest(
     total_bytes=65550,
 )  # fmt: skip
 NAMED = msgspec.structs.replace(
-    MANIFEST,
+    WHOLE,
     source=SourceInfo(
         batch=41, blob=FileRef(name="source", size=9, sha256="c" * 64, path="chk-7/ef01"), names=["a", "b"]
     ),
@@ -68,14 +67,14 @@ SOURCE = {"metadata": b'{"id":"1"}', "offsets/41": b"v1\n{}\n\xc3\xa9", "sources
 
 def test_manifest() -> None:
     data = (GOLDEN / "manifest-v1").read_bytes()
-    assert decode_manifest(data, "golden") == MANIFEST
-    assert encode_manifest(MANIFEST) == data, "what is written has changed: that needs a new format version"
+    assert MANIFEST.decode(data, "golden") == WHOLE
+    assert MANIFEST.encode(WHOLE) == data, "what is written has changed: that needs a new format version"
 
 
 def test_manifest_of_several_sources() -> None:
     data = (GOLDEN / "manifest-v1-sources").read_bytes()
-    assert decode_manifest(data, "golden") == NAMED
-    assert encode_manifest(NAMED) == data, "what is written has changed: that needs a new format version"
+    assert MANIFEST.decode(data, "golden") == NAMED
+    assert MANIFEST.encode(NAMED) == data, "what is written has changed: that needs a new format version"
 
 
 def test_source_progress() -> None:
@@ -84,7 +83,7 @@ def test_source_progress() -> None:
 
 
 def test_base_record() -> None:
-    record = decode_base((GOLDEN / "base-v1").read_bytes(), "golden")
+    record = BASE.decode((GOLDEN / "base-v1").read_bytes(), "golden")
     assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7, life="ab" * 16)
 
 
@@ -104,6 +103,6 @@ def jobdir_with(objects: dict[str, bytes]) -> JobDirectory:
 
 
 def test_a_field_of_a_later_release_is_ignored() -> None:
-    later = msgspec.json.decode(msgspec.json.encode(MANIFEST))
+    later = msgspec.json.decode(msgspec.json.encode(WHOLE))
     later["invented"] = 1
-    assert msgspec.json.decode(msgspec.json.encode(later), type=Manifest) == MANIFEST
+    assert msgspec.json.decode(msgspec.json.encode(later), type=Manifest) == WHOLE

@@ -248,7 +248,7 @@ class Checkpoints(RuleBasedStateMachine):
         confirmed = self.run.coordinator.confirmed
         if confirmed is not None:
             assert found is not None, "a confirmed checkpoint is gone"
-            assert found.checkpoint >= confirmed
+            assert found.checkpoint >= confirmed.checkpoint
         # Of drivers that are no more, too.
         committed = max((checkpoint for run in self.everyone for checkpoint in run.committed), default=0)
         assert (found.checkpoint if found else 0) >= committed, "what sinks have made visible must not be forgotten"

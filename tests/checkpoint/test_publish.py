@@ -39,8 +39,8 @@ def new_file(run: Run) -> FileRef:
     """Return a stored file that the pending checkpoint has and the confirmed one has not."""
     pending = run.coordinator._pending
     assert pending is not None
-    assert run.coordinator.confirmed_manifest is not None
-    known = {f.path for f in run.coordinator.confirmed_manifest.files()}
+    assert run.coordinator.confirmed is not None
+    known = {f.path for f in run.coordinator.confirmed.files()}
     return next(f for f in pending.files() if f.path and f.path not in known and f.size > 1)
 
 
@@ -63,7 +63,7 @@ def test_what_is_not_in_storage_is_not_published(run: Run, damage: str) -> None:
     assert list(read_catalog(run.jobdir).live) == [1], "the only good one stays"
     assert run.committed == [1]
     run.checkpoint()
-    assert_restorable(run.jobdir, run.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_storage_that_does_not_answer_before_the_manifest_leaves_no_doubt(run: Run, store: FaultyStore) -> None:
@@ -81,13 +81,13 @@ def test_only_new_files_are_looked_at(
     monkeypatch.delenv("STRANDLINE_VERIFY")
     run = Run(store, tmp_path, clock, config=TOLERANT)
     run.checkpoint()
-    assert run.coordinator.confirmed_manifest is not None
-    known = {f.path for f in run.coordinator.confirmed_manifest.files()}
+    assert run.coordinator.confirmed is not None
+    known = {f.path for f in run.coordinator.confirmed.files()}
     delivered(run)
     store.calls.clear()
     run.coordinator.advance()
     looked_at = [path.removeprefix("job/") for op, path in store.calls if op == "head" and "generations" not in path]
-    manifest = run.coordinator.confirmed_manifest
+    manifest = run.coordinator.confirmed
     assert sorted(looked_at) == sorted({f.path for f in manifest.files() if f.path} - known)
 
 
@@ -123,7 +123,7 @@ def test_nothing_is_deleted_when_the_first_look_finds_the_newest_incomplete(
     clock.advance(10_000)
     after.checkpoint()
     assert "chk-2/_metadata" not in stored(run.jobdir)
-    assert_restorable(run.jobdir, after.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, after.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 # -- in doubt
@@ -203,7 +203,7 @@ def test_a_driver_that_takes_over_keeps_what_was_in_doubt(
     assert successor.choice.manifest.checkpoint == 2
     assert_restorable(run.jobdir, successor.choice.manifest)
     successor.checkpoint()
-    assert_restorable(run.jobdir, successor.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_files_of_a_manifest_in_doubt_are_never_referenced(run: Run, store: FaultyStore) -> None:
@@ -261,7 +261,7 @@ def test_what_an_old_driver_deletes_late_is_not_what_its_successor_chose(
     assert list(read_catalog(run.jobdir).live) == [newest]
     assert_restorable(run.jobdir, read_catalog(run.jobdir).live[CheckpointId(newest)])
     successor.checkpoint()
-    assert_restorable(run.jobdir, successor.coordinator.confirmed_manifest)  # type: ignore[arg-type]
+    assert_restorable(run.jobdir, successor.coordinator.confirmed)  # type: ignore[arg-type]
 
 
 def test_only_if_the_newest_was_damaged_meanwhile_it_is_and_that_shows(
@@ -322,10 +322,10 @@ def test_an_invariant_that_is_broken_before_deleting(run: Run) -> None:
 
 def test_an_invariant_that_is_broken_by_a_deletion(run: Run) -> None:
     """A fault of our own: the books say that a file is nobody's, and a manifest lists it."""
-    assert run.coordinator.confirmed_manifest is not None
-    path = next(f.path for f in run.coordinator.confirmed_manifest.files() if f.path)
+    assert run.coordinator.confirmed is not None
+    path = next(f.path for f in run.coordinator.confirmed.files() if f.path)
     run.jobdir.put("shared/aa/garbage", b"")
-    run.coordinator._retention._registry._live.clear()
+    run.coordinator._retention._registry.live.clear()
     run.coordinator._retention._registry._files.clear()
     run.coordinator._retention._garbage |= {path, "shared/aa/garbage"}
     before = stored(run.jobdir)

@@ -11,7 +11,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import BLOCK_BYTES, capture, pack, restore_source, unpack, upload_source
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import SourceInfo, source_files
+from strandline.format.manifest import SourceInfo
 from tests.checkpoint.helpers import stored
 from tests.storage.faulty import BEFORE, FaultyStore
 
@@ -88,7 +88,7 @@ def test_round_trip(jobdir: JobDirectory, tmp_path: Path) -> None:
     }  # fmt: skip
     restore_source(jobdir, info, tmp_path / "new")
     assert capture_all(tmp_path / "new") == files
-    assert {f.path for f in source_files(info) if f.path} == stored(jobdir)
+    assert {f.path for f in info.files() if f.path} == stored(jobdir)
 
 
 def capture_all(directory: Path) -> dict[str, bytes]:
@@ -125,7 +125,7 @@ def test_what_a_checkpoint_stores_does_not_grow_with_the_age_of_the_job(
             continue
         recent = {f"sources/0/{b}": lines[b] for b in range(batch - batch % 10, batch + 1)}
         info = upload_source(jobdir, {"metadata": b"{}", **compacts, **recent}, CheckpointId(batch), batch, base)
-        fresh = {f.path: f.size for f in source_files(info) if f.path and f.path not in known}
+        fresh = {f.path: f.size for f in info.files() if f.path and f.path not in known}
         written.append(sum(fresh.values()) + (info.blob.size if info.blob.inline is not None else 0))
         known |= fresh.keys()
         base = info
@@ -157,7 +157,7 @@ def test_a_failed_upload_leaves_nothing(jobdir: JobDirectory, store: FaultyStore
 @pytest.mark.parametrize("which", [0, 1])
 def test_damage_is_named(jobdir: JobDirectory, tmp_path: Path, damage: str, which: int) -> None:
     info = upload_source(jobdir, {"a": random.Random(1).randbytes(BLOCK_BYTES + 40_000)}, CheckpointId(1), 0, None)
-    path = source_files(info)[which].path
+    path = info.files()[which].path
     if damage == "delete":
         jobdir.delete([path])
     else:

@@ -10,9 +10,8 @@ import pytest
 
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose, fetch
-from strandline.checkpoint.upload import upload
+from strandline.checkpoint.upload import kind_of, upload
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
@@ -45,9 +44,9 @@ def by_name(refs: list[FileRef]) -> dict[str, FileRef]:
 
 
 def test_upload_places_each_kind_of_file(jobdir: JobDirectory, tmp_path: Path) -> None:
-    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental"))
-    assert [r.name for r in done.refs] == list(FILES)
-    refs = by_name(done.refs)
+    found, uploaded_bytes = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental"))
+    assert [r.name for r in found] == list(FILES)
+    refs = by_name(found)
     assert refs["1.sst"].shared
     assert refs["1.sst"].path.startswith(f"shared/{refs['1.sst'].path.split('/')[2][:2]}/")
     assert refs["MANIFEST"].path.startswith("chk-1/")
@@ -55,35 +54,33 @@ def test_upload_places_each_kind_of_file(jobdir: JobDirectory, tmp_path: Path) -
     assert refs["CURRENT"].inline == b"MANIFEST"
     for name, data in FILES.items():
         assert (refs[name].size, refs[name].sha256) == (len(data), hashlib.sha256(data).hexdigest())
-    assert done.uploaded_bytes == sum(map(len, FILES.values()))
-    again = upload(
+    assert uploaded_bytes == sum(map(len, FILES.values()))
+    again, again_bytes = upload(
         jobdir, local(tmp_path / "t", {**FILES, "4.sst": b"new"}), CheckpointId(2), refs, kind_of("incremental")
     )
-    assert by_name(again.refs)["2.sst"] == refs["2.sst"]
-    assert by_name(again.refs)["MANIFEST"].path != refs["MANIFEST"].path
-    assert again.uploaded_bytes == 3 + 5000 + 8
+    assert by_name(again)["2.sst"] == refs["2.sst"]
+    assert by_name(again)["MANIFEST"].path != refs["MANIFEST"].path
+    assert again_bytes == 3 + 5000 + 8
 
 
 def test_base_files_of_another_size_or_exclusive_ones_are_not_referenced(jobdir: JobDirectory, tmp_path: Path) -> None:
-    base = by_name(
-        upload(jobdir, local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}), C1, {}, kind_of("full")).refs
-    )
+    base = by_name(upload(jobdir, local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}), C1, {}, kind_of("full"))[0])
     assert not base["1.sst"].shared
     shared = FileRef(name="2.sst", size=9, sha256="0" * 64, path="shared/aa/other", shared=True)
-    done = upload(
+    refs, uploaded_bytes = upload(
         jobdir,
         local(tmp_path / "s", {"1.sst": b"abc", "2.sst": b"x"}),
         CheckpointId(2),
         {**base, "2.sst": shared},
         kind_of("incremental"),
     )
-    assert done.uploaded_bytes == 4
-    assert all(r.shared and jobdir.head(r.path) for r in done.refs)
+    assert uploaded_bytes == 4
+    assert all(r.shared and jobdir.head(r.path) for r in refs)
 
 
 def test_inline_puts_everything_into_the_manifest(jobdir: JobDirectory, tmp_path: Path) -> None:
-    done = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental", inline=True))
-    assert all(r.inline == FILES[r.name] for r in done.refs)
+    refs, _ = upload(jobdir, local(tmp_path / "s", FILES), C1, {}, kind_of("incremental", inline=True))
+    assert all(r.inline == FILES[r.name] for r in refs)
     assert stored(jobdir) == set()
 
 
@@ -118,7 +115,7 @@ def test_a_file_that_changed_is_refused(jobdir: JobDirectory, tmp_path: Path) ->
 
 @pytest.fixture
 def refs(jobdir: JobDirectory, tmp_path: Path) -> list[FileRef]:
-    return upload(jobdir, local(tmp_path / "snapshot", FILES), C1, {}, kind_of("incremental")).refs
+    return upload(jobdir, local(tmp_path / "snapshot", FILES), C1, {}, kind_of("incremental"))[0]
 
 
 def content(directory: Path) -> dict[str, bytes]:
@@ -206,10 +203,10 @@ def test_choose_skips_what_cannot_be_restored_and_says_why(
 ) -> None:
     run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     run.checkpoint()
-    first = {f.path for f in run.coordinator.confirmed_manifest.files()}  # type: ignore[union-attr]
+    first = {f.path for f in run.coordinator.confirmed.files()}  # type: ignore[union-attr]
     run.checkpoint()
     path = manifest_path(CheckpointId(2))
-    own = next(f for f in run.coordinator.confirmed_manifest.files() if f.path and f.size and f.path not in first)  # type: ignore[union-attr]
+    own = next(f for f in run.coordinator.confirmed.files() if f.path and f.size and f.path not in first)  # type: ignore[union-attr]
     exclude: frozenset[CheckpointId] = frozenset()
     expected = "manifest"
     if damage == "missing file":

@@ -10,10 +10,9 @@ from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import upload_source
-from strandline.checkpoint.upload import upload
+from strandline.checkpoint.upload import kind_of, upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of
@@ -63,7 +62,7 @@ class FabricatedJob:
         assert checkpoint is not None
         for partition in range(2):
             self.coordinator.report("detect", partition, checkpoint, self._snapshot(partition, checkpoint))
-        confirmed = self.coordinator.confirmed_manifest
+        confirmed = self.coordinator.confirmed
         source = upload_source(
             self.jobdir, {"metadata": b"{}", "sources/0/9.compact": bytes(200_000)}, checkpoint, self.epoch,
             confirmed.source if confirmed else None, ["clicks", "orders"],
@@ -87,25 +86,25 @@ class FabricatedJob:
 
     def path_of(self, checkpoint: CheckpointId, partition: int) -> Path:
         """Return a file of a partition that this checkpoint alone has brought."""
-        manifest = self.coordinator.confirmed_manifest
+        manifest = self.coordinator.confirmed
         assert manifest is not None
         files = manifest.operators[0].partitions[partition].files
         ref = next(f for f in files if f.name == f"{partition}-{checkpoint}.sst")
         return self.directory / self.jobdir.job / ref.path
 
     def _snapshot(self, partition: int, checkpoint: CheckpointId, names: list[str] | None = None) -> PartitionInfo:
-        confirmed = self.coordinator.confirmed_manifest
+        confirmed = self.coordinator.confirmed
         before = confirmed.operators[0].partitions[partition].files if confirmed and names is None else []
         base = {ref.name: ref for ref in before if ref.shared}
         files = [LocalFile(ref.name, self._local / ref.name, ref.size, shared=True) for ref in base.values()]
         files += [self._file(name, 5000, True) for name in names or [f"{partition}-{checkpoint}.sst"]]
         if names is None:
             files.append(self._file("CURRENT", 16, False))
-        done = upload(self.jobdir, files, checkpoint, base, kind_of("incremental"))
+        refs, uploaded_bytes = upload(self.jobdir, files, checkpoint, base, kind_of("incremental"))
         groups = range_of(Partition(partition), 128, 2)
         return PartitionInfo(
-            index=partition, first_key_group=groups.first, last_key_group=groups.last, files=done.refs,
-            sync_ms=1.5, async_ms=40.0, uploaded_bytes=done.uploaded_bytes,
+            index=partition, first_key_group=groups[0], last_key_group=groups[-1], files=refs,
+            sync_ms=1.5, async_ms=40.0, uploaded_bytes=uploaded_bytes,
         )  # fmt: skip
 
     def _file(self, name: str, size: int, shared: bool) -> LocalFile:

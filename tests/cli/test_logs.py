@@ -83,6 +83,11 @@ def test_tail_reads_as_much_as_it_needs(tmp_path: Path) -> None:
     assert read_on(path, at)[0] == [lines[-1] + " and more"]
 
 
+def test_a_log_that_is_deleted_after_it_was_found_is_empty(tmp_path: Path) -> None:
+    assert tail(tmp_path / "log", 5) == ([], 0)
+    assert tail(tmp_path / "log", 5, whole=True) == ([], 0)
+
+
 def test_reading_on_after_a_file_was_begun_anew(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("a long first line\nsecond\n")

@@ -10,10 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import CorruptionError, StateTypeError
-from strandline.format.expiringvalues import ExpiringCodec
-from strandline.format.expiry import expiry_of, pack_expiry, packed_expiry, with_expiry, without_expiry
 from strandline.format.manifest import StateInfo, TTLInfo
-from strandline.format.values import ValueCodec
+from strandline.format.values import (
+    ExpiringCodec,
+    ValueCodec,
+    expiry_of,
+    pack_expiry,
+    packed_expiry,
+    with_expiry,
+    without_expiry,
+)
 from strandline.types.datatypes import parse_type
 from tests.format.samples import VALUES
 from tests.format.strategies import same

@@ -113,6 +113,19 @@ def test_joins() -> None:
     refused(lambda: KEYED.join(KEYED, JOIN, "u"), "join: the streams have no event time")
 
 
+class Column:
+    """Like Spark's: compared with something, it is another one, of which nobody can say whether it is true."""
+
+    def __eq__(self, other: object) -> Any:
+        return self
+
+    def __bool__(self) -> bool:
+        raise ValueError("cannot convert column into bool")
+
+    def __repr__(self) -> str:
+        return "Column<'v'>"
+
+
 def test_broadcasts() -> None:
     refused(lambda: KEYED.broadcast(KEYED), "broadcast() was given a KeyedStream, expected a Stream")  # type: ignore[arg-type]
     refused(
@@ -120,6 +133,7 @@ def test_broadcasts() -> None:
     )
     refused(lambda: KEYED.broadcast(PLAIN, order_by="m"), "broadcast: order_by names 'm', a map<string,int>, and maps")
     refused(lambda: KEYED.broadcast(PLAIN, order_by=5), "broadcast: order_by names 5; the broadcast stream has user")  # type: ignore[arg-type]
+    refused(lambda: KEYED.broadcast(PLAIN, order_by=[Column()]), "broadcast: order_by names Column<'v'>; the broadcast")  # type: ignore[list-item]
     refused(lambda: KEYED.broadcast(TIMED), "broadcast: only the broadcast stream has event time")
 
 

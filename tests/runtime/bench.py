@@ -17,11 +17,11 @@ from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB, MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.core.ids import Epoch, Partition
-from strandline.runtime.partition import EpochTimes, OperatorPartition
-from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos, state_names
+from strandline.runtime.partition import OperatorPartition
+from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos
 from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.store import Frozen
-from strandline.runtime.task.task import Task
+from strandline.runtime.task.task import EpochTimes, Task
 from strandline.types.columns import arrow_schema, from_python
 from strandline.types.datatypes import parse_schema
 from strandline.types.murmur import key_group
@@ -294,7 +294,7 @@ class Bench:
         """Return what state and timers the backend would keep: for tests that look for what was forgotten."""
         self.write(self.freeze())
         assert not self.backend.keeps_all
-        return [entry for name in state_names(self.process) for entry, _ in self.backend.scan(name)]
+        return [entry for info in state_infos(self.process) for entry, _ in self.backend.scan(info.name)]
 
     def freeze(self) -> Frozen:
         return self.task.store.freeze()

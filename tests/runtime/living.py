@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
-from strandline.api.states import Aggregating, List, Map, Reducing, State, Value
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL, Aggregating, List, Map, Reducing, State, Value
 from strandline.backends.heap import HeapBackend
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.runtime.program import state_infos

@@ -22,8 +22,8 @@ from strandline.format.manifest import FileRef
 from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
 from strandline.keeper.snapshots import Snapshots
-from strandline.runtime.partition import EpochTimes
 from strandline.runtime.program import Program, Restore
+from strandline.runtime.task.task import EpochTimes
 from strandline.storage.remote import open_store
 from tests.runtime.bench import KINDS, MIB, Bench, batch_of, program
 from tests.runtime.clients import Counter, Keeper, Nursery, eventually, restore_of, shared

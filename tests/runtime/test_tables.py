@@ -14,8 +14,6 @@ from strandline.backends.base import Backend
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB
 from strandline.backends.rocksdb import RocksDBBackend
-from strandline.core.ids import KeyGroup
-from strandline.core.keygroups import KeyGroupRange
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.panes import GROUP, PaneTable
@@ -26,7 +24,7 @@ from strandline.types.datatypes import parse_type
 from tests.runtime.bench import BUDGET
 
 NAME = "state"
-GROUPS = KeyGroupRange(KeyGroup(0), KeyGroup(1))
+GROUPS = range(2)
 KEY = b"\0\0"
 PANE = pa.schema([pa.field("n", pa.int64())])
 Table = StateTable[Any]

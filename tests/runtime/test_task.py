@@ -20,6 +20,7 @@ from strandline.core.errors import NullKeyError, StateLimitError, StateTypeError
 from strandline.core.ids import Epoch
 from strandline.runtime.state import livekeys
 from strandline.runtime.task import task as task_module
+from strandline.runtime.task.task import EpochTimes
 from tests.runtime.bench import KINDS, Bench, Everything, batch_of
 from tests.runtime.conftest import Make
 from tests.soak import examples
@@ -268,7 +269,7 @@ def test_an_epoch_that_is_checked_and_then_aborted_counts_for_nothing(tmp_path: 
     bench = Bench("memory", tmp_path, limit_bytes=600)
     for epoch in range(30):
         # As where another partition's check fails.
-        bench.task.begin(Epoch(1))
+        bench.task.begin(Epoch(1), EpochTimes())
         list(bench.task.process(batch_of([(f"{epoch}/{n}", "set_value", 1, 0) for n in range(15)])))
         list(bench.task.finish())
         bench.task.store.check()
@@ -326,7 +327,7 @@ def test_what_an_epoch_wrote_is_not_gone_through_at_every_batch(rocks: Bench, op
     tables = rocks.task.store._tables
     for table in tables:
         table._cache_bytes = 1 << 16
-    rocks.task.begin(Epoch(1))
+    rocks.task.begin(Epoch(1), EpochTimes())
     list(rocks.task.process(batch_of([(str(n), op, n, n) for n in range(3000)])))
     rocks.task.store.evict()
     caches: list[dict[Any, Any]] = [table.live for table in tables]

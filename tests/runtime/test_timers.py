@@ -19,15 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from strandline.backends.base import Backend, Entry, LocalFile
 from strandline.backends.heap import HeapBackend
 from strandline.backends.rocksdb import RocksDBBackend
-from strandline.core.ids import KeyGroup
-from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.state import timers
 from strandline.runtime.state.timers import TimerTable
 from tests.runtime.bench import BUDGET
 from tests.soak import examples
 
 NAME = "timers.event"
-GROUPS = KeyGroupRange(KeyGroup(0), KeyGroup(3))
+GROUPS = range(4)
 FOREVER = (1 << 63) - 1
 Timer = tuple[int, bytes]
 """The time, and the key behind its key group: in this order they fire."""

@@ -18,6 +18,7 @@ from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.runtime.state import timers
 from strandline.runtime.task import calls
 from strandline.runtime.task.outputs import raw_ddl
+from strandline.runtime.task.task import EpochTimes
 from strandline.types.scalars import EPOCH, timestamp_to_us
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.runtime.conftest import Make
@@ -222,7 +223,7 @@ def test_an_epoch_left_in_the_middle_of_firing_is_tried_again(stage: Any) -> Non
     s = stage()
     s.epoch(timed(*[("a", "set", n, 1) for n in range(20, 25)]))
     task = s.bench.task
-    task.begin(Epoch(2), 30, 0)
+    task.begin(Epoch(2), EpochTimes(30))
     walk = task.fire()
     assert next(walk).num_rows == 5
     task.abort()
@@ -323,7 +324,7 @@ def test_what_timers_send_aside_does_not_pile_up(stage: Any, monkeypatch: pytest
     s = stage(Aside(), sides={"left": "n bigint"})
     assert s.raw(timed(*[("a", "", 0, n) for n in range(35)])) == []
     task = s.bench.task
-    task.begin(Epoch(2), 100, 0)
+    task.begin(Epoch(2), EpochTimes(100))
     batches = list(task.fire())
     assert [batch.num_rows for batch in batches] == [10, 10, 10, 5]
     rows = [row for batch in batches for row in batch.to_pylist()]

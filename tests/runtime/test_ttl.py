@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from strandline.api.process import KeyedProcess
-from strandline.api.states import Aggregating, List, Map, Reducing, Value
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.ttl import cleaning as expiry
+from strandline.runtime.task.task import EpochTimes
 from tests.runtime.bench import Bench, Everything, batch_of
 from tests.runtime.conftest import Make
 from tests.runtime.living import WAKE_S, Asked, S, answers, epoch, stored
@@ -84,7 +84,7 @@ def test_reading_prolongs_but_is_not_always_a_write(make: Make) -> None:
 
     def written(now_s: float) -> int:
         task = bench.task
-        task.begin(Epoch(bench.epoch + 1), None, int(now_s * S))
+        task.begin(Epoch(bench.epoch + 1), EpochTimes(now_us=int(now_s * S)))
         list(task.fire())
         list(task.process(batch_of([("k", "", 0, 0)])))
         count = sum(len(list(table.changed())) for table in task.store._tables if isinstance(table, ObjectTable))

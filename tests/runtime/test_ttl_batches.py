@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.api.process import KeyedBatchProcess
-from strandline.api.states import Value
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL, Value
 from tests.runtime.conftest import Make
 from tests.runtime.living import answers, epoch, stored
 

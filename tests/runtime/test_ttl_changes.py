@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL
 from tests.runtime.bench import Bench, Event
 from tests.runtime.conftest import Make
 from tests.runtime.living import Living, answers, epoch, stored

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from strandline.api.process import KeyedProcess
-from strandline.api.states import Value
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL, Value
 from strandline.runtime.state import timers
 from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.ttl import cleaning as expiry

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL
 from tests.runtime.bench import KINDS, OPS, Bench, Model
 from tests.runtime.living import Living, answers, epoch, stored
 from tests.soak import examples

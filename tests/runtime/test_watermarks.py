@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.runtime.watermarks import Watermarks, WatermarkSpec
+from strandline.runtime.watermarks import Watermarks, WatermarkSpec, time_text
 
 PLAIN = WatermarkSpec("ts", delay_us=5)
 PER = WatermarkSpec("ts", per="device")
@@ -54,17 +54,17 @@ def test_the_slowest_origin_counts() -> None:
 
 
 def test_who_holds_it_up_can_be_seen() -> None:
-    def seen(now_us: int) -> list[tuple[int | None, str, int, int]]:
-        return [(at.time_us, at.slowest, at.origins, at.idle) for at in marks.look(now_us)]
+    def seen(now_us: int) -> list[tuple[str | None, str, int, int]]:
+        return [(at.time, at.slowest, at.origins, at.idle) for at in marks.look(now_us)]
 
     marks = Watermarks([PLAIN, IDLE], {}, 0)
     assert seen(0) == [(None, "", 0, 0), (None, "", 0, 0)]
     marks.observe(0, {"": 300}, 10)
     marks.observe(1, {"a": 100, "b": 50}, 10)
     marks.observe(1, {"a": 200}, 50)
-    assert seen(60) == [(295, "", 1, 0), (50, "b", 2, 0)]
-    assert seen(120) == [(295, "", 1, 0), (200, "a", 2, 1)]
-    assert seen(200) == [(295, "", 1, 0), (200, "", 2, 2)]
+    assert seen(60) == [(time_text(295), "", 1, 0), (time_text(50), "b", 2, 0)]
+    assert seen(120) == [(time_text(295), "", 1, 0), (time_text(200), "a", 2, 1)]
+    assert seen(200) == [(time_text(295), "", 1, 0), (time_text(200), "", 2, 2)]
     assert marks.reached_us is None, "to look moves nothing"
     assert marks.advance(200) == 295
     assert seen(200)[1] == (None, "", 0, 0), "what the watermark has passed is forgotten"

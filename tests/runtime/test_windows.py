@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling
 from strandline.core.errors import UserCodeError
-from strandline.runtime.operators.windows.contents import Constant, Contents, Folding, Keeping
+from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping
+from strandline.types.plain import same
 from tests.runtime.windowed import SECOND, WindowBench, folded, joined, largest
 
 Make = Callable[..., WindowBench]
@@ -229,7 +231,9 @@ def test_a_fold_may_begin_with_nothing(make: Make) -> None:
     def smallest(value: int | None, event: Any) -> int:
         return event.v if value is None else min(value, event.v)  # type: ignore[no-any-return]
 
-    bench = make(Tumbling("10s"), Folding("bigint", ["result"], create=Constant(None), add=smallest), result="bigint")
+    bench = make(
+        Tumbling("10s"), Folding("bigint", ["result"], create=partial(same, None), add=smallest), result="bigint"
+    )
     bench.step([("a", 3, 0), ("a", 2, 1), ("a", 5, 2)])
     assert bench.step((), 10) == [row("a", 0, 10, 2)]
 

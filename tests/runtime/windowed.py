@@ -6,6 +6,7 @@ import copy
 import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pyarrow as pa
 
 from strandline.api.windows import Global, Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.plan.windows import operator_of
-from strandline.runtime.operators.windows.contents import Constant, Contents, FirstOr, Folding, Keeping
+from strandline.runtime.operators.windows.contents import Contents, Folding, Keeping, first_or
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
+from strandline.types.plain import same
 from tests.runtime.bench import MIB, Bench, batch_of
 
 SECOND = 1_000_000
@@ -42,7 +44,7 @@ def folded() -> Contents:
     return Folding(
         "struct<n: bigint, text: string>",
         ["result"],
-        create=Constant((0, "")),
+        create=partial(same, (0, "")),
         add=lambda acc, e: {"n": acc.n + 1, "text": f"{acc.text},{e.v}" if acc.n else str(e.v)},
         merge=lambda a, b: (a.n + b.n, f"{a.text},{b.text}"),
         result=lambda acc: acc.text,
@@ -56,7 +58,7 @@ def largest() -> Contents:
         return a if a.v >= b.v else b
 
     return Folding(
-        "struct<k: string, v: bigint>", ["result"], create=Constant(None), add=FirstOr(larger), merge=larger,
+        "struct<k: string, v: bigint>", ["result"], create=partial(same, None), add=partial(first_or, larger), merge=larger,
         result=itemgetter(1),
     )  # fmt: skip
 

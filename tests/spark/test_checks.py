@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from strandline.spark.base.session import spark_settings
-from strandline.spark.base.sessionchecks import session_warnings
+from strandline.spark.base.session import session_warnings, spark_settings
 
 
 def session(master: str, conf: dict[str, str]) -> Any:

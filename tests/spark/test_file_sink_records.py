@@ -12,7 +12,7 @@ import pytest
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from strandline.spark.sinks.shown import Committable, Shown, ShownRecords, decode_shown, encode_shown
+from strandline.spark.sinks.shown import SHOWN, Committable, Shown, ShownRecords
 from tests.spark.filesinks import (
     Rows,
     commit_crashing,
@@ -47,7 +47,7 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
         started(tmp_path, 2, pending, 2)
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
-    assert [decode_shown(path.read_bytes(), "") for path in records(tmp_path)] == [Shown(generation=2, epoch=2)]
+    assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [Shown(generation=2, epoch=2)]
 
 
 def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_with_its_epoch_rows_are_visible_at_once_and_need_no_record(tmp_path: Pa
 
 def test_a_golden_record() -> None:
     data = (GOLDEN / "shown").read_bytes()
-    assert decode_shown(data, "golden") == RECORD
-    assert encode_shown(RECORD) == data
+    assert SHOWN.decode(data, "golden") == RECORD
+    assert SHOWN.encode(RECORD) == data
 
 
 @pytest.mark.parametrize(
@@ -109,4 +109,4 @@ def test_a_golden_record() -> None:
 )
 def test_a_damaged_record_is_recognised(damage: Any) -> None:
     with pytest.raises(CorruptionError, match="golden"):
-        decode_shown(damage(encode_shown(RECORD)), "golden")
+        SHOWN.decode(damage(SHOWN.encode(RECORD)), "golden")

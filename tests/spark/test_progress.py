@@ -70,7 +70,7 @@ class Sources:
         self.failed: list[CheckpointId] = []
         coordinator: Any = SimpleNamespace(
             pending=CheckpointId(4),
-            confirmed_manifest=None,
+            confirmed=None,
             add_source=lambda checkpoint, info: self.added.append(checkpoint),
             fail=lambda checkpoint, message: self.failed.append(checkpoint),
         )
@@ -78,7 +78,7 @@ class Sources:
         claim: Any = None
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            start_is_kept=True, retained_batches=100, numbers=(), captured=lambda *_: None,
+            True, 100, (), lambda *_: None,
         )  # fmt: skip
 
     def deliver(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.logger import PySparkLogger
 
-from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.quiet import errors_reported
 
 
 def test_only_what_is_reported_is_not_logged(caplog: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.format.manifest import Manifest, decode_manifest
+from strandline.format.manifest import MANIFEST, Manifest
 from tests.soak import soaking
 from tests.spark import small
 from tests.spark.functions import CountList, CountText
@@ -25,7 +25,7 @@ def manifests(directory: Path) -> dict[int, Manifest]:
     """Return the manifests of a job by checkpoint."""
     found = {}
     for path in directory.glob("chk-*/_metadata"):
-        found[int(path.parent.name.removeprefix("chk-"))] = decode_manifest(path.read_bytes(), str(path))
+        found[int(path.parent.name.removeprefix("chk-"))] = MANIFEST.decode(path.read_bytes(), str(path))
     return found
 
 

@@ -15,7 +15,7 @@ from pyspark import TaskContext
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.format.manifest import Manifest, decode_manifest
+from strandline.format.manifest import MANIFEST, Manifest
 from strandline.spark.base.marks import find_error
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks
@@ -167,7 +167,7 @@ def test_what_a_lost_attempt_has_staged_is_never_shown_and_forgotten_by_a_restar
 
 def newest(directory: Path) -> Manifest:
     path = max(directory.glob("chk-*/_metadata"), key=lambda path: int(path.parent.name[4:]))
-    return decode_manifest(path.read_bytes(), str(path))
+    return MANIFEST.decode(path.read_bytes(), str(path))
 
 
 @pytest.mark.spark

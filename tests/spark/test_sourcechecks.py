@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 import strandline as sl
-from strandline.spark.sources.rereadable import Relation, check_relation, relations_of, source_warnings
+from strandline.spark.sources.checks import Relation, check_relation, relations_of, source_warnings
 from tests.spark import small
 from tests.spark.harness import Case
 

@@ -29,7 +29,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
         has_due=lambda by_us: due,
         is_running=running,
         tick=lambda by_us: not ticks.append(0),
-        heeds_silence=False,
+        watermarks=SimpleNamespace(may_be_idle=False),
     )
     status = SimpleNamespace(isTriggerActive=lambda: active)
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
@@ -127,8 +127,8 @@ class Reading:
         spec = WatermarkSpec("t", per="device", idle_us=10_000_000)
         driver: Any = object.__new__(EpochDriver)
         self.driver: EpochDriver = driver
-        driver._clock, driver._looked_us, driver._started_us = self.clock, None, driver_time(self.clock)
-        driver._watermarks = Watermarks([spec], {}, driver_time(self.clock))
+        driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
+        driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
         driver.failed, driver.progress = threading.Event(), Progress(Epoch(0))
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
@@ -144,7 +144,7 @@ class Reading:
         driver._write = lambda built, epoch: {("op", 0): self.ack}
 
     def epoch(self, **newest_us: int) -> None:
-        self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", newest_us=newest_us)
+        self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", keeper="k", newest_us=newest_us)
         conf = SimpleNamespace(set=lambda *_: None, get=lambda *_: "")
         df: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
         self.driver(df, self.driver._batch + 1)
@@ -158,12 +158,12 @@ def driver_time(clock: Clocks) -> int:
 def test_a_source_is_not_idle_because_the_clock_was_set(set_by_s: int) -> None:
     reading = Reading()
     reading.epoch(fast=900, slow=100)
-    assert reading.driver.watermark_us == 100
+    assert reading.driver.watermarks.reached_us == 100
     reading.clock.now_s += set_by_s
     reading.clock.passed_s += 1
     reading.epoch(fast=1000)
     reading.epoch(fast=1100, slow=100)
-    assert reading.driver.watermark_us == 100
+    assert reading.driver.watermarks.reached_us == 100
 
 
 def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() -> None:
@@ -183,9 +183,9 @@ def test_rows_that_come_while_an_epoch_waits_for_its_turn_are_nobodys_silence() 
     lock: Any = Lock()
     reading.driver._lock = lock
     reading.epoch(fast=1000)
-    assert reading.driver.watermark_us == 100
+    assert reading.driver.watermarks.reached_us == 100
     reading.epoch(fast=1000)
-    assert reading.driver.watermark_us == 1000, "silent since before the look of this one"
+    assert reading.driver.watermarks.reached_us == 1000, "silent since before the look of this one"
 
 
 def test_after_a_tick_that_failed_no_epoch_has_its_number() -> None:
@@ -218,13 +218,14 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     driver.progress = Progress(Epoch(0))
     driver._coordinator = SimpleNamespace(retake=lambda uid, partition: retaken.append((uid, partition)))
 
-    def heed(pids: list[int], trigger: Any = None) -> list[Any]:
-        acks = {("op", at): Ack(uid="op", partition=at, epoch=0, pid=pid, host="h") for at, pid in enumerate(pids)}
+    def heed(keepers: str, trigger: Any = None) -> list[Any]:
+        known = enumerate(keepers)
+        acks = {("op", at): Ack(uid="op", partition=at, epoch=0, pid=1, host="h", keeper=name) for at, name in known}
         driver._heed(acks, trigger)
         return retaken
 
-    assert heed([1, 2]) == []
-    assert heed([1, 2]) == []
-    assert heed([3, 2], 1) == [], "the new one has been told"
-    assert heed([3, 4]) == [("op", 1)]
-    assert heed([3, 4]) == [("op", 1)]
+    assert heed("ab") == []
+    assert heed("ab") == []
+    assert heed("cb", 1) == [], "the new one has been told"
+    assert heed("cd") == [("op", 1)]
+    assert heed("cd") == [("op", 1)]

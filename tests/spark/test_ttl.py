@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.format.manifest import decode_manifest
+from strandline.format.manifest import MANIFEST
 from tests.spark import small
 from tests.spark.functions import CountRecent
 from tests.spark.harness import Case, settle
@@ -42,7 +42,7 @@ def test_state_expires_with_the_watermark_and_stays_so_after_a_restart(spark: An
             assert small.rows_of(sink) == expected
         done = run.checkpoint(60)
     data = (case.root / "ck" / "small" / f"chk-{done.checkpoint}" / "_metadata").read_bytes()
-    states = {state.name: state for state in decode_manifest(data, "test").operators[0].states}
+    states = {state.name: state for state in MANIFEST.decode(data, "test").operators[0].states}
     assert sorted(states) == ["seen", "ttl.event", "ttl.processing"]
     assert states["seen"].ttl.duration_ms == 10_000
     with start() as run:

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from strandline.api.keys import Keys
-from strandline.api.states import State
+from strandline.api.states import Keys, State
 
 if TYPE_CHECKING:
     import datetime as dt

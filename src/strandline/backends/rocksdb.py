@@ -5,6 +5,7 @@ There is no write-ahead log: what survives a crash is the last snapshot.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +18,8 @@ from rocksdict import Cache, Checkpoint, Rdict, RdictIter, ReadOptions, WriteBat
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
 from strandline.backends.rocksoptions import family_options, reading_from, reading_groups, write_options
-from strandline.backends.sstfiles import SstFiles
 from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.ids import unique_name
 
 # Sorting, and each `Rdict.write`, hold the GIL from start to end: small pieces let the uploads and heartbeats of other
 # threads run. Sorted runs of this size make writing random keys twice as fast and reading them a sixth faster.
@@ -27,6 +28,9 @@ _SORTED_READ_KEYS = 1000
 _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
+_TAG_DIGITS = 16
+_OWN = re.compile(r"\d+\.(?:sst|blob)")
+_LASTING = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
 _DEFAULT_FAMILY = "default"
 _STATISTICS = {
     "flush_written_bytes": "rocksdb.flush.write.bytes",
@@ -284,6 +288,39 @@ def _statistics(text: str) -> dict[str, int]:
     """Pick our figures out of RocksDB's statistics, lines like `rocksdb.flush.write.bytes COUNT : 17`."""
     counts = {words[0]: int(words[3]) for line in text.splitlines() if (words := line.split())[1:2] == ["COUNT"]}
     return {name: counts.get(ticker, 0) for name, ticker in _STATISTICS.items()}
+
+
+class SstFiles:
+    """The lasting names of an opened database's SST and blob files.
+
+    RocksDB numbers its files in one sequence that a restore sets back, so that after a restore the same number names
+    other bytes. Hence a snapshot calls each of them `number-tag.sst`, the tag drawn once each time a backend is opened:
+    no name ever stands for two contents.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Rename the files of a snapshot in `directory`, if it holds one, to what RocksDB calls them."""
+        self._tag = unique_name()[:_TAG_DIGITS]
+        self._restored: dict[str, str] = {}
+        for path in list(directory.iterdir()):
+            if match := _LASTING.fullmatch(path.name):
+                self._adopt(path, match[1] + match[2])
+
+    def _adopt(self, path: Path, own: str) -> None:
+        if own in self._restored:
+            raise CorruptionError(
+                f"{path.parent}: holds {path.name} and {self._restored[own]}, files of two snapshots",
+                hint="restore one snapshot into an empty directory",
+            )
+        self._restored[own] = path.name
+        path.rename(path.with_name(own))
+
+    def lasting_name(self, own: str) -> str | None:
+        """Return the name that a file keeps for ever, or None for a file that is neither SST nor blob."""
+        if not _OWN.fullmatch(own):
+            return None
+        number, suffix = own.split(".")
+        return self._restored.get(own, f"{number}-{self._tag}.{suffix}")
 
 
 class _Translating:

@@ -19,17 +19,17 @@ from strandline.checkpoint.jobdir import (
 )
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
-from strandline.format.frame import frame_record, unframe_record
-from strandline.format.manifest import FileRef, Manifest, decode_manifest
+from strandline.format.frame import RecordFormat
+from strandline.format.manifest import MANIFEST, FileRef, Manifest
 from strandline.storage.base import ObjectInfo
-
-PUBLISHED_MAGIC = b"SLPUBLI1"
-_VERSION = 1
 
 
 class _Published(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation
     checkpoint: CheckpointId
+
+
+_PUBLISHED = RecordFormat(b"SLPUBLI1", 1, _Published, "the record")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
     for checkpoint in sorted(i for path in objects if (i := manifest_id(path)) is not None):
         path = manifest_path(checkpoint)
         try:
-            manifest = jobdir.read(path, decode_manifest)
+            manifest = jobdir.read(path, MANIFEST.decode)
             if manifest.checkpoint != checkpoint or manifest.job != jobdir.job:
                 raise CorruptionError(
                     f"{jobdir.url}/{path}: is checkpoint {manifest.checkpoint} of job '{manifest.job}': it was moved"
@@ -138,7 +138,7 @@ def mark_published(jobdir: JobDirectory, manifest: Manifest) -> None:
     record = _Published(generation=manifest.generation, checkpoint=manifest.checkpoint)
     path = published_path(manifest.generation)
     with contextlib.suppress(ConflictError):
-        jobdir.create(path, frame_record(PUBLISHED_MAGIC, _VERSION, record))
+        jobdir.create(path, _PUBLISHED.encode(record))
 
 
 def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | None:
@@ -150,11 +150,7 @@ def first_published(jobdir: JobDirectory, catalog: Catalog) -> CheckpointId | No
     marked = [g for path in catalog.objects if (g := published_generation(path)) is not None and g >= since]
     if not marked:
         return None
-
-    def decode(data: bytes, where: str) -> _Published:
-        return unframe_record(data, PUBLISHED_MAGIC, _VERSION, _Published, "the record", where)
-
     try:
-        return jobdir.read(published_path(min(marked)), decode).checkpoint
+        return jobdir.read(published_path(min(marked)), _PUBLISHED.decode).checkpoint
     except CorruptionError:
         return CheckpointId(0)

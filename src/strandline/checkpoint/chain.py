@@ -28,11 +28,8 @@ import msgspec
 from strandline.checkpoint.jobdir import JobDirectory, base_path, based_generation
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Generation
-from strandline.format.frame import frame_record, unframe_record
+from strandline.format.frame import RecordFormat
 from strandline.format.manifest import Manifest
-
-BASE_MAGIC = b"SLBASEC1"
-_VERSION = 1
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,14 +44,7 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Names the job's life, from its very first base on: sinks are known by it."""
 
 
-def encode_base(record: BaseRecord) -> bytes:
-    """Return the record as a framed JSON file."""
-    return frame_record(BASE_MAGIC, _VERSION, record)
-
-
-def decode_base(data: bytes, where: str) -> BaseRecord:
-    """Read a base record; raise CorruptionError naming `where`."""
-    return unframe_record(data, BASE_MAGIC, _VERSION, BaseRecord, "the base record", where)
+BASE = RecordFormat(b"SLBASEC1", 1, BaseRecord, "the base record")
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ def read_chain(jobdir: JobDirectory, paths: Iterable[str], manifests: Iterable[M
         path = base_path(generation)
         where = f"{jobdir.url}/{path}"
         try:
-            bases[generation] = jobdir.read(path, decode_base)
+            bases[generation] = jobdir.read(path, BASE.decode)
             if bases[generation].generation != generation:
                 raise CorruptionError(f"{where}: is of generation {bases.pop(generation).generation}: it was moved")
         except CorruptionError as error:

@@ -14,7 +14,7 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef, Manifest, decode_manifest
+from strandline.format.manifest import MANIFEST, FileRef, Manifest
 
 State = Literal["complete", "void", "damaged"]
 
@@ -64,7 +64,7 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
     """
     path = manifest_path(checkpoint)
     try:
-        manifest = jobdir.read(path, decode_manifest)
+        manifest = jobdir.read(path, MANIFEST.decode)
     except NotFoundError as error:
         raise NotFoundError(
             f"{jobdir.url}: there is no checkpoint {checkpoint}", hint="`strandline checkpoints list` shows which are"

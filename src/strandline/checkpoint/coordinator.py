@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
@@ -18,46 +19,31 @@ from strandline.core.errors import CheckpointError, CorruptionError, FencedError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import (
-    FileRef,
-    Manifest,
-    OperatorInfo,
-    PartitionInfo,
-    SinkInfo,
-    SourceInfo,
-    source_files,
-)
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo
 
 _CLEAN_AGAIN_MS = 5_000
 
 
+@dataclass
 class Coordinator:
     """Drives a job's checkpoints. A state machine without a thread: whoever calls `advance` does the work.
 
-    Thread-safe; the lock is never held during I/O, and all I/O happens in `advance`. `restored` must be what the
+    Thread-safe; the lock is never held during I/O, and all I/O happens in `advance`. What was restored must be what the
     claim's base names. A checkpoint completes when every partition of every operator has reported and both
     `add_source` and `add_sinks` were called for it.
     """
 
-    def __init__(
-        self,
-        jobdir: JobDirectory,
-        claim: Claim,
-        config: Checkpoints,
-        clock: Clock,
-        next_id: CheckpointId,
-        restored: Manifest | None,
-        operators: Sequence[OperatorInfo],
-        commit_sinks: Callable[[Manifest], None],
-    ) -> None:
-        self._config = config
-        self._clock = clock
-        self._next_id = next_id
-        self._jobdir = jobdir
-        self._claim = claim
-        self._operators = list(operators)
-        self._commit_sinks = commit_sinks
-        self._retention = Retention(jobdir, claim, config.retain, restored)
+    _jobdir: JobDirectory
+    _claim: Claim
+    _config: Checkpoints
+    _clock: Clock
+    _next_id: CheckpointId
+    _restored: Manifest | None
+    _operators: Sequence[OperatorInfo]
+    _commit_sinks: Callable[[Manifest], None]
+
+    def __post_init__(self) -> None:
+        self._retention = Retention(self._jobdir, self._claim, self._config.retain, self._restored)
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
@@ -66,22 +52,16 @@ class Coordinator:
         self._closed = ""
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
-        self._changed = restored is None
+        self._changed = self._restored is None
         self._failures_in_row = 0
-        self._last_trigger_ms = clock.monotonic_ms()
+        self._last_trigger_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
-        self._history = History(Counts(restored=0 if restored is None else 1))
+        self._history = History(Counts(restored=0 if self._restored is None else 1))
 
     @property
-    def confirmed(self) -> CheckpointId | None:
-        """The newest published checkpoint of this run, else the restored one."""
-        manifest = self._retention.confirmed
-        return None if manifest is None else manifest.checkpoint
-
-    @property
-    def confirmed_manifest(self) -> Manifest | None:
-        """The manifest of `confirmed`: what `upload` and `upload_source` take as their base."""
+    def confirmed(self) -> Manifest | None:
+        """The newest published checkpoint of this run, else the restored one: the base of what is uploaded next."""
         return self._retention.confirmed
 
     @property
@@ -231,7 +211,7 @@ class Coordinator:
             if pending is not None and not pending.source_added:
                 pending.source, pending.source_added = source, True
             elif source is not None:
-                self._discard(source_files(source))
+                self._discard(source.files())
 
     def add_sinks(
         self, checkpoint: CheckpointId, sinks: Iterable[SinkInfo], watermarks: Mapping[str, int] | None = None

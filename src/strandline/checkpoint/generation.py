@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import msgspec
 
-from strandline.checkpoint.chain import BaseRecord, encode_base
+from strandline.checkpoint.chain import BASE, BaseRecord
 from strandline.checkpoint.jobdir import (
     GENERATIONS,
     JobDirectory,
@@ -41,11 +41,8 @@ from strandline.core.errors import (
 )
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Generation, unique_name
-from strandline.format.frame import frame_record, unframe_record
-from strandline.format.manifest import Manifest, decode_manifest
-
-CLAIM_MAGIC = b"SLCLAIM1"
-_VERSION = 1
+from strandline.format.frame import RecordFormat
+from strandline.format.manifest import MANIFEST, Manifest
 
 
 class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +51,9 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation
     owner: str
     claimed_ms: int
+
+
+CLAIM = RecordFormat(b"SLCLAIM1", 1, ClaimRecord, "the claim")
 
 
 class Claim:
@@ -125,7 +125,7 @@ class Claim:
         hit("generation.base.before")
         # 3. One conditional create; a conflict with our own bytes is a lost answer.
         try:
-            _create_own(self._jobdir, base_path(self.generation), encode_base(record))
+            _create_own(self._jobdir, base_path(self.generation), BASE.encode(record))
         except ConflictError as error:
             raise CheckpointError(
                 f"job '{self._jobdir.job}': generation {self.generation} already goes on from another checkpoint",
@@ -140,7 +140,7 @@ class Claim:
     def _manifest_of(self, checkpoint: CheckpointId) -> Manifest:
         path = manifest_path(checkpoint)
         try:
-            return self._jobdir.read(path, decode_manifest)
+            return self._jobdir.read(path, MANIFEST.decode)
         except NotFoundError as error:
             # A newer driver subsumes what this one has chosen: that is no damage.
             self.check()
@@ -165,7 +165,7 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
         generation = Generation(newest + 1)
         record = ClaimRecord(generation=generation, owner=owner, claimed_ms=clock.now_ms())
         try:
-            _create_own(jobdir, generation_path(generation), frame_record(CLAIM_MAGIC, _VERSION, record))
+            _create_own(jobdir, generation_path(generation), CLAIM.encode(record))
         except ConflictError:
             if previous is not None and _owner_of(jobdir, generation) != owner:
                 raise _fenced(jobdir, previous.generation) from None
@@ -207,8 +207,7 @@ def _owner_of(jobdir: JobDirectory, generation: Generation) -> str | None:
     """Return who made a claim; None if it is damaged: then nobody can say."""
     path = generation_path(generation)
     try:
-        where = f"{jobdir.url}/{path}"
-        return unframe_record(jobdir.get(path), CLAIM_MAGIC, _VERSION, ClaimRecord, "the claim", where).owner
+        return CLAIM.decode(jobdir.get(path), f"{jobdir.url}/{path}").owner
     except CorruptionError:
         return None
 

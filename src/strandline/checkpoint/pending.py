@@ -10,15 +10,7 @@ from msgspec import structs
 
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch, Partition
-from strandline.format.manifest import (
-    FileRef,
-    Manifest,
-    OperatorInfo,
-    PartitionInfo,
-    SinkInfo,
-    SourceInfo,
-    source_files,
-)
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo
 
 
 @dataclass
@@ -78,9 +70,7 @@ class Pending:
     def files(self) -> list[FileRef]:
         """Return every file that was reported for it."""
         found = [f for partition in self.partitions.values() for f in partition.files]
-        if self.source is not None:
-            found += source_files(self.source)
-        return found
+        return found + (self.source.files() if self.source else [])
 
 
 def resolve(waiting: Iterable[Future[CheckpointId]], outcome: CheckpointId | Exception) -> None:

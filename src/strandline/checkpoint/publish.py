@@ -6,7 +6,7 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.core.errors import CheckpointError, ConflictError, NotFoundError, StrandlineError, UnavailableError
-from strandline.format.manifest import Manifest, encode_manifest
+from strandline.format.manifest import MANIFEST, Manifest
 
 
 class OutcomeUnknownError(CheckpointError):
@@ -22,7 +22,7 @@ def publish(jobdir: JobDirectory, claim: Claim, manifest: Manifest) -> None:
 
     Raises FencedError, NumberTakenError, and OutcomeUnknownError when it may be there or appear later.
     """
-    path, data = manifest_path(manifest.checkpoint), encode_manifest(manifest)
+    path, data = manifest_path(manifest.checkpoint), MANIFEST.encode(manifest)
     try:
         jobdir.create(path, data)
         return

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import lacking, look_at, mark_published, read_catalog
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel
-from strandline.checkpoint.registry import SharedFiles
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
@@ -28,23 +29,59 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 
 
+class SharedFiles:
+    """The live checkpoints and their files, by path. Derived from manifests: it can always be rebuilt."""
+
+    def __init__(self) -> None:
+        self._files: dict[CheckpointId, frozenset[str]] = {}
+        self.live: Counter[str] = Counter()
+        """By path, how many live checkpoints reference a file; every count is at least one."""
+
+    @property
+    def checkpoints(self) -> list[CheckpointId]:
+        """Live checkpoints, oldest first."""
+        return sorted(self._files)
+
+    def files_of(self, checkpoint: CheckpointId) -> frozenset[str]:
+        """Return the paths that a live checkpoint references."""
+        return self._files[checkpoint]
+
+    def complete(self, manifest: Manifest) -> None:
+        """Add a published checkpoint; adding it twice changes nothing."""
+        checkpoint = manifest.checkpoint
+        if checkpoint not in self._files:
+            self._files[checkpoint] = frozenset(f.path for f in manifest.files() if f.inline is None)
+            self.live.update(self._files[checkpoint])
+
+    def drop(self, checkpoint: CheckpointId) -> list[str]:
+        """Remove a checkpoint whose manifest is deleted; return the paths no live checkpoint references any more."""
+        dropped = self._files.pop(checkpoint, frozenset())
+        self.live.subtract(dropped)
+        unreferenced = sorted(path for path in dropped if not self.live[path])
+        for path in unreferenced:
+            del self.live[path]
+        return unreferenced
+
+
+@dataclass
 class Retention:
     """What the owner of a claim knows of the job's files, and may delete. Called by one thread at a time.
 
     Where it is wanted, invariants.py looks before each publication and each deletion, and raises CorruptionError.
     """
 
-    def __init__(self, jobdir: JobDirectory, claim: Claim, retain: int, restored: Manifest | None) -> None:
-        self._jobdir = jobdir
-        self._claim = claim
-        self._retain = retain
-        self.confirmed = restored
-        """The newest published manifest, or the restored one."""
+    _jobdir: JobDirectory
+    _claim: Claim
+    _retain: int
+    confirmed: Manifest | None
+    """The newest published manifest; at first the restored one."""
+
+    def __post_init__(self) -> None:
         self._verify = invariants.wanted()
         self._registry = SharedFiles()
         self._registry_is_full = False
         self._newest_lacks_files = False
-        self._has_marked = restored is not None  # What a base names needs no record of its own.
+        self._has_marked = self.confirmed is not None  # What a base names needs no record of its own.
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}

@@ -22,7 +22,7 @@ from strandline.core.errors import CorruptionError, NotFoundError, UnavailableEr
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.frame import frame, unframe
-from strandline.format.manifest import FileRef, Segment, SourceFile, SourceInfo, source_files
+from strandline.format.manifest import FileRef, Segment, SourceFile, SourceInfo
 
 SOURCE_MAGIC = b"SLSOURC1"
 SOURCE_VERSION = 1
@@ -128,7 +128,7 @@ def upload_source(
 
 def restore_source(jobdir: JobDirectory, info: SourceInfo, directory: Path) -> None:
     """Write the captured files into `directory`. Raises CorruptionError naming what is missing or damaged."""
-    stored = {file.path: file for file in source_files(info)}
+    stored = {file.path: file for file in info.files()}
     pieces = dict(zip(stored, in_parallel(lambda file: _get(jobdir, file), stored.values()), strict=True))
     tails = unpack(pieces[info.blob.path], f"{jobdir.url}/{info.blob.path or '(inline source progress)'}")
     heads = {large.name: b"".join(pieces[s.path] for s in large.segments) for large in info.large}
@@ -183,7 +183,7 @@ def pack(files: Mapping[str, bytes]) -> bytes:
 
 def unpack(data: bytes, where: str) -> dict[str, bytes]:
     """Read an archive; raise CorruptionError naming `where`."""
-    _, payload = unframe(data, SOURCE_MAGIC, (SOURCE_VERSION,), where)
+    payload = unframe(data, SOURCE_MAGIC, SOURCE_VERSION, where)
     files = {}
     try:
         plain = zlib.decompress(payload)

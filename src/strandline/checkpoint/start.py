@@ -18,10 +18,7 @@ from strandline.core.clock import Clock
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Generation
-from strandline.format.frame import frame_record, unframe_record
-
-START_MAGIC = b"SLSTART1"
-_VERSION = 1
+from strandline.format.frame import RecordFormat
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +32,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """The files of `capture_start`, packed."""
 
 
+_START = RecordFormat(b"SLSTART1", 1, Start, "the start")
+
+
 def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], names: list[str], clock: Clock) -> None:
     """Make these files the job's start, for ever; saving the same again changes nothing.
 
@@ -46,7 +46,7 @@ def save_start(jobdir: JobDirectory, claim: Claim, files: Mapping[str, bytes], n
     start = Start(generation=claim.generation, created_ms=clock.now_ms(), names=names, archive=pack(files))
     hit("start.save.before")
     try:
-        jobdir.create(START_PATH, frame_record(START_MAGIC, _VERSION, start))
+        jobdir.create(START_PATH, _START.encode(start))
     except ConflictError as error:
         saved = load_start(jobdir)
         # A generation is one driver's: with it, this is our own earlier try whose answer was lost.
@@ -62,7 +62,7 @@ def load_start(jobdir: JobDirectory) -> Start | None:
     """Return the job's start, None if there is none yet. Raises CorruptionError if it is damaged."""
 
     def decode(data: bytes, where: str) -> Start:
-        start = unframe_record(data, START_MAGIC, _VERSION, Start, "the start", where)
+        start = _START.decode(data, where)
         unpack(start.archive, where)
         return start
 

@@ -1,31 +1,60 @@
-"""Uploading the files of a local snapshot, only those that the last confirmed checkpoint does not hold."""
+"""Uploading the files of a local snapshot: which of them is for its kind to say, of which there is one for each mode.
+
+A partition chooses its kind once, when it opens; whatever is uploaded then asks it, file by file.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
-from strandline.checkpoint.kinds import SnapshotKind
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CheckpointError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import FileRef
+from strandline.format.manifest import FileRef, Mode
 
+_INLINE_UP_TO_BYTES = 4 << 10
 _READ_WHOLE_UP_TO_BYTES = 1 << 20
 
+Place = Literal["inline", "exclusive", "shared"]
+"""Where a file goes: into the manifest, to this checkpoint's own files, or to those that later ones may reference."""
 
-@dataclass(frozen=True, slots=True)
-class Uploaded:
-    """A snapshot as the manifest lists it."""
+SnapshotKind = Callable[[LocalFile, Mapping[str, FileRef]], FileRef | Place]
+"""Says of a local file which stored one is referenced instead, or where it goes.
 
-    refs: list[FileRef]
-    """In the order of the local files."""
-    uploaded_bytes: int
-    """What this snapshot newly wrote, inline bytes included."""
+The mapping has by name the same partition's files in the last CONFIRMED checkpoint, never in a later one.
+"""
+
+
+def kind_of(mode: Mode, *, inline: bool = False) -> SnapshotKind:
+    """Return the kind of a mode. With `inline`, a backend says that its files are few and small."""
+    return _all_inline if inline else _KINDS[mode]
+
+
+def _full(file: LocalFile, base: Mapping[str, FileRef]) -> FileRef | Place:
+    """Everything is uploaded anew, and is this checkpoint's own."""
+    return "inline" if not file.shared and file.size_bytes <= _INLINE_UP_TO_BYTES else "exclusive"
+
+
+def _incremental(file: LocalFile, base: Mapping[str, FileRef]) -> FileRef | Place:
+    """What never changes is uploaded once."""
+    if not file.shared:
+        return _full(file, base)
+    known = base.get(file.name)
+    if known is not None and known.shared and known.path and known.size == file.size_bytes:
+        return known
+    return "shared"
+
+
+def _all_inline(file: LocalFile, base: Mapping[str, FileRef]) -> Place:
+    return "inline"
+
+
+_KINDS: dict[Mode, SnapshotKind] = {"full": _full, "incremental": _incremental}
 
 
 def upload(
@@ -35,8 +64,8 @@ def upload(
     base: Mapping[str, FileRef],
     kind: SnapshotKind,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Uploaded:
-    """Upload a snapshot's files, but those of `base` that its kind references.
+) -> tuple[list[FileRef], int]:
+    """Upload a snapshot's files, but those of `base` that its kind references; return all, and the bytes newly written.
 
     `base` is by name the same partition's files in the last CONFIRMED checkpoint, never in a later one. On failure or
     when `cancelled` says so (CheckpointError), what was uploaded is deleted as well as can be, and nothing is
@@ -65,7 +94,7 @@ def upload(
     except BaseException:
         delete_quietly(jobdir, attempted)
         raise
-    return Uploaded([ref for ref, _ in done], sum(size for _, size in done))
+    return [ref for ref, _ in done], sum(size for _, size in done)
 
 
 def _inline(file: LocalFile, checkpoint: CheckpointId) -> FileRef:

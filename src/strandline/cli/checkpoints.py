@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,7 +13,6 @@ import typer
 from strandline.checkpoint import check, gc
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.cli.output import add_row, console, duration_text, print_json, say, size_text, table, time_text
-from strandline.cli.progress import verify_all
 from strandline.cli.stores import (
     AsJson,
     Directory,
@@ -21,10 +22,10 @@ from strandline.cli.stores import (
     job_directory,
 )
 from strandline.core.clock import SystemClock
-from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import parse_duration_ms
-from strandline.format.manifest import decode_manifest
+from strandline.format.manifest import MANIFEST
 
 app = typer.Typer(
     help="Look at checkpoints, check every byte of them, remove what none needs.",
@@ -77,7 +78,7 @@ def show(
     jobdir = job_directory(directory, job, option)
     number = _all(jobdir)[0] if checkpoint == "latest" else _number(checkpoint)
     try:
-        manifest = jobdir.read(manifest_path(number), decode_manifest)
+        manifest = jobdir.read(manifest_path(number), MANIFEST.decode)
     except NotFoundError as error:
         there = [str(summary.checkpoint) for summary in check.summaries(jobdir)]
         raise NotFoundError(
@@ -114,16 +115,15 @@ def verify(
         wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
         wanted = [(job_directory(directory, job, option), _number(checkpoint))]
-    reports = verify_all(wanted)
     problems = table("job", "checkpoint", "path", "problem", right=("checkpoint",))
     made = table("job", "checkpoint", "files", "size", "result", right=("checkpoint", "files", "size"))
-    for name, number, report in reports:
+    for (jobdir, number), report in zip(wanted, _verify_all(wanted), strict=True):
         if json:
-            print_json({"job": name, "checkpoint": number, "ok": report.ok, **asdict(report)})
+            print_json({"job": jobdir.job, "checkpoint": number, "ok": report.ok, **asdict(report)})
         result = "intact" if report.ok else f"problems: {len(report.problems)}"
-        add_row(made, name, number, report.files, size_text(report.bytes), result)
+        add_row(made, jobdir.job, number, report.files, size_text(report.bytes), result)
         for problem in report.problems:
-            add_row(problems, name, number, problem.path, problem.problem)
+            add_row(problems, jobdir.job, number, problem.path, problem.problem)
     if not json:
         console().print(made)
         if problems.row_count:
@@ -177,6 +177,45 @@ def gc_(
         )
     else:
         print("nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted")
+
+
+class _WatchedJobDirectory(JobDirectory):
+    """Tells how many bytes were read as files."""
+
+    def __init__(self, jobdir: JobDirectory, on_bytes: Callable[[int], object]) -> None:
+        super().__init__(jobdir.store, jobdir.job)
+        self._on_bytes = on_bytes
+
+    def get_file(self, path: str, target: Path) -> None:
+        super().get_file(path, target)
+        self._on_bytes(target.stat().st_size)
+
+
+def _verify_all(wanted: Sequence[tuple[JobDirectory, CheckpointId]]) -> list[check.VerifyReport]:
+    """Verify checkpoints one after the other, on a terminal with a progress bar on standard error."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        return [check.verify(jobdir, number) for jobdir, number in wanted]
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=screen, transient=True) as progress:
+        task = progress.add_task("reading", total=sum(_bytes_to_read(*one) for one in wanted))
+        reports = []
+        for jobdir, number in wanted:
+            progress.update(task, description=f"{jobdir.job} checkpoint {number}")
+            watched = _WatchedJobDirectory(jobdir, lambda size: progress.advance(task, size))
+            reports.append(check.verify(watched, number))
+    return reports
+
+
+def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
+    """Return how much a verification reads; one that cannot be known yet counts nothing."""
+    try:
+        manifest = jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
+    except StrandlineError:
+        return 0
+    return sum({file.path: file.size for file in manifest.files() if file.path}.values())
 
 
 def _number(text: str) -> CheckpointId:

@@ -60,17 +60,13 @@ def _source(source: SourceInfo) -> dict[str, Any]:
     return {
         "batch": source.batch,
         "names": source.names or [],
-        "total_bytes": _source_bytes(source),
+        "total_bytes": _bytes(source.files()),
         "blob": _file(source.blob),
         "large": [
             {"name": large.name, "segments": len(large.segments), "size_bytes": sum(s.size for s in large.segments)}
             for large in source.large
         ],
     }
-
-
-def _source_bytes(source: SourceInfo) -> int:
-    return source.blob.size + sum(s.size for large in source.large for s in large.segments)
 
 
 def _bytes(files: list[FileRef]) -> int:
@@ -123,7 +119,7 @@ def _source_text(source: SourceInfo | None) -> str:
     if source is None:
         return "none"
     names = f" of {', '.join(source.names)}" if source.names else ""
-    return f"{size_text(_source_bytes(source))}{names}, after batch {source.batch}"
+    return f"{size_text(_bytes(source.files()))}{names}, after batch {source.batch}"
 
 
 def _states_table(states: list[StateInfo]) -> Table:

@@ -36,7 +36,7 @@ SUPPORTED = {
 
 _MIN_FREE_DISK_BYTES = 1 << 30
 _MIN_MEMORY_BYTES = 2 << 30
-_FIND_JAVA = "from strandline.spark.base.sessionchecks import check_java; print(check_java())"
+_FIND_JAVA = "from strandline.spark.base.session import check_java; print(check_java())"
 
 
 @dataclass(frozen=True)

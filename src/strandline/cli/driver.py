@@ -43,7 +43,7 @@ def run(
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
     stops the jobs cleanly (exit code 143 or 130).
     """
-    from strandline.spark.base.sessionchecks import check_java
+    from strandline.spark.base.session import check_java
 
     check_java()
     _prepare(program, args or [])

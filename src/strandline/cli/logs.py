@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -90,9 +91,10 @@ def find_logs(
 
 def tail(path: Path, lines: int, *, whole: bool = False) -> tuple[list[str], int]:
     """Return a file's last lines, and where the next one begins. With `whole`, without a line not ended yet."""
-    with open(path, "rb") as file:
+    data, end = b"", 0
+    # It may be gone since it was found.
+    with suppress(FileNotFoundError), open(path, "rb") as file:
         end = at = file.seek(0, 2)
-        data = b""
         while at > 0 and data.count(b"\n") <= lines:
             step = min(_BLOCK_BYTES, at)
             at -= step

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import KeyGroup, Partition
 
 MIN_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
-
-
-@dataclass(frozen=True, slots=True)
-class KeyGroupRange:
-    """A contiguous range of key groups, both ends included."""
-
-    first: KeyGroup
-    last: KeyGroup
-
-    def __contains__(self, key_group: int) -> bool:
-        return self.first <= key_group <= self.last
 
 
 def default_max_parallelism(parallelism: int) -> int:
@@ -34,11 +21,11 @@ def partition_of(key_group: KeyGroup, max_parallelism: int, parallelism: int) ->
     return Partition(key_group * parallelism // max_parallelism)
 
 
-def range_of(partition: Partition, max_parallelism: int, parallelism: int) -> KeyGroupRange:
-    """Return the key groups that a partition owns."""
+def range_of(partition: Partition, max_parallelism: int, parallelism: int) -> range:
+    """Return the key groups that a partition owns: one or more."""
     first = -(-partition * max_parallelism // parallelism)
     last = ((partition + 1) * max_parallelism - 1) // parallelism
-    return KeyGroupRange(KeyGroup(first), KeyGroup(last))
+    return range(first, last + 1)
 
 
 def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 
@@ -23,11 +23,11 @@ def frame(magic: bytes, version: int, payload: bytes) -> bytes:
     return body + hashlib.sha256(body).digest()
 
 
-def unframe(data: bytes, magic: bytes, versions: Sequence[int], where: str) -> tuple[int, bytes]:
-    """Return version and payload; raise CorruptionError naming `where` if anything is off."""
+def unframe(data: bytes, magic: bytes, version: int, where: str) -> bytes:
+    """Return the payload; raise CorruptionError naming `where` if anything is off."""
     if len(data) < _HEADER.size + _CHECKSUM_BYTES:
         raise CorruptionError(f"{where}: {len(data)} bytes are too few for a file of this kind: it was cut off")
-    found_magic, version, length = _HEADER.unpack_from(data)
+    found_magic, found_version, length = _HEADER.unpack_from(data)
     if found_magic != magic:
         raise CorruptionError(f"{where}: begins with {found_magic!r}, expected {magic!r}: not a file of this kind")
     if len(data) != _HEADER.size + length + _CHECKSUM_BYTES:
@@ -37,23 +37,31 @@ def unframe(data: bytes, magic: bytes, versions: Sequence[int], where: str) -> t
     body, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
     if hashlib.sha256(body).digest() != checksum:
         raise CorruptionError(f"{where}: its checksum does not match: it was damaged")
-    if version not in versions:
+    if found_version != version:
         raise CorruptionError(
-            f"{where}: format version {version}, this release reads {', '.join(map(str, versions))}",
+            f"{where}: format version {found_version}, this release reads {version}",
             hint="read it with a newer release of strandline",
         )
-    return version, body[_HEADER.size :]
+    return body[_HEADER.size :]
 
 
-def frame_record(magic: bytes, version: int, record: msgspec.Struct) -> bytes:
-    """Return a record as a framed JSON file."""
-    return frame(magic, version, msgspec.json.encode(record))
+@dataclass(frozen=True)
+class RecordFormat(Generic[R]):
+    """A kind of framed JSON file, which holds one record; `what` it is called in errors."""
 
+    magic: bytes
+    version: int
+    kind: type[R]
+    what: str
 
-def unframe_record(data: bytes, magic: bytes, version: int, kind: type[R], what: str, where: str) -> R:
-    """Read a framed JSON file; raise CorruptionError naming `where`, and `what` it is, if anything is off."""
-    _, payload = unframe(data, magic, (version,), where)
-    try:
-        return msgspec.json.decode(payload, type=kind)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{where}: {what} does not have the expected fields: {error}") from error
+    def encode(self, record: R) -> bytes:
+        """Return a record's file."""
+        return frame(self.magic, self.version, msgspec.json.encode(record))
+
+    def decode(self, data: bytes, where: str) -> R:
+        """Read a file; raise CorruptionError naming `where` unless every byte is as written."""
+        payload = unframe(data, self.magic, self.version, where)
+        try:
+            return msgspec.json.decode(payload, type=self.kind)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(f"{where}: {self.what} does not have the expected fields: {error}") from error

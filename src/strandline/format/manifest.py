@@ -7,10 +7,7 @@ from typing import Literal
 import msgspec
 
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
-from strandline.format.frame import frame_record, unframe_record
-
-MANIFEST_MAGIC = b"SLMANIF1"
-MANIFEST_VERSION = 1
+from strandline.format.frame import RecordFormat
 
 Mode = Literal["full", "incremental"]
 
@@ -156,6 +153,14 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     names: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The sources' names, in the order in which Spark's files number them; left out when there is one without."""
 
+    def files(self) -> list[FileRef]:
+        """Return every file that the source progress needs."""
+        return [self.blob] + [
+            FileRef(name=large.name, size=s.size, sha256=s.sha256, path=s.path, shared=True)
+            for large in self.large
+            for s in large.segments
+        ]
+
 
 class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a sink has staged up to this checkpoint's epoch and commits once the checkpoint is published."""
@@ -189,25 +194,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def files(self) -> list[FileRef]:
         """Return every file the checkpoint needs, shared ones and its own; inline ones have no path."""
         found = [f for operator in self.operators for p in operator.partitions for f in p.files]
-        if self.source is not None:
-            found += source_files(self.source)
-        return found
+        return found + (self.source.files() if self.source else [])
 
 
-def source_files(source: SourceInfo) -> list[FileRef]:
-    """Return every file that the source progress needs."""
-    return [source.blob] + [
-        FileRef(name=large.name, size=s.size, sha256=s.sha256, path=s.path, shared=True)
-        for large in source.large
-        for s in large.segments
-    ]
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as a framed JSON file."""
-    return frame_record(MANIFEST_MAGIC, MANIFEST_VERSION, manifest)
-
-
-def decode_manifest(data: bytes, where: str) -> Manifest:
-    """Read a manifest file; raise CorruptionError naming `where` unless every byte is as written."""
-    return unframe_record(data, MANIFEST_MAGIC, MANIFEST_VERSION, Manifest, "the manifest", where)
+MANIFEST = RecordFormat(b"SLMANIF1", 1, Manifest, "the manifest")

@@ -1,4 +1,8 @@
-"""Stored values: a header of flags and schema id, then the fixed or the packed layout. See docs/format.md."""
+"""Stored values: a header of flags and schema id, then the fixed or the packed layout. See docs/format.md.
+
+Of values that expire the header says so, and eight bytes with the time follow it: they compare as times do, and many
+values can be looked at without decoding them.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,18 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
-from strandline.format.expiry import HAS_TTL, HEADER_BYTES, TTL_BYTES
 from strandline.format.fixed import FixedLayout, is_fixed
 from strandline.types.coercion import MisfitError, coercion, shown
 from strandline.types.columns import build, conform, to_python
 from strandline.types.datatypes import DataType
 from strandline.types.plain import copier, from_plain, plain_class, same, to_plain
 
+_HAS_TTL = 1
+_HEADER_BYTES = 2
+_TTL_BYTES = 8
+_TIME = struct.Struct(">Q")
+_BIAS = 1 << 63
+_START = _HEADER_BYTES + _TTL_BYTES
 MAX_SCHEMA_ID = 254
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
 _MAX_FIXINT = 127
@@ -124,19 +133,19 @@ class ValueCodec:
         return plain if self._from_plain is None else list(map(self._from_plain, plain))
 
     def _packed_decode(self, data: bytes) -> Any:
-        if data[:HEADER_BYTES] != self._head:
+        if data[:_HEADER_BYTES] != self._head:
             data = self._usual(data)
-        plain = self._unpack(data[HEADER_BYTES:])
+        plain = self._unpack(data[_HEADER_BYTES:])
         return plain if self._from_plain is None else self._from_plain(plain)
 
     def _usual(self, data: bytes) -> bytes:
         """Return a value whose header is not the usual one as if it were, without what the header announced."""
-        if len(data) < HEADER_BYTES:
+        if len(data) < _HEADER_BYTES:
             raise CorruptionError(f"a stored {self.type.ddl} has {len(data)} bytes, which is less than its header")
         flags, schema_id = data[0], data[1]
-        if flags & ~HAS_TTL:
+        if flags & ~_HAS_TTL:
             raise CorruptionError(
-                f"a stored {self.type.ddl} has the flags {flags:#04x}, of which only {HAS_TTL:#04x} is known",
+                f"a stored {self.type.ddl} has the flags {flags:#04x}, of which only {_HAS_TTL:#04x} is known",
                 hint="it was written by a newer release, or damaged",
             )
         if schema_id != self.schema_id:
@@ -144,7 +153,7 @@ class ValueCodec:
                 f"a stored {self.type.ddl} has the schema id {schema_id}, expected {self.schema_id}",
                 hint="it was written by a program with another schema for this state, or damaged",
             )
-        return self._head + data[HEADER_BYTES + (TTL_BYTES if flags & HAS_TTL else 0) :]
+        return self._head + data[_HEADER_BYTES + (_TTL_BYTES if flags & _HAS_TTL else 0) :]
 
     def _guard_decode(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
         def guarded(data: bytes) -> Any:
@@ -186,3 +195,74 @@ class ValueCodec:
             why=why,
             actual=f"{shown(value)} ({type(value).__name__})",
         )
+
+
+# -- values that expire
+
+Expiring = tuple[int | None, Any]
+"""When a value expires, in microseconds since 1970, and the value; None: it never does."""
+
+
+class ExpiringCodec:
+    """Encodes and decodes values together with when they expire, as pairs. See ValueCodec for what it raises."""
+
+    def __init__(self, values: ValueCodec) -> None:
+        self._values = values
+        self._decode: Callable[[bytes], Any] = values.decode
+
+    def encode(self, pair: Expiring) -> bytes:
+        """Encode one pair."""
+        expires_us, value = pair
+        encoded = self._values.encode(value)
+        return encoded if expires_us is None else with_expiry(encoded, pack_expiry(expires_us))
+
+    def decode(self, data: bytes) -> Expiring:
+        """Decode one pair."""
+        return expiry_of(data), self._decode(without_expiry(data))
+
+    def encode_many(self, pairs: Sequence[Expiring]) -> list[bytes]:
+        """Encode pairs, in order."""
+        encoded = self._values.encode_many([value for _, value in pairs])
+        return [
+            data if expires_us is None else with_expiry(data, pack_expiry(expires_us))
+            for (expires_us, _), data in zip(pairs, encoded, strict=True)
+        ]
+
+    def decode_many(self, data: Sequence[bytes | None]) -> list[Expiring | None]:
+        """Decode pairs, in order; None stays None."""
+        values = self._values.decode_many([None if item is None else without_expiry(item) for item in data])
+        return [None if item is None else (expiry_of(item), value) for item, value in zip(data, values, strict=True)]
+
+
+def pack_expiry(expires_us: int) -> bytes:
+    """Return the eight bytes of a time."""
+    return _TIME.pack(expires_us + _BIAS)
+
+
+def with_expiry(value: bytes, packed: bytes) -> bytes:
+    """Return an encoded value that has no expiry as one that has."""
+    return bytes((value[0] | _HAS_TTL, value[1])) + packed + value[_HEADER_BYTES:]
+
+
+def packed_expiry(value: bytes) -> bytes | None:
+    """Return the eight bytes that say when an encoded value expires; None when it never does."""
+    if not value or not value[0] & _HAS_TTL:
+        return None
+    if len(value) < _START:
+        raise CorruptionError(
+            f"the stored bytes {value.hex()} have a TTL flag and no TTL", hint="the state was damaged"
+        )
+    return value[_HEADER_BYTES:_START]
+
+
+def expiry_of(value: bytes) -> int | None:
+    """Return when an encoded value expires; None when it never does."""
+    packed = packed_expiry(value)
+    return None if packed is None else _TIME.unpack(packed)[0] - _BIAS
+
+
+def without_expiry(value: bytes) -> bytes:
+    """Return an encoded value as if it never expired."""
+    if packed_expiry(value) is None:
+        return value
+    return bytes((value[0] & ~_HAS_TTL, value[1])) + value[_START:]

@@ -21,7 +21,7 @@ from strandline.format.manifest import FileRef
 from strandline.keeper.paths import drop_copies, local_copy
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
-from strandline.runtime.program import Process, Program, groupings, state_names
+from strandline.runtime.program import Process, Program, groupings, state_infos
 from strandline.runtime.task.task import Task
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
@@ -67,7 +67,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     process = program.load()
     opened = None
     try:
-        opened = _open(program, process, partition, database)
+        opened = open_task(program, process, partition, database)
     except CorruptionError as error:
         if restore is None:
             raise
@@ -81,7 +81,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         with damage_in(restore.checkpoint):
             database = directory / f"db-{program.generation}-again"
             fetch(jobdir, files, database)
-            opened = _open(program, process, partition, database)
+            opened = open_task(program, process, partition, database)
     backend, task = opened
     base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
@@ -91,7 +91,8 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     return Opened(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
 
 
-def _open(program: Program, process: Process, partition: Partition, database: Path) -> tuple[Backend, Task]:
+def open_task(program: Program, process: Process, partition: Partition, database: Path) -> tuple[Backend, Task]:
+    """Bind a partition's function to a backend in a directory that is empty or holds a snapshot's files."""
     backend = open_backend(program, process, database)
     try:
         return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
@@ -103,7 +104,7 @@ def _open(program: Program, process: Process, partition: Partition, database: Pa
 
 def open_backend(program: Program, process: Process, database: Path) -> Backend:
     """Open the backend that a program names, in a directory that is empty or holds a snapshot's files."""
-    states = state_names(process)
+    states = [info.name for info in state_infos(process)]
     if program.backend == "rocksdb":
         memory = program.partition_memory_bytes
         budget = MemoryBudget(

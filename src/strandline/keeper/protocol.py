@@ -84,7 +84,7 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Epoch
     pid: int
     host: str
-    keeper: str = ""
+    keeper: str
     """A name that no other process has or had."""
     rows_in: int = 0
     source_rows: int = 0
@@ -102,10 +102,6 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     next_processing_us: int | None = None
     reports: list[Report] = []
     metrics: dict[str, int] = {}
-
-    def is_of_keeper(self, other: Ack) -> bool:
-        """Whether the process that gave the other one gave this."""
-        return (self.keeper, self.host, self.pid) == (other.keeper, other.host, other.pid)
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

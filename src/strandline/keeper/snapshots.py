@@ -12,12 +12,12 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from strandline.backends.base import Backend, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.kinds import kind_of
-from strandline.checkpoint.upload import upload
+from strandline.checkpoint.upload import kind_of, upload
 from strandline.core import failpoints
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import CheckpointId, Partition
@@ -31,31 +31,23 @@ from strandline.runtime.state.store import Frozen, Store
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Snapshots:
     """Write-behind and checkpoints of one partition."""
 
-    def __init__(
-        self,
-        program: Program,
-        partition: Partition,
-        store: Store,
-        backend: Backend,
-        jobdir: JobDirectory,
-        directory: Path,
-        base: Mapping[str, FileRef],
-        write_behind_bytes: int,
-    ) -> None:
-        self._program = program
-        self._partition = partition
-        self._store = store
-        self._backend = backend
-        self._jobdir = jobdir
-        self._directory = directory
-        self._kind = kind_of(program.mode, inline=backend.inline)
-        self._base = base
-        """By name, this partition's shared files in the newest published checkpoint."""
-        self._base_of = program.restore.checkpoint if program.restore else None
-        self._write_behind_bytes = write_behind_bytes
+    _program: Program
+    _partition: Partition
+    _store: Store
+    _backend: Backend
+    _jobdir: JobDirectory
+    _directory: Path
+    _base: Mapping[str, FileRef]
+    """By name, this partition's shared files in the newest published checkpoint."""
+    _write_behind_bytes: int
+
+    def __post_init__(self) -> None:
+        self._kind = kind_of(self._program.mode, inline=self._backend.inline)
+        self._base_of = self._program.restore.checkpoint if self._program.restore else None
         self._writer = ThreadPoolExecutor(1, "strandline-writer")
         self._uploader = ThreadPoolExecutor(1, "strandline-uploader")
         self._writing: Future[None] | None = None
@@ -148,7 +140,7 @@ class Snapshots:
             failpoints.hit("keeper.upload.before")
             with self._lock:
                 base = self._base
-            done = upload(
+            refs, uploaded_bytes = upload(
                 self._jobdir, files, checkpoint, base, self._kind, cancelled=lambda: self._pending != checkpoint
             )
             failpoints.hit("keeper.upload.after")
@@ -160,12 +152,12 @@ class Snapshots:
         groups = range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
         info = PartitionInfo(
             index=self._partition,
-            first_key_group=groups.first,
-            last_key_group=groups.last,
-            files=done.refs,
+            first_key_group=groups[0],
+            last_key_group=groups[-1],
+            files=refs,
             sync_ms=round(pause_ms, 3),
             async_ms=round((time.perf_counter() - started) * 1000, 3),
-            uploaded_bytes=done.uploaded_bytes,
+            uploaded_bytes=uploaded_bytes,
         )
         self._report(Report(checkpoint=checkpoint, info=info))
 

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 _LOOK_MS = 500
@@ -20,16 +21,16 @@ def process_start(pid: int) -> str:
         return ""
 
 
+@dataclass
 class Watchdog:
     """Watches one process and one lease in a thread of its own."""
 
-    def __init__(self, pid: int, started: str, lease_ms: int, end: Callable[[str], None]) -> None:
-        self._pid = pid
-        self._started = started
-        self.lease_ms = lease_ms
-        self._end = end
-        self._asked = time.monotonic()
-        self._held = False
+    _pid: int
+    _started: str
+    lease_ms: int
+    _end: Callable[[str], None]
+    _asked: float = field(default_factory=time.monotonic, init=False)
+    _held: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """Begin watching."""

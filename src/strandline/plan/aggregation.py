@@ -74,11 +74,11 @@ def aggregate_on(
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
     return make_operator(
         PartialNode(sent, keyed.node, keys, cut, declared.parts, more),
-        operator,
         uid,
+        StructType((*key_fields, *bounds, *results)).ddl,
+        process=operator,
         name=name,
         keys=keys,
-        output=StructType((*key_fields, *bounds, *results)).ddl,
         order_by=cut.order_by,
         max_parallelism=max_parallelism,
         sides_before=late,

@@ -14,8 +14,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
-from strandline.plan.operators import process_on
-from strandline.plan.watermarks import watermark_above
+from strandline.plan.operators import process_on, watermark_above
 from strandline.plan.windows import bounds_of
 from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, WindowJoin
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME

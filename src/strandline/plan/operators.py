@@ -1,21 +1,48 @@
-"""Keyed operators of the user's functions: checked, and as nodes."""
+"""What gives rows their times and their keys, and keyed operators of the user's functions: checked, and as nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.errors import ConfigurationError
+from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
 from strandline.plan.checks import check_inputs, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
-from strandline.plan.graph import Keyed, Node, OperatorNode, OutputNode
+from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode
 from strandline.runtime.program import check_ttl, state_infos
-from strandline.runtime.rowlayout import FIRED, TIME
+from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
+from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import Field, StructType, parse_schema
 from strandline.types.ordering import check_order
+
+
+def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str | None) -> WatermarkNode:
+    """Return the node of what watermark() was given, checked."""
+    columns = node.columns
+    for what, name in (("column", column), ("per", per)):
+        if name is not None and (not isinstance(name, str) or name not in columns.names):
+            raise ConfigurationError(
+                f"watermark: {what}={name!r} is no column; the stream has {', '.join(columns.names)}"
+            )
+    kind = columns.ddl_of(column)
+    if per is not None:
+        columns.ddl_of(per)
+    if kind != "timestamp":
+        raise ConfigurationError(
+            f"watermark: the column '{column}' is {kind}, expected timestamp",
+            hint=f'make one first: with_column("{column}", expression).watermark("{column}")',
+        )
+    if columns.is_timed:
+        raise ConfigurationError(
+            "watermark: the stream has a watermark already",
+            hint="call it once, before the first key_by: what operators give has the time of the event it came of",
+        )
+    idle_us = None if idle is None else parse_duration_ms(idle, "watermark: idle") * 1000
+    spec = WatermarkSpec(column, parse_duration_ms(delay, "watermark: delay") * 1000, per, idle_us)
+    return WatermarkNode(columns.carrying(TIME, *([ORIGIN] if per else [])), node, spec)
 
 
 def keyed_by(node: Node, keys: Sequence[Any], order: Sequence[Any]) -> Keyed:
@@ -68,45 +95,27 @@ def process_on(
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     return make_operator(
         keyed.node,
-        process,
         uid,
+        schema,
+        process=process,
         name=name or type(process).__name__,
         keys=keyed.keys,
         order_by=keyed.order_by,
-        output=schema,
         sides=raw_sides,
         max_parallelism=max_parallelism,
     )
 
 
-def make_operator(
-    parent: Node,
-    process: KeyedProcess | KeyedBatchProcess,
-    uid: str,
-    *,
-    name: str,
-    keys: tuple[str, ...],
-    output: str,
-    order_by: tuple[str, ...] = (),
-    sides: Mapping[str, str] = MappingProxyType({}),
-    sides_before: Mapping[str, Node] = MappingProxyType({}),
-    max_parallelism: int | None = None,
-) -> OperatorNode:
-    """Return the node of an operator on the rows of another; `output` and `sides` are checked DDL."""
+def make_operator(parent: Node, uid: str, output: str, **said: Any) -> OperatorNode:
+    """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
     return OperatorNode(
         Columns.of(output, hidden),
         parent,
         uid=uid,
-        name=name,
-        keys=keys,
-        order_by=order_by,
-        process=process,
         input_schema=parent.columns.schema(f"operator '{uid}'").ddl,
         output_schema=output,
-        sides=dict(sides),
-        sides_before=dict(sides_before),
-        max_parallelism=max_parallelism,
+        **said,
     )
 
 
@@ -125,3 +134,16 @@ def output_of(operator: OperatorNode, side: str | None = None) -> Node:
     number = 0 if side is None else 1 + list(operator.sides).index(side)
     ddl = operator.output_schema if side is None else operator.sides[side]
     return OutputNode(Columns.of(ddl, operator.columns.hidden), operator, number)
+
+
+def movers_of(operator: OperatorNode) -> tuple[WatermarkNode | None, ...]:
+    """Return whose watermarks an operator's events move: one for all, or one an input."""
+    node = operator.parent
+    return node.movers if isinstance(node, PairNode) else (watermark_above(node),)
+
+
+def watermark_above(node: Node | None) -> WatermarkNode | None:
+    """Return the watermark that rows come straight from."""
+    while node is not None and not isinstance(node, OperatorNode | WatermarkNode | LateNode):
+        node = node.parent
+    return node if isinstance(node, WatermarkNode) else None

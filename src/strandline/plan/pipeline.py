@@ -11,9 +11,10 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
-from strandline.plan.watermarks import movers_of
-from strandline.runtime.program import Program, key_schema, pickle_process, state_infos
+from strandline.plan.operators import movers_of
+from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
+from strandline.types.datatypes import parse_schema
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Operator:
     @property
     def key_schema(self) -> str:
         """DDL of the key columns."""
-        return key_schema(self.node.input_schema, list(self.node.keys))
+        types = parse_schema(self.node.input_schema).types_of(self.node.keys)
+        return ", ".join(f"`{name}` {kind.ddl}" for name, kind in zip(self.node.keys, types, strict=True))
 
     @property
     def states(self) -> list[StateInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -13,16 +14,16 @@ from strandline.core.settings import parse_duration_ms
 from strandline.plan.graph import Keyed, OperatorNode
 from strandline.plan.operators import process_on
 from strandline.runtime.operators.windows.contents import (
-    Constant,
     Contents,
-    FirstOr,
     Folding,
     Keeping,
     check_value,
+    first_or,
 )
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
 from strandline.runtime.operators.windows.sessions import SessionWindows
-from strandline.types.datatypes import Field, StructType, parse_schema, parse_type, quoted
+from strandline.types.datatypes import Field, StructType, TimestampType, parse_schema, parse_type
+from strandline.types.plain import same
 
 Time = Literal["event", "processing"]
 
@@ -78,7 +79,7 @@ def fold(
     fields = parse_schema(output).fields
     value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
     check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
-    folding = Folding(value_type, _names(fields), create=Constant(initial), add=function, merge=merge)
+    folding = Folding(value_type, _names(fields), create=partial(same, initial), add=function, merge=merge)
     return WindowFunction("fold", folding, fields)
 
 
@@ -93,8 +94,8 @@ def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> Windo
     folding = Folding(
         schema.ddl,
         _names(fields),
-        create=Constant(None),
-        add=FirstOr(function),
+        create=partial(same, None),
+        add=partial(first_or, function),
         merge=function,
         result=itemgetter(*places),
     )
@@ -185,10 +186,8 @@ def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys:
                 f"operator '{uid}': the result's column '{column.name}' has a name of the key's or the window's",
                 hint="rename it, or select other columns before the window",
             )
-    by_name = {field.name: field for field in schema.fields}
-    parts = [f"{quoted(key)} {by_name[key].type.ddl}" for key in keys]
-    parts += [f"{bound} timestamp" for bound in bounds]
-    return ", ".join([*parts, *(f"{quoted(column.name)} {column.type.ddl}" for column in fields)])
+    first = map(Field, (*keys, *bounds), (*schema.types_of(keys), *[TimestampType()] * len(bounds)))
+    return StructType((*first, *fields)).ddl
 
 
 def bounds_of(kind: WindowKind | None) -> tuple[str, ...]:

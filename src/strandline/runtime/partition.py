@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from strandline.core.ids import Epoch
-from strandline.runtime.task.task import Task
-
-
-@dataclass(frozen=True, slots=True)
-class EpochTimes:
-    """What time it is in an epoch: timers up to the watermark and the clock are due in it."""
-
-    watermark_us: int | None = None
-    now_us: int = 0
-    fired_us: int | None = None
-    """The watermark of the epoch before, which a task that was restored cannot know."""
+from strandline.runtime.task.task import EpochTimes, Task
 
 
 class OperatorPartition:
@@ -39,7 +28,7 @@ class OperatorPartition:
         """Give what an epoch's rows and timers give, in batches that are not empty. Close it before `abort`."""
         task, self._running = self.task, epoch
         # 1. What is due comes before the epoch's rows, unless rows that timers gave further up come before that.
-        task.begin(epoch, times.watermark_us, times.now_us, times.fired_us)
+        task.begin(epoch, times)
         yield from _not_empty(task.fire())
         # 2. The rows.
         for batch in rows:

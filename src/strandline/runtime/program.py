@@ -17,7 +17,12 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
-from strandline.format.manifest import FileRef, Mode, StateInfo, TTLInfo
+from strandline.format.manifest import (
+    FileRef,
+    Mode,
+    StateInfo,
+    TTLInfo,
+)
 from strandline.format.values import ValueCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.rowlayout import RowLayout
@@ -54,15 +59,9 @@ def check_ttl(process: Process, uid: str, *, timed: bool) -> None:
             )
 
 
-def state_names(process: Process) -> list[str]:
-    """Return the names of the states that the backend keeps."""
-    return [info.name for info in state_infos(process)]
-
-
 def groupings(program: Program, process: Process) -> dict[str, Grouping]:
     """Return, of states that keep several entries a key, how their entries begin: with the key."""
-    fields = {field.name: field.type for field in parse_schema(program.input_schema).fields}
-    size_bytes = KeyCodec([fields[column] for column in program.key_columns]).size_bytes
+    size_bytes = KeyCodec(parse_schema(program.input_schema).types_of(program.key_columns)).size_bytes
     grouping = Grouping(size_bytes or _TOLD_APART_BYTES, exact=size_bytes is not None)
     return {name: grouping for name, state in declared_states(process).items() if isinstance(state, List | Map)}
 
@@ -179,10 +178,3 @@ def check_state(process: Process, name: str, state: State) -> None:
             ValueCodec(value_type).coerce(default)
     except (ConfigurationError, StateTypeError) as error:
         raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None
-
-
-def key_schema(program_input: str, key_columns: list[str]) -> str:
-    """Return the DDL of the key columns, as it stands in manifests."""
-    schema = parse_schema(program_input)
-    by_name = {field.name: field for field in schema.fields}
-    return ", ".join(f"`{name}` {by_name[name].type.ddl}" for name in key_columns)

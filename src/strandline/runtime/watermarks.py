@@ -6,6 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from strandline.runtime.state.scope import as_datetime
+
 REACHED = "watermark"
 """Name of the watermark itself among what a manifest holds; the origins are `{spec's name or number}/{origin}`."""
 FIRED_AT = "fired"
@@ -30,18 +32,26 @@ _Origin = tuple[int, str]
 """A source's number, and which of its origins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """How far one source is."""
+@dataclass(frozen=True)
+class WatermarkStatus:
+    """One watermark(): how far its events are, and which of them it is waiting for. The job's is the least of all."""
 
-    spec: WatermarkSpec
-    time_us: int | None
-    """The slowest origin's time; if all are idle, the fastest one's. None before the first event."""
+    column: str
+    source: str
+    """The source's name; empty where there is one without."""
+    time: str | None
+    """In ISO 8601, the delay taken off; if all are idle, the fastest one's. None before the first event."""
     slowest: str
-    """The origin that it is waiting for, by the value of the column `per`; empty if there is none."""
+    """With `per`, the value of that column whose events are the furthest behind; empty if all are idle."""
     origins: int
+    """With `per`, how many values of that column are known."""
     idle: int
-    """How many of the origins are idle."""
+    """How many of these are idle."""
+
+
+def time_text(at_us: int | None) -> str | None:
+    """Return a time in ISO 8601, if there is one."""
+    return None if at_us is None else as_datetime(at_us).isoformat()
 
 
 class Watermarks:
@@ -129,17 +139,18 @@ class Watermarks:
         idle_us = self._specs[index].idle_us
         return idle_us is not None and self._started_us < looked_us - idle_us
 
-    def look(self, looked_us: int) -> list[Reached]:
+    def look(self, looked_us: int) -> list[WatermarkStatus]:
         """Return how far each source is, and which of its origins is the slowest."""
         with self._lock:
             return [self._reached_by(index, looked_us) for index in range(len(self._specs))]
 
-    def _reached_by(self, index: int, looked_us: int) -> Reached:
+    def _reached_by(self, index: int, looked_us: int) -> WatermarkStatus:
         spec = self._specs[index]
         awake, idle = self._times_of(index, looked_us)
         slowest = min(awake, key=lambda at: awake[at], default=None)
         time_us = awake[slowest] if slowest is not None else max(idle.values(), default=None)
-        return Reached(spec, time_us, "" if slowest is None else slowest[1], len(awake) + len(idle), len(idle))
+        waits_for = "" if slowest is None else slowest[1]
+        return WatermarkStatus(spec.column, spec.name, time_text(time_us), waits_for, len(awake) + len(idle), len(idle))
 
     def stored(self) -> dict[str, int]:
         """Return what a manifest holds, in microseconds since 1970."""

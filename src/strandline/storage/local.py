@@ -29,47 +29,6 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _FULL = "check that the directory is writable and its disk not full"
 
 
-class Disk:
-    """All that a LocalStore changes, and syncs, on a disk. Every method raises OSError, as the system's own do."""
-
-    def write(self, path: Path, data: bytes) -> None:
-        """Write a new file."""
-        with open(path, "xb") as file:
-            file.write(data)
-
-    def copy(self, source: Path, path: Path) -> None:
-        """Write a new file with the bytes of another: copied, since the other one may be written to."""
-        shutil.copyfile(source, path)
-
-    def sync_file(self, path: Path) -> None:
-        """Make a file's bytes durable, not its name."""
-        sync_file(path)
-
-    def sync_directory(self, path: Path) -> None:
-        """Make durable which names a directory has, not its own name."""
-        sync_directory(path)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name, replacing the file that has it."""
-        old.replace(new)
-
-    def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name; raise FileExistsError if that one is taken."""
-        os.link(old, new)
-
-    def unlink(self, path: Path) -> None:
-        """Take a file's name away."""
-        path.unlink()
-
-    def mkdir(self, path: Path) -> None:
-        """Make a directory in one that is there."""
-        path.mkdir()
-
-    def rmdir(self, path: Path) -> None:
-        """Remove an empty directory."""
-        path.rmdir()
-
-
 def sync_file(path: Path) -> None:
     """Make a file's bytes durable, whoever wrote them; its name is its directory's. Raises OSError."""
     _fsync(path, os.O_RDONLY)
@@ -85,6 +44,24 @@ def sync_directory(path: Path) -> None:
             raise
 
 
+def _fsync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def if_allowed() -> Iterator[None]:
+    """Go on where we may not even look: nobody like us has just made a directory there."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+
+
 def _look_anew(directory: Path) -> None:
     """Have a network file system ask its server.
 
@@ -94,12 +71,25 @@ def _look_anew(directory: Path) -> None:
         os.close(os.open(directory, os.O_RDONLY | os.O_DIRECTORY))
 
 
-def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class Disk:
+    """All that a LocalStore changes, and syncs, on a disk. Every function raises OSError, as the system's own do."""
+
+    copy = staticmethod(shutil.copyfile)
+    """Write a new file with the bytes of another: copied, since the other one may be written to."""
+    sync_file = staticmethod(sync_file)
+    sync_directory = staticmethod(sync_directory)
+    rename = staticmethod(os.replace)
+    """Give a file another name, replacing the file that has it."""
+    link = staticmethod(os.link)
+    """Give a file a second name; raise FileExistsError if that one is taken."""
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    rmdir = staticmethod(os.rmdir)
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a new file."""
+        with open(path, "xb") as file:
+            file.write(data)
 
 
 class LocalStore:
@@ -139,7 +129,7 @@ class LocalStore:
             raise NotFoundError(f"{source}: no such local file to upload to {self.url}/{path}")
         self._put(path, lambda temporary: self._disk.copy(source, temporary))
 
-    def _put(self, path: str, write: Callable[[Path], None]) -> None:
+    def _put(self, path: str, write: Callable[[Path], object]) -> None:
         target = self._at(path)
         with self._errors(path, writing=True), self._lasting(target), self._temporary(target, write) as temporary:
             self._disk.rename(temporary, target)
@@ -250,7 +240,7 @@ class LocalStore:
         return ObjectInfo(path.relative_to(self._root).as_posix(), found.st_size, found.st_mtime_ns // 1_000_000)
 
     @contextmanager
-    def _temporary(self, target: Path, write: Callable[[Path], None]) -> Iterator[Path]:
+    def _temporary(self, target: Path, write: Callable[[Path], object]) -> Iterator[Path]:
         """Give a file beside the target with its bytes, durable; whatever has become of it, it is gone at the end."""
         temporary = target.with_name(f".{unique_name()}.writing")
         try:
@@ -280,12 +270,8 @@ class LocalStore:
 
     def _sync_way_to_root(self) -> None:
         for directory in self._root.parents:
-            try:
+            with if_allowed():
                 self._sync(directory)
-            except OSError as error:
-                # Where we may not even look, nobody like us has just made a directory.
-                if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                    raise
 
     def _sync_way_to(self, target: Path) -> None:
         """Make a name durable: that of a file or directory, and those of all directories that it is in."""

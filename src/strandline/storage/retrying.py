@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ T = TypeVar("T")
 _LONGEST_DELAY_S = 5.0
 
 
+@dataclass
 class RetryingStore:
     """Retries every operation that raises UnavailableError, with growing, jittered delays, a bounded number of times.
 
@@ -23,21 +25,16 @@ class RetryingStore:
     itself. After a lost answer, a conflict with our own bytes is therefore a success.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        *,
-        attempts: int = 5,
-        first_delay_s: float = 0.1,
-        sleep: Callable[[float], None] = time.sleep,
-        rng: random.Random | None = None,
-    ) -> None:
-        self.url = store.url
-        self._store = store
-        self._attempts = attempts
-        self._first_delay_s = first_delay_s
-        self._sleep = sleep
-        self._rng = rng or random.Random()
+    _store: ObjectStore
+    _: KW_ONLY
+    attempts: int = 5
+    first_delay_s: float = 0.1
+    sleep: Callable[[float], None] = time.sleep
+    rng: random.Random = field(default_factory=random.Random)
+
+    @property
+    def url(self) -> str:
+        return self._store.url
 
     def put(self, path: str, data: bytes) -> None:
         self._retry(lambda: self._store.put(path, data))
@@ -84,11 +81,11 @@ class RetryingStore:
             return False
 
     def _retry(self, operation: Callable[[], T]) -> T:
-        delay_s = self._first_delay_s
-        for _ in range(self._attempts - 1):
+        delay_s = self.first_delay_s
+        for _ in range(self.attempts - 1):
             try:
                 return operation()
             except UnavailableError:
-                self._sleep(delay_s * self._rng.uniform(0.5, 1.0))
+                self.sleep(delay_s * self.rng.uniform(0.5, 1.0))
                 delay_s = min(delay_s * 2, _LONGEST_DELAY_S)
         return operation()

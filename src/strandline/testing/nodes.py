@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
-from strandline.runtime.partition import EpochTimes
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
+from strandline.runtime.task.task import EpochTimes
 from strandline.testing.events import AT
 from strandline.types.columns import arrow_schema, to_python
 from strandline.types.datatypes import StructType, parse_schema
@@ -52,10 +52,8 @@ def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
     """Return rows sorted as Spark sorts them."""
     if not order_by:
         return rows
-    keys = []
-    for name in order_by:
-        kind = schema.fields[schema.names.index(name)].type
-        keys.append(list(map(comparable(kind), to_python(rows.column(name), kind))))
+    columns = zip(map(rows.column, order_by), schema.types_of(order_by), strict=True)
+    keys = [list(map(comparable(kind), to_python(column, kind))) for column, kind in columns]
     order = sorted(range(rows.num_rows), key=lambda at: [key[at] for key in keys])
     return rows.take(pa.array(order, pa.int64()))
 

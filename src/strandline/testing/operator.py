@@ -20,19 +20,18 @@ from strandline.core.keygroups import partition_of
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
-from strandline.keeper.opening import open_backend
+from strandline.keeper.opening import open_task
 from strandline.plan import pipeline
 from strandline.plan.graph import OperatorNode
 from strandline.runtime.operators.joins import RIGHT
 from strandline.runtime.operators.windows.operator import WindowOperator
-from strandline.runtime.partition import EpochTimes, OperatorPartition
+from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process
 from strandline.runtime.rowlayout import HIDDEN
-from strandline.runtime.state.columnar import ColumnarProcess
-from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, VectorValueHandle
 from strandline.runtime.state.handles import AggregatingHandle, ListHandle, MapHandle
 from strandline.runtime.state.timers import is_due
-from strandline.runtime.task.task import Task
+from strandline.runtime.task.task import EpochTimes, Task
 from strandline.testing.events import AT
 from strandline.testing.nodes import Rows, in_order, one
 from strandline.types.columns import build, to_python
@@ -40,7 +39,6 @@ from strandline.types.datatypes import parse_schema, parse_type
 from strandline.types.murmur import key_group
 from strandline.types.records import record_type
 
-_CACHE_BYTES = 16 << 20
 _RUN: dict[str, Any] = {
     "job": "harness",
     "generation": Generation(1),
@@ -72,7 +70,7 @@ class Partitions:
         self._directory = directory
         self._places = 0
         self._schema = parse_schema(self.program.input_schema)
-        self._key_types = [self._schema.fields[self._schema.names.index(name)].type for name in self.node.keys]
+        self._key_types = self._schema.types_of(self.node.keys)
         self._record = record_type(parse_schema(self.program.output_schema).names)._make
         self._keys = KeyCodec(self._key_types)
         self._partitions: list[_Opened] = []
@@ -88,12 +86,7 @@ class Partitions:
             for file in snapshot[index] if snapshot else ():
                 (os.link if file.shared else shutil.copyfile)(file.path, database / file.name)
             process = self.program.load()
-            backend = open_backend(self.program, process, database)
-            try:
-                task = Task(self.program, process, Partition(index), backend, _CACHE_BYTES)
-            except BaseException:
-                backend.close()
-                raise
+            backend, task = open_task(self.program, process, Partition(index), database)
             self._partitions.append(_Opened(OperatorPartition(task, epoch), process, backend))
 
     def snapshot(self) -> list[list[LocalFile]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
-from strandline.runtime.partition import EpochTimes
+from strandline.runtime.task.task import EpochTimes
 from strandline.runtime.watermarks import REACHED, Watermarks, WatermarkSpec
 from strandline.types.scalars import timestamp_to_us, us_to_timestamp
 
@@ -33,14 +33,9 @@ class Times:
         return max(known, default=None)
 
     @property
-    def fired_us(self) -> int | None:
-        """The watermark of the last epoch, which a task that was restored cannot know."""
-        return self._watermarks.fired_us
-
-    @property
     def of_epoch(self) -> EpochTimes:
         """What time it is in the next epoch."""
-        return EpochTimes(self.watermark_us, self.now_us, self.fired_us)
+        return EpochTimes(self.watermark_us, self.now_us, self._watermarks.fired_us)
 
     def ended(self, moved: Sequence[Mapping[int, Mapping[str, int]]]) -> None:
         """Take in the newest times of an epoch's events, by watermark and origin, of each operator."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -186,7 +186,7 @@ class Field:
     @property
     def ddl(self) -> str:
         """The field as it stands inside struct<…>."""
-        return f"{quoted(self.name)}:{self.type.ddl}"
+        return f"{_quoted(self.name)}:{self.type.ddl}"
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,10 @@ class StructType(DataType):
         """The fields' names, in order."""
         return tuple(field.name for field in self.fields)
 
+    def types_of(self, names: Iterable[str]) -> list[DataType]:
+        """Return the types of the fields with these names, in their order."""
+        return [self.fields[self.names.index(name)].type for name in names]
+
     @property
     def ddl(self) -> str:
         return f"struct<{','.join(field.ddl for field in self.fields)}>"
@@ -215,7 +219,7 @@ class StructType(DataType):
         return any(field.type.contains_map() for field in self.fields)
 
 
-def quoted(name: str) -> str:
+def _quoted(name: str) -> str:
     """Return a column or field name as DDL needs it."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 

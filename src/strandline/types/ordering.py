@@ -13,9 +13,10 @@ from strandline.types.datatypes import ArrayType, DataType, DoubleType, FloatTyp
 def check_order(schema: StructType, order_by: Sequence[str], who: str, stream: str) -> None:
     """Refuse to sort by a column that there is not, or that has no order; errors begin with `who`."""
     for name in order_by:
-        if name not in schema.names:
+        # A Column, say: compared with a name, it is another Column.
+        if not isinstance(name, str) or name not in schema.names:
             raise ConfigurationError(f"{who}: order_by names {name!r}; {stream} has {', '.join(schema.names)}")
-        kind = schema.fields[schema.names.index(name)].type
+        (kind,) = schema.types_of([name])
         if kind.contains_map():
             raise ConfigurationError(
                 f"{who}: order_by names '{name}', a {kind.ddl}, and maps have no order",

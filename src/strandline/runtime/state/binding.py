@@ -8,11 +8,10 @@ from typing import Any
 from strandline.api.joins import Broadcast
 from strandline.api.states import List, Map, State
 from strandline.backends.base import Backend
-from strandline.format.expiringvalues import ExpiringCodec
 from strandline.format.keys import KeyCodec
-from strandline.format.values import ValueCodec
+from strandline.format.values import ExpiringCodec, ValueCodec
 from strandline.runtime.state.broadcast import Broadcasts
-from strandline.runtime.state.columnhandles import VectorValueHandle
+from strandline.runtime.state.columnar import VectorValueHandle
 from strandline.runtime.state.handles import CopyingValueHandle, ListHandle, MapHandle, ValueHandle, wrapped
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.maps import MapTable

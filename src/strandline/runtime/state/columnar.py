@@ -1,23 +1,130 @@
-"""Operators of ours that work on whole Arrow columns and follow the watermark: no user function is in them."""
+"""Vectorised functions, whole columns in and whole columns out: keys and value handles, and operators of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from strandline.api.process import KeyedBatchProcess
 from strandline.backends.base import Backend
-from strandline.core.keygroups import KeyGroupRange
+from strandline.core.errors import ConfigurationError, StateTypeError
+from strandline.format.keys import KeyCodec
+from strandline.format.values import ValueCodec
 from strandline.runtime.own import OwnOperator
-from strandline.runtime.state.columnhandles import BatchKeys
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.values import ValueTable
+from strandline.types.columns import build, conform, to_arrow_type
 
 Given = tuple[pa.RecordBatch, pa.Array | None]
 """Output rows, and their times in microseconds since 1970."""
+
+
+@dataclass(eq=False, repr=False)
+class BatchKeys:
+    """The keys of a batch's rows."""
+
+    columns: Sequence[pa.Array]
+    groups: pa.Array
+    _codec: KeyCodec
+
+    @classmethod
+    def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
+        """Return the keys of encoded ones."""
+        groups = np.frombuffer(b"".join([key[:2] for key in encoded]), ">u2").astype(np.int32)
+        keys = codec.decode_many(encoded)
+        parts = [keys] if len(codec.types) == 1 else zip(*keys, strict=True)
+        columns = [build(list(part), kind) for part, kind in zip(parts, codec.types, strict=True)]
+        found = cls(columns, pa.array(groups), codec)
+        found.encoded = encoded
+        return found
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    @cached_property
+    def encoded(self) -> list[bytes]:
+        """Each key's bytes, key group first: made once, when first needed."""
+        return self._codec.encode_arrow(self.groups, self.columns)
+
+    def unique(self) -> tuple[BatchKeys, np.ndarray[Any, Any]]:
+        """Return the distinct keys, and for each row the index of its key among them."""
+        kind = self.columns[0].type
+        # Arrow knows no equality of structs, and holds 0.0 and -0.0 for different: their encoded bytes are compared.
+        plain = len(self.columns) == 1 and not (pa.types.is_floating(kind) or pa.types.is_nested(kind))
+        column = self.columns[0] if plain else pa.array(self.encoded, pa.binary())
+        coded = column.dictionary_encode()
+        row_of = coded.indices.to_numpy(zero_copy_only=False)
+        first = np.empty(len(coded.dictionary), dtype=np.int64)
+        # Written back to front, so that each key's first row is what stays.
+        first[row_of[::-1]] = np.arange(len(row_of) - 1, -1, -1)
+        return self.take(first), row_of
+
+    def take(self, indices: Any) -> BatchKeys:
+        """Return the keys at these rows."""
+        chosen = pa.array(indices)
+        return BatchKeys([c.take(chosen) for c in self.columns], self.groups.take(chosen), self._codec)
+
+
+class VectorValueHandle:
+    """A value state of a vectorised function: `get_many` and `put_many` on the keys of a batch."""
+
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
+        self._scope = scope
+        self._table = table
+        self._codec = codec
+        self._name = name
+        self._arrow_type = to_arrow_type(codec.type)
+        self._default = None if default is None else pa.scalar(default, type=self._arrow_type)
+
+    def get_many(self, keys: BatchKeys) -> pa.Array:
+        """Return the value of each key, in order; the default, or null, where there is none."""
+        values = self._codec.decode_arrow(self._stored(keys))
+        return values if self._default is None else values.fill_null(self._default)
+
+    def put_many(self, keys: BatchKeys, values: pa.Array) -> None:
+        """Set the value of each key; null clears it. Of equal keys the last one counts."""
+        if len(values) != len(keys):
+            raise self._error(f"put_many got {len(values)} values for {len(keys)} keys")
+        try:
+            values = conform(values, self._codec.type)
+        except (StateTypeError, ConfigurationError) as error:
+            said = f"put_many got {values.type}, expected {self._arrow_type}: {error.message}"
+            raise self._error(said, error.hint) from None
+        encoded = keys.encoded
+        undo = self._table.undo
+        before = self._stored(keys)
+        written = zip(encoded, before, strict=True)
+        # What the epoch's first write found stays; what later ones find was written by it.
+        undo.update([found for found in written if found[0] not in undo] if undo else written)
+        given = self._codec.encode_arrow(values.drop_null() if values.null_count else values)
+        stored: list[bytes | None] = list(given)
+        if values.null_count:
+            each = iter(given)
+            stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
+        self._table.live.update(zip(encoded, self._finished(encoded, before, stored), strict=True))
+
+    def _finished(
+        self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]
+    ) -> list[bytes | None]:
+        """Return the bytes to keep for encoded values."""
+        return given
+
+    def _stored(self, keys: BatchKeys) -> list[bytes | None]:
+        encoded, live = keys.encoded, self._table.live
+        try:
+            return list(map(live.__getitem__, encoded))
+        except KeyError:
+            self._table.load(encoded)
+            return list(map(live.__getitem__, encoded))
+
+    def _error(self, message: str, hint: str = "") -> StateTypeError:
+        return StateTypeError(f"operator '{self._scope.uid}', state '{self._name}': {message}", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -41,7 +148,7 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
     source_rows = 0
     """Rows of the stream that this epoch's rows were made of."""
 
-    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+    def bind(self, backend: Backend, groups: range, cache_bytes: int) -> Sequence[StateTable[Any]]:
         """Get ready to work on a partition's state; return the tables that it makes itself."""
         return ()
 

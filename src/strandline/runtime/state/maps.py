@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
-from strandline.format.expiringvalues import ExpiringCodec
-from strandline.format.values import ValueCodec
+from strandline.format.values import ExpiringCodec, ValueCodec
 from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.values import deep_size
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from strandline.backends.base import Backend, Entry
 from strandline.core.errors import CorruptionError
-from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.state.table import StateTable
 
 Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
@@ -78,7 +77,7 @@ class PaneTable(StateTable[Layer]):
     """Panes of one operator partition."""
 
     def __init__(
-        self, name: str, backend: Backend, groups: KeyGroupRange, schema: pa.Schema, merge: Merge, cache_bytes: int
+        self, name: str, backend: Backend, groups: range, schema: pa.Schema, merge: Merge, cache_bytes: int
     ) -> None:
         """`schema` is that of the stored columns."""
         super().__init__(name, backend)
@@ -90,7 +89,7 @@ class PaneTable(StateTable[Layer]):
         self.marked = False
         self.schema = pa.schema([pa.field(GROUP, pa.int32()), *schema])
         """What batches look like in memory: the key group stands before the stored columns."""
-        self._groups = range(groups.first, groups.last + 1)
+        self._groups = groups
         self._stored_schema = schema
         self._merge = merge
         self._cache_bytes = cache_bytes

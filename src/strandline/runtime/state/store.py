@@ -10,9 +10,9 @@ from strandline.api.joins import KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess
 from strandline.api.states import declared_states
 from strandline.backends.base import Backend, Changes, Entry
-from strandline.core.errors import StateTypeError
+from strandline.core.errors import StateLimitError, StateTypeError
 from strandline.core.ids import Partition
-from strandline.core.keygroups import KeyGroupRange, range_of
+from strandline.core.keygroups import range_of
 from strandline.format.keys import KeyCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
@@ -20,7 +20,6 @@ from strandline.runtime.state.binding import Binder
 from strandline.runtime.state.broadcast import Broadcasts
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.handles import named
-from strandline.runtime.state.limit import StateLimit
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope, Timers
 from strandline.runtime.state.table import StateTable
@@ -53,6 +52,55 @@ def _naming(uid: str, state: str, entries: Iterator[Entry]) -> Iterator[Entry]:
         raise named(error, uid, state) from None
 
 
+class StateLimit:
+    """The memory backend's: the sizes of one operator partition's stored entries, and how much they may be together."""
+
+    def __init__(self, scope: Scope, limit_bytes: int) -> None:
+        self._scope = scope
+        self._limit = limit_bytes
+        self._sizes: dict[tuple[str, bytes], int] = {}
+        self._size = 0
+        self._checked: dict[tuple[str, bytes], int] = {}
+
+    def count(self, state: str, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """Give stored entries as they are read from a snapshot, and count them in."""
+        for entry, value in entries:
+            size = len(entry) + len(value)
+            self._sizes[state, entry] = size
+            self._size += size
+            yield entry, value
+
+    def check(self, changes: Changes) -> None:
+        """Raise StateLimitError if an epoch's changes are too much; else they count from `commit` on."""
+        changed: dict[tuple[str, bytes], int] = {}
+        for state, entries in changes.items():
+            for entry, value in entries:
+                changed[state, entry] = 0 if value is None else len(entry) + len(value)
+        size = self._size + sum(new - self._sizes.get(at, 0) for at, new in changed.items())
+        if size > self._limit:
+            raise StateLimitError(
+                f"operator '{self._scope.uid}', partition {self._scope.partition}: state would grow to {size} bytes, "
+                f"and the memory backend's limit is {self._limit} bytes",
+                hint="use backend='rocksdb' for large state, or raise memory_backend_limit in Settings",
+                operator=self._scope.uid,
+                size_bytes=size,
+                limit_bytes=self._limit,
+            )
+        self._checked = changed
+
+    def commit(self) -> None:
+        """Count what was checked."""
+        for at, new in self._checked.items():
+            self._size += new - self._sizes.pop(at, 0)
+            if new:
+                self._sizes[at] = new
+        self._checked = {}
+
+    def abort(self) -> None:
+        """Forget what was checked."""
+        self._checked = {}
+
+
 class Store:
     """One operator partition's tables, and the handles in `process` that work on them. One thread at a time.
 
@@ -65,8 +113,7 @@ class Store:
         self._backend = backend
         self._vectorised = isinstance(process, KeyedBatchProcess)
         schema = parse_schema(program.input_schema)
-        types = {field.name: field.type for field in schema.fields}
-        self.keys = LiveKeys(KeyCodec([types[column] for column in program.key_columns]))
+        self.keys = LiveKeys(KeyCodec(schema.types_of(program.key_columns)))
         groups = range_of(Partition(scope.partition), program.max_parallelism, program.parallelism)
         self.broadcasts: Broadcasts | None = None
         if isinstance(process, KeyedBroadcastProcess):
@@ -190,7 +237,7 @@ class Store:
 
     # -- opening
 
-    def _bind_timers(self, groups: KeyGroupRange, *, timed: bool) -> tuple[TimerTable, TimerTable] | None:
+    def _bind_timers(self, groups: range, *, timed: bool) -> tuple[TimerTable, TimerTable] | None:
         if not has_timers(self._process):
             why = f"{type(self._process).__name__} does not define on_timer"
             self._scope.timers = Timers(self._scope, self.keys.encode, None, None, why)

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from strandline.backends.base import Backend, Entry
-from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.state.sortedbag import Runs
 from strandline.runtime.state.table import StateTable
 
@@ -51,7 +50,7 @@ class Layer:
 class TimerTable(StateTable[Layer]):
     """Timers of one operator partition."""
 
-    def __init__(self, name: str, backend: Backend, groups: KeyGroupRange) -> None:
+    def __init__(self, name: str, backend: Backend, groups: range) -> None:
         super().__init__(name, backend)
         self._now: dict[bytes, bool] = {}
         self._set_now: list[bytes] = []
@@ -63,7 +62,7 @@ class TimerTable(StateTable[Layer]):
         self._due: list[bytes] | None = None
         self._limit = b""
         if not self._holds_all:
-            for group in range(groups.first, groups.last + 1):
+            for group in groups:
                 for entry, _ in islice(backend.scan(name, _GROUP.pack(group)), 1):
                     self._first[group] = _timer(entry)
 

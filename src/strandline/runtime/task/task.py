@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -15,8 +16,7 @@ from strandline.core.errors import NullKeyError, StateTypeError
 from strandline.core.ids import Epoch, Partition
 from strandline.runtime.operators.joins import given_event
 from strandline.runtime.program import Process, Program
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
-from strandline.runtime.state.columnhandles import BatchKeys
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.task.calls import EventCalls, user_error
@@ -28,6 +28,16 @@ from strandline.types.records import record_type
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GIVEN_ROWS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTimes:
+    """What time it is in an epoch: timers up to the watermark and the clock are due in it."""
+
+    watermark_us: int | None = None
+    now_us: int = 0
+    fired_us: int | None = None
+    """The watermark of the epoch before, which a task that was restored cannot know."""
 
 
 class Task:
@@ -70,17 +80,12 @@ class Task:
         """The Arrow schema of what `process` gives."""
         return self._outputs.schema
 
-    def begin(
-        self, epoch: Epoch, watermark_us: int | None = None, now_us: int = 0, fired_us: int | None = None
-    ) -> None:
-        """Start an epoch: timers up to the watermark and the clock are due in it.
-
-        `fired_us` is the watermark of the epoch before, which a task that was restored cannot know.
-        """
-        self.scope.epoch, self.scope.now_us = epoch, now_us
+    def begin(self, epoch: Epoch, times: EpochTimes) -> None:
+        """Start an epoch."""
+        self.scope.epoch, self.scope.now_us = epoch, times.now_us
         if self.scope.watermark_us is None:
-            self.scope.watermark_us = self._reached_us = fired_us
-        self._watermark_us = watermark_us
+            self.scope.watermark_us = self._reached_us = times.fired_us
+        self._watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
         if self._columnar is not None:
             self._columnar.late_rows = self._columnar.source_rows = 0

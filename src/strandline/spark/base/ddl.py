@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pyspark.errors import PySparkException
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
@@ -17,6 +19,14 @@ def ddl_of(kind: DataType) -> str:
     if isinstance(kind, MapType):
         return f"map<{ddl_of(kind.keyType)}, {ddl_of(kind.valueType)}>"
     return kind.simpleString()
+
+
+@lru_cache(maxsize=256)
+def schema_of(ddl: str) -> StructType:
+    """Return a schema as Spark has it: given a text, Spark reads it anew in every epoch, in its JVM, for 2 ms."""
+    schema = DataType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
 
 
 def first_line(error: PySparkException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Sequence
@@ -15,7 +14,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from strandline.core.errors import UnavailableError
-from strandline.storage.local import sync_directory, sync_file
+from strandline.storage.local import if_allowed, sync_directory, sync_file
+
+
+def absolute(path: str | Path) -> str:
+    """Return a path as an absolute one: Spark's JVM has a working directory of its own."""
+    return str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
 
 
 def open_filesystem(spark: SparkSession, root: str, *, fsync: bool = True) -> FileSystem:
@@ -113,7 +117,9 @@ class LocalFiles:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for above in directory.parents if self._fsync else ():
-                _sync_if_allowed(above)
+                # Whoever made what is in it may have been killed before that.
+                with if_allowed():
+                    sync_directory(above)
         except OSError as error:
             raise UnavailableError(f"the sink's directory {directory} cannot be made: {error}") from None
 
@@ -131,16 +137,6 @@ class LocalFiles:
     def for_spark(self, path: str) -> str:
         """Return the path as Spark must be given it to mean the same place."""
         return f"file:{self._root / path}"
-
-
-def _sync_if_allowed(directory: Path) -> None:
-    """Make durable which names a directory has: whoever made what is in it may have been killed before that."""
-    try:
-        sync_directory(directory)
-    except OSError as error:
-        # Where we may not even look, nobody like us has just made a directory.
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
 
 
 class HadoopFiles:

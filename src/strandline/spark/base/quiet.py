@@ -6,6 +6,8 @@ import contextlib
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from importlib.resources import files
 from pathlib import Path
 from types import CodeType
@@ -13,6 +15,7 @@ from typing import IO
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
+from pyspark.logger import PySparkLogger
 
 _STDERR = 2
 _OWN_CONFIGURATION = "log4j2.configurationFile"
@@ -28,6 +31,9 @@ _STARTUP_LINES = (
 )
 _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
+_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+"""Where PySpark logs what Spark says of an expression that fails, with its stack."""
+_is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=False)
 
 
 def java_options(given: str) -> str:
@@ -58,10 +64,29 @@ def start_jvm(conf: SparkConf) -> None:
 
 def hide_errors_of(function: CodeType) -> None:
     """Keep py4j from logging the traceback of what this function, which the JVM calls, has raised and kept."""
-    logger = logging.getLogger("py4j.clientserver")
     _kept_elsewhere.add(function)
-    if _is_news not in logger.filters:
-        logger.addFilter(_is_news)
+    _filter(logging.getLogger("py4j.clientserver"), _is_news)
+
+
+@contextlib.contextmanager
+def errors_reported() -> Iterator[None]:
+    """Whoever asks Spark within this reports what is wrong. What other threads do is logged as ever."""
+    for name in _LOGGERS:
+        _filter(PySparkLogger.getLogger(name), _is_unreported)
+    before = _is_reported.set(True)
+    try:
+        yield
+    finally:
+        _is_reported.reset(before)
+
+
+def _filter(logger: logging.Logger, wanted: Callable[[logging.LogRecord], bool]) -> None:
+    if wanted not in logger.filters:
+        logger.addFilter(wanted)
+
+
+def _is_unreported(record: logging.LogRecord) -> bool:
+    return not _is_reported.get()
 
 
 def _is_news(record: logging.LogRecord) -> bool:

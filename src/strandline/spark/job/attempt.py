@@ -21,7 +21,7 @@ from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
 from strandline.keeper.paths import Places
-from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.keepers.fleet import Fleet
@@ -125,7 +125,7 @@ class Attempt:
         idle_s = time.monotonic() - self.driver.last_contact
         if idle_s < _IDLE_S or self.driver.is_running:
             return
-        if self.driver.heeds_silence:
+        if self.driver.watermarks.may_be_idle:
             silent_us = self._watch.silent_since(self.driver.steady_us)
             if silent_us is not None:
                 self.driver.look(silent_us)

@@ -19,15 +19,14 @@ from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.state.timers import is_due
-from strandline.runtime.watermarks import Reached, Watermarks
+from strandline.runtime.watermarks import Watermarks, WatermarkStatus
 from strandline.spark.base.marks import find_error
-from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
-from strandline.spark.lower.plan import Built, Plan
-from strandline.spark.lower.reduction import limit_shuffle
+from strandline.spark.lower.plan import Built, Plan, limit_shuffle
 from strandline.spark.sources.progress import SourceProgress
 
 log = logging.getLogger(__name__)
@@ -60,13 +59,13 @@ class EpochDriver:
     _generation: Generation
     progress: Progress
     _batch: int
-    _watermarks: Watermarks
+    watermarks: Watermarks
     _clock: Clock
 
     def __post_init__(self) -> None:
-        self._looked_us: int | None = None
-        """When the sources were last looked at, in this run, by `steady_us`: nobody does while an epoch runs."""
-        self._started_us = self.steady_us
+        self._looked_us = self.steady_us
+        """When the sources were last looked at, in this run: nobody does while an epoch runs. At first: its start."""
+        self._has_looked = False
         self._nothing: DataFrame | None = None
         self._lock = threading.Lock()
         self.error: BaseException | None = None
@@ -141,20 +140,15 @@ class EpochDriver:
     def has_due(self, by_us: int | None = None) -> bool:
         """Whether the watermark or the clock have passed some timer that has not fired; the clock by now, or then."""
         by_us = self.now_us if by_us is None else by_us
-        reached = self._advance()
+        reached = self.watermarks.advance(self._looked_us)
         acks = list(self.progress.acks.values())
         return any(is_due(ack.next_event_us, ack.next_processing_us, reached, by_us) for ack in acks)
 
     def look(self, at_us: int) -> None:
         """The sources were looked at: what had come until then is in an epoch, and whoever is in none was silent."""
-        if self._looked_us is None:
-            self._watermarks.begin(at_us)
-        self._looked_us = max(at_us, self._looked_us or at_us)
-
-    @property
-    def heeds_silence(self) -> bool:
-        """Whether it makes a difference when the sources were last looked at."""
-        return self._watermarks.may_be_idle
+        if not self._has_looked:
+            self.watermarks.begin(at_us)
+        self._looked_us, self._has_looked = max(at_us, self._looked_us), True
 
     @property
     def now_us(self) -> int:
@@ -165,13 +159,6 @@ class EpochDriver:
     def steady_us(self) -> int:
         """What silence is measured by: were it the clock, its being set would make sources idle that are not."""
         return int(self._clock.monotonic_ms() * 1000)
-
-    def _advance(self) -> int | None:
-        return self._watermarks.advance(self._looked_last_us)
-
-    @property
-    def _looked_last_us(self) -> int:
-        return self._started_us if self._looked_us is None else self._looked_us
 
     def poll(self, *, may_trigger: bool) -> None:
         """Hear from the keepers unless an epoch is being processed; perhaps begin a checkpoint of the epoch before."""
@@ -191,14 +178,9 @@ class EpochDriver:
             self.last_contact = time.monotonic()
             self._lock.release()
 
-    @property
-    def watermark_us(self) -> int | None:
-        """How far event time has come."""
-        return self._watermarks.reached_us
-
-    def look_at_watermarks(self) -> list[Reached]:
+    def look_at_watermarks(self) -> list[WatermarkStatus]:
         """Return how far each source is."""
-        return self._watermarks.look(self._looked_last_us)
+        return self.watermarks.look(self._looked_us)
 
     @errors_reported()
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
@@ -223,9 +205,9 @@ class EpochDriver:
             self.look(looked_us)
         for (uid, _), ack in acks.items():
             for index, newest_us in self._plan.pipeline.moved(uid, ack.newest_us).items():
-                self._watermarks.observe(index, newest_us, self.steady_us if looked_us is None else looked_us)
-        self._watermarks.fired_us = instructions.watermark_us
-        self._advance()
+                self.watermarks.observe(index, newest_us, self.steady_us if looked_us is None else looked_us)
+        self.watermarks.fired_us = instructions.watermark_us
+        self.watermarks.advance(self._looked_us)
         if trigger is not None:
             self._add_sinks(trigger)
             self.epoch_carries_trigger = False
@@ -272,7 +254,7 @@ class EpochDriver:
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
-        self._coordinator.add_sinks(checkpoint, self._staging.pending(), self._watermarks.stored())
+        self._coordinator.add_sinks(checkpoint, self._staging.pending(), self.watermarks.stored())
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
@@ -282,10 +264,10 @@ class EpochDriver:
             generation=self._generation,
             epoch=epoch,
             trigger=trigger,
-            confirmed=confirmed,
+            confirmed=None if confirmed is None else confirmed.checkpoint,
             pending=pending,
-            watermark_us=self._advance(),
-            fired_us=self._watermarks.fired_us,
+            watermark_us=self.watermarks.advance(self._looked_us),
+            fired_us=self.watermarks.fired_us,
             now_us=self.now_us,
         )
 
@@ -294,7 +276,7 @@ class EpochDriver:
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
-            if trigger is None and slot in before and not ack.is_of_keeper(before[slot]):
+            if trigger is None and slot in before and ack.keeper != before[slot].keeper:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
                 self._coordinator.retake(*slot)
             for report in ack.reports:

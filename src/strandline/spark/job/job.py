@@ -16,11 +16,11 @@ from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.keeper.paths import Places
-from strandline.spark.base.sessionchecks import check_session, session_warnings
+from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job.attempt import Blueprint
 from strandline.spark.job.run import Run
 from strandline.spark.lower.plan import Plan
-from strandline.spark.sources.rereadable import relations_of, source_warnings
+from strandline.spark.sources.checks import relations_of, source_warnings
 from strandline.spark.streams.filesource import check_not_shared
 from strandline.spark.streams.stream import Output
 from strandline.storage.remote import open_store

@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from strandline.format.manifest import Manifest
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.reported import errors_reported
-from strandline.spark.base.sessionchecks import retained_batches
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.session import retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver, Progress
@@ -33,24 +34,24 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.progress import SourceProgress, rewind
-from strandline.spark.sources.rereadable import source_numbers
 from strandline.spark.streams.filesource import make_cleaner
 
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Starting:
     """A run on its way. It becomes a complete attempt, or an error, and then nothing is left of it but the claim."""
 
-    def __init__(
-        self, blueprint: Blueprint, exclude: frozenset[CheckpointId], least_id: CheckpointId, previous: Claim | None
-    ) -> None:
-        self._b = blueprint
-        self._exclude = exclude
-        self._least_id = least_id
-        self.claim = previous
-        """The newest claim that this job's driver has made."""
+    _b: Blueprint
+    _exclude: frozenset[CheckpointId]
+    _least_id: CheckpointId
+    claim: Claim | None
+    """The newest claim that this job's driver has made."""
+
+    def __post_init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
         self._fleet: Fleet | None = None
         self._coordinator: Coordinator | None = None
@@ -136,8 +137,8 @@ class Starting:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
-            start_is_kept=manifest is not None or start is not None, retained_batches=retained_batches(b.spark),
-            numbers=source_numbers(source), captured=cleaner.captured,
+            manifest is not None or start is not None, retained_batches(b.spark), source_numbers(source),
+            cleaner.captured,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, exchange, fleet, coordinator, sources,

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from strandline.checkpoint.history import CheckpointStats
 from strandline.keeper.protocol import Ack
-from strandline.runtime.state.scope import as_datetime
-from strandline.runtime.watermarks import Reached
+from strandline.runtime.watermarks import WatermarkStatus, time_text
 from strandline.spark.job.epochs import EpochDriver
 
 State = Literal["starting", "running", "restarting", "finished", "stopped", "failed"]
@@ -29,23 +28,6 @@ class KeeperStatus:
     pause_ms: float
     restore_ms: float
     metrics: dict[str, int]
-
-
-@dataclass(frozen=True)
-class WatermarkStatus:
-    """One watermark(): how far its events are, and which of them it is waiting for. The job's is the least of all."""
-
-    column: str
-    source: str
-    """The source's name; empty where there is one without."""
-    time: str | None
-    """In ISO 8601, the delay taken off; None before the first event."""
-    slowest: str
-    """With `per`, the value of that column whose events are the furthest behind; empty if all are idle."""
-    origins: int
-    """With `per`, how many values of that column are known."""
-    idle: int
-    """How many of these are idle."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +69,11 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
         "last_epoch_ms": progress.last_epoch_ms,
         "last_epoch_rows": progress.last_rows,
         "late_rows": progress.late_rows,
-        "watermark": _text(driver.watermark_us),
-        "watermarks": [_of_watermark(reached) for reached in driver.look_at_watermarks()],
+        "watermark": time_text(driver.watermarks.reached_us),
+        "watermarks": driver.look_at_watermarks(),
         "keepers": [_of_keeper(ack) for _, ack in sorted(progress.acks.items())],
     }
 
 
-def _of_watermark(reached: Reached) -> WatermarkStatus:
-    spec = reached.spec
-    return WatermarkStatus(
-        spec.column, spec.name, _text(reached.time_us), reached.slowest, reached.origins, reached.idle
-    )
-
-
 def _of_keeper(ack: Ack) -> KeeperStatus:
     return KeeperStatus(**{field.name: getattr(ack, field.name) for field in fields(KeeperStatus)})
-
-
-def _text(at_us: int | None) -> str | None:
-    return None if at_us is None else as_datetime(at_us).isoformat()

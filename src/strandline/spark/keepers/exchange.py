@@ -88,9 +88,8 @@ class Exchange:
         self._settle()
         group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
         if to is not None:
-            firsts = [
-                range_of(Partition(p), max_parallelism, self._parallelism).first for p in range(self._parallelism)
-            ]
+            partitions = map(Partition, range(self._parallelism))
+            firsts = [range_of(partition, max_parallelism, self._parallelism)[0] for partition in partitions]
             group = f"coalesce(array({', '.join(map(str, firsts))})[{to}], {group})"
         routes = f"array({', '.join(map(str, self._routes))})"
         route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"

@@ -25,6 +25,7 @@ from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.runtime.program import Program
+from strandline.spark.base.ddl import schema_of
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef
 
@@ -87,7 +88,7 @@ class Fleet:
         """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
         renew_s = 0.0 if self._only_executor else self._renew_s
         worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema, renew_s)
-        return routed.mapInArrow(worker, output_schema)
+        return routed.mapInArrow(worker, schema_of(output_schema))
 
     def take_acks(self, epoch: int) -> dict[Slot, Ack]:
         """Return this epoch's acks, one a slot, and forget all others."""
@@ -202,7 +203,7 @@ class Fleet:
         before may live on, with an epoch that it applied for a task that failed. Were it asked again, its state would
         go on where the other's output was used.
         """
-        if before is None or before.epoch == self._restored or ack.is_of_keeper(before):
+        if before is None or before.epoch == self._restored or ack.keeper == before.keeper:
             return
         raise KeeperError(
             f"operator '{ack.uid}', partition {ack.partition}: epoch {before.epoch} was applied by process "
@@ -230,7 +231,7 @@ class Fleet:
         worker = ControlWorker(
             list(self._refs.values()), instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s
         )
-        rows: list[Any] = self._exchange.partitions.mapInArrow(worker, "ack binary").collect()
+        rows: list[Any] = self._exchange.partitions.mapInArrow(worker, schema_of("ack binary")).collect()
         return [bytes(row.ack) for row in rows]
 
 

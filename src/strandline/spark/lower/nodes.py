@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import partial
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
 
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import quoted
@@ -15,7 +14,8 @@ from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode,
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.runtime.task.rowfunction import RowFunction
-from strandline.spark.lower.rows import RowWorker
+from strandline.spark.base.ddl import schema_of
+from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
 from strandline.types.datatypes import parse_schema
 
@@ -56,16 +56,8 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = RowWorker(RowFunction(node.function, node.input, node.output, len(hidden)))
-    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, _schema_of(node.columns.ddl))
-
-
-@lru_cache(maxsize=256)
-def _schema_of(ddl: str) -> StructType:
-    # Given a text, Spark reads it anew in every epoch, in its JVM: 2 ms.
-    schema = DataType.fromDDL(ddl)
-    assert isinstance(schema, StructType)
-    return schema
+    worker = partial(run_rows, RowFunction(node.function, node.input, node.output, len(hidden)))
+    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, schema_of(node.columns.ddl))
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:

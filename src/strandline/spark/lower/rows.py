@@ -10,12 +10,7 @@ from strandline.runtime.task.rowfunction import RowFunction
 from strandline.spark.base.marks import marking
 
 
-class RowWorker:
-    """Runs a function in a task of mapInArrow."""
-
-    def __init__(self, function: RowFunction) -> None:
-        self._function = function
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with marking():
-            yield from self._function(batches)
+def run_rows(function: RowFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a function in a task of mapInArrow."""
+    with marking():
+        yield from function(batches)

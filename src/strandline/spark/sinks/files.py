@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
+from strandline.spark.base.filesystem import absolute
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.place import Place
 from strandline.spark.sinks.shown import Committable
@@ -46,8 +47,7 @@ class FileSink(Sink):
         **options: Any,
     ) -> None:
         super().__init__(name=name, visibility=visibility)
-        # Made absolute here: Spark's JVM has a working directory of its own.
-        self.path = str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
+        self.path = absolute(path)
         self.format = format
         self.options = options
         self._opened: Place | None = None
@@ -119,7 +119,7 @@ class FileSink(Sink):
             places[staged.root] = Place(place.run, staged.root)
         if places[staged.root].knows(staged):
             return staged.root
-        place.check_alone()
+        place.records.check_alone()
         elsewhere = f", nor below {staged.root}, where it was staged" if staged.root != self.path else ""
         raise CorruptionError(
             f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is not there, "

@@ -26,8 +26,8 @@ class Place:
         self.files = open_filesystem(run.spark, root, fsync=run.fsync)
         self.run = run
         self._home = f"{_OURS}/{run.identity}"
-        self._records = ShownRecords(self.files, root, self._home)
-        self._records.check_before(run.generation)
+        self.records = ShownRecords(self.files, root, self._home)
+        self.records.check_before(run.generation)
 
     def staging(self, epoch: Epoch) -> str:
         """Return the directory in which an epoch is staged."""
@@ -35,7 +35,7 @@ class Place:
 
     def knows(self, staged: Committable) -> bool:
         """Whether the epoch is staged here, was shown here, or was being shown."""
-        record = self._records.newest
+        record = self.records.newest
         return record.covers(staged) or staged in record.intent or self.files.exists(staged.directory)
 
     def show(self, staged: Sequence[Committable]) -> None:
@@ -45,7 +45,7 @@ class Place:
         them at the same time.
         """
         # 1. What was shown is on record, whether or not its files are still there.
-        before = self._records.newest
+        before = self.records.newest
         due = [epoch for epoch in staged if not before.covers(epoch)]
         if not due:
             return
@@ -54,14 +54,14 @@ class Place:
             if epoch not in before.intent:
                 self._check_staged(epoch)
         # 3. From here on, a file that is not staged any more is one that was shown.
-        self._records.write(Shown(generation=before.generation, epoch=before.epoch, intent=due))
+        self.records.write(Shown(generation=before.generation, epoch=before.epoch, intent=due))
         hit("sink.intent_written")
         # 4. Rename file by file.
         for epoch in due:
             self._rename(epoch, may_be_shown=epoch in before.intent)
         self.files.sync("")
         # 5. All is visible, durably.
-        self._records.write(Shown(generation=self.run.generation, epoch=due[-1].epoch))
+        self.records.write(Shown(generation=self.run.generation, epoch=due[-1].epoch))
         hit("sink.shown_recorded")
         # 6. Nothing is left in the staging directories but what Spark put beside the rows.
         for epoch in due:
@@ -90,11 +90,11 @@ class Place:
 
     def begin(self, epoch: Epoch) -> None:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
-        self._records.write(Shown(generation=self.run.generation, epoch=epoch))
+        self.records.write(Shown(generation=self.run.generation, epoch=epoch))
 
     def check_fresh(self) -> None:
         """Raise CorruptionError if rows of this life of the job were shown here: there was a checkpoint, then."""
-        newest = self._records.newest
+        newest = self.records.newest
         # What was being shown was in a checkpoint, too.
         epoch = max([newest.epoch, *(staged.epoch for staged in newest.intent)])
         if epoch:
@@ -103,10 +103,6 @@ class Place:
                 "without any checkpoint: they would come again",
                 hint="bring the checkpoints back, or start empty with another job name or checkpoint directory",
             )
-
-    def check_alone(self) -> None:
-        """Raise UnavailableError if another driver has begun to show epochs here, or the directory was moved."""
-        self._records.check_alone()
 
     def _check_staged(self, staged: Committable) -> None:
         there = {name for name, _ in self.files.list(staged.directory)}
@@ -122,7 +118,7 @@ class Place:
 
     def _fail(self, staged: Committable, name: str) -> None:
         # Another driver that shows the same epochs has said so before it touched any.
-        self.check_alone()
+        self.records.check_alone()
         raise CorruptionError(
             f"sink {self.root}: the staged file {staged.directory}/{name} of epoch {staged.epoch} is gone, and was "
             "never made visible: its rows are lost",

@@ -13,13 +13,11 @@ import re
 import msgspec
 
 from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.format.frame import frame_record, unframe_record
+from strandline.format.frame import RecordFormat
 from strandline.spark.base.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 
-SHOWN_MAGIC = b"SLSHOWN1"
-_VERSION = 1
 _NAME = re.compile(r"shown-(\d{12})")
 
 
@@ -46,14 +44,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
         return staged.generation <= self.generation and staged.epoch <= self.epoch
 
 
-def encode_shown(record: Shown) -> bytes:
-    """Return the bytes of a record."""
-    return frame_record(SHOWN_MAGIC, _VERSION, record)
-
-
-def decode_shown(data: bytes, where: str) -> Shown:
-    """Read a record; raise CorruptionError naming `where`."""
-    return unframe_record(data, SHOWN_MAGIC, _VERSION, Shown, "the record", where)
+SHOWN = RecordFormat(b"SLSHOWN1", 1, Shown, "the record")
 
 
 class ShownRecords:
@@ -73,7 +64,7 @@ class ShownRecords:
         if self._number == 0:
             self._files.mkdirs(self._directory)
         number = self._number + 1
-        if not self._files.create(self._path(number), encode_shown(record)):
+        if not self._files.create(self._path(number), SHOWN.encode(record)):
             raise self._not_alone(number)
         self._number, self.newest = number, record
         # Only now: until the new one was whole and durable, the older one counted.
@@ -108,7 +99,7 @@ class ShownRecords:
             data = self._files.read(self._path(number))
             try:
                 if data is not None:
-                    return decode_shown(data, f"{self._root}/{self._path(number)}")
+                    return SHOWN.decode(data, f"{self._root}/{self._path(number)}")
             except CorruptionError as error:
                 log.warning("a record of what a sink has shown is passed over: %s", error.message)
         return Shown()

@@ -1,16 +1,24 @@
-"""Which DataFrames are refused as a job's source before anything starts, each with what to do instead."""
+"""Which DataFrames are refused as a job's source before anything starts, each with what to do instead.
+
+A job may read those sources that give the same rows again after a restart. Spark tells a source that a batch is done
+when it plans the next one, whether a checkpoint covers it or not. A source that deletes or acknowledges what it is told
+of has lost what a restore must read again.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.base.sessionchecks import check_session
-from strandline.spark.sources.rereadable import check_relation, relations_of
+from strandline.spark.base.session import check_session
 
+_CLEANING_OPTIONS = ("cleansource", "cloudfiles.cleansource")
+_QUEUE = "read a source that keeps its rows and has offsets (Kafka, files, a table), and have the queue copied into it"
 _STATEFUL = {
     "Aggregate": "an aggregation",
     "Deduplicate": "dropDuplicates",
@@ -25,6 +33,78 @@ _STATEFUL = {
     "LocalLimit": "limit",
     "SessionWindow": "a session window",
 }
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A source as it stands in a DataFrame's plan. Names of options are in lower case."""
+
+    provider: str
+    """As in format("…"), or the name of a table."""
+    implementation: str
+    """The class behind it."""
+    is_files: bool = False
+    """Whether Spark's own file source reads it, whatever the format."""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Connectors that cannot be rewound: short names, how their classes begin, and why."""
+
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+    reason: str
+    hint: str = _QUEUE
+
+    def is_it(self, relation: Relation) -> bool:
+        return relation.provider.lower() in self.names or relation.implementation.startswith(self.classes)
+
+
+_REFUSED = (
+    _Known(
+        ("socket", "textsocket"),
+        ("org.apache.spark.sql.execution.streaming.sources.TextSocket",),
+        "a socket's rows cannot be read a second time: those since the last checkpoint would be lost at every restart",
+        "write the rows to files or a queue that keeps them, and read those",
+    ),
+    _Known(
+        ("pulsar",),
+        ("org.apache.spark.sql.pulsar.",),
+        "the Pulsar connector acknowledges rows as soon as Spark has planned them, and removes its cursor when a query "
+        "stops: the broker may delete what a restart must read again",
+    ),
+    _Known(
+        ("pubsub", "google-pubsub", "gcp-pubsub"),
+        ("com.google.cloud.spark.pubsub.", "org.apache.spark.sql.connector.pubsub."),
+        "Pub/Sub has no offsets, and its connectors acknowledge messages before a checkpoint covers them",
+    ),
+    _Known(
+        ("mqtt", "hdfs-mqtt"),
+        ("org.apache.bahir.sql.streaming.mqtt.", "org.apache.spark.sql.mqtt."),
+        "an MQTT client acknowledges messages when they arrive, long before a checkpoint covers them",
+    ),
+    _Known(
+        ("s3-sqs", "sqs"),
+        ("org.apache.spark.sql.streaming.sqs.",),
+        "the SQS connector deletes messages when Spark plans a batch: files since the last checkpoint would be lost",
+        "read the directory itself: strandline.files_source(…)",
+    ),
+    _Known(
+        ("redis",),
+        ("org.apache.spark.sql.redis.",),
+        "the Redis connector acknowledges entries before a checkpoint covers them",
+    ),
+)
+_SAFE = (
+    "org.apache.spark.sql.execution.streaming.",  # rate, and what tests keep in the JVM's memory
+    "org.apache.spark.sql.kafka010.",
+    "org.apache.spark.sql.delta.",
+    "io.delta.",
+    "org.apache.iceberg.",
+    "org.apache.spark.sql.eventhubs.",
+)
+_PYTHON = "org.apache.spark.sql.execution.datasources.v2.python."
 
 
 def check_source(df: Any) -> None:
@@ -70,3 +150,80 @@ def _find_stateful(plan: Any) -> str | None:
     if name == "Join" and len(streaming) == 2:
         return "a join of two streams"
     return next(filter(None, map(_find_stateful, streaming)), None)
+
+
+def relations_of(df: DataFrame) -> list[Relation]:
+    """Return the sources that a DataFrame reads, as far as its plan names them."""
+    return list(filter(None, map(_relation, leaves_of(df))))
+
+
+def leaves_of(df: DataFrame) -> Iterator[Any]:
+    """Return the streaming leaves of a DataFrame's plan in the order in which Spark numbers its sources.
+
+    One that stands in the plan twice is one source of Spark's, and given once.
+    """
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves().distinct()
+    return (leaf for at in range(leaves.size()) if (leaf := leaves.apply(at)).isStreaming())
+
+
+def source_numbers(df: DataFrame) -> list[int]:
+    """Return Spark's number of the source at each place in the plan where one stands."""
+    distinct = list(leaves_of(df))
+    leaves = df._jdf.queryExecution().analyzed().collectLeaves()
+    streaming = (leaf for at in range(leaves.size()) if (leaf := leaves.apply(at)).isStreaming())
+    return [next(at for at, one in enumerate(distinct) if one.equals(leaf)) for leaf in streaming]
+
+
+def check_relation(relation: Relation) -> None:
+    """Refuse a source that could not be read again after a restart."""
+    for option in _CLEANING_OPTIONS:
+        cleaning = relation.options.get(option, "off")
+        if cleaning.lower() != "off":
+            raise ConfigurationError(
+                f"the {relation.provider} source has the option cleanSource={cleaning}: Spark takes files away when it "
+                "plans the batch after theirs, before a checkpoint covers them, and a restart would not find them",
+                hint='leave cleanSource out; strandline.files_source(…, clean="delete" or "archive") takes files away '
+                "once no checkpoint can need them",
+            )
+    for known in _REFUSED:
+        if known.is_it(relation):
+            raise ConfigurationError(
+                f"the source '{relation.provider}' cannot be rewound to a checkpoint: {known.reason}", hint=known.hint
+            )
+
+
+def source_warnings(relations: Iterable[Relation]) -> list[str]:
+    """Return what users should make sure of about sources that nothing is known of, each said once."""
+    found = [_warning(relation) for relation in relations if not relation.is_files]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def _warning(relation: Relation) -> str:
+    if relation.implementation.startswith(_PYTHON):
+        return (
+            f"the source '{relation.provider}' is written in Python: Spark calls commit(end) of its reader before a "
+            "checkpoint covers the rows. Make sure that it deletes and acknowledges nothing, and that read() gives the "
+            "same rows again for the same offsets, also in another process"
+        )
+    if relation.implementation.startswith(_SAFE):
+        return ""
+    return (
+        f"Strandline does not know the source '{relation.provider}' ({relation.implementation}). Make sure that its "
+        "commit() deletes and acknowledges nothing, and that it gives the same rows again for the same offsets: Spark "
+        "calls commit() before a checkpoint covers the rows"
+    )
+
+
+def _relation(leaf: Any) -> Relation | None:
+    kind = leaf.nodeName()
+    if kind == "StreamingRelation":
+        source = leaf.dataSource()
+        pairs = source.options().toList()
+        options = {(pair := pairs.apply(at))._1().lower(): pair._2() for at in range(pairs.size())}
+        is_files = leaf.sourceName().startswith("FileSource[")
+        return Relation(source.className(), source.providingClass().getName(), is_files, options)
+    if kind == "StreamingRelationV2":
+        options = {name.lower(): value for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}
+        return Relation(leaf.sourceName(), leaf.table().getClass().getName(), options=options)
+    # What Scala programs make for tests: MemoryStream.
+    return None

@@ -55,6 +55,7 @@ class _Wanted:
     files: Mapping[str, bytes] | None = None
 
 
+@dataclass
 class SourceProgress:
     """Keeps where the sources began, and gives checkpoints how far they are.
 
@@ -62,32 +63,22 @@ class SourceProgress:
     meanwhile, so that what is overdue is read in Spark's thread.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        names: Sequence[str],
-        jobdir: JobDirectory,
-        claim: Claim,
-        clock: Clock,
-        coordinator: Coordinator,
-        *,
-        start_is_kept: bool,
-        retained_batches: int,
-        numbers: Sequence[int],
-        captured: Callable[[CheckpointId, int, Mapping[str, bytes]], None],
-    ) -> None:
-        self._directory = directory
-        self._names = names
-        self._jobdir = jobdir
-        self._claim = claim
-        self._clock = clock
-        self._coordinator = coordinator
-        self._start_is_kept = start_is_kept
-        self._overdue = max(1, min(_OVERDUE_BATCHES, retained_batches - _NEEDED_BATCHES))
+    _directory: Path
+    _names: Sequence[str]
+    _jobdir: JobDirectory
+    _claim: Claim
+    _clock: Clock
+    _coordinator: Coordinator
+    _start_is_kept: bool
+    _retained_batches: int
+    _numbers: Sequence[int]
+    """Spark's numbers of the sources, as `log.py` explains."""
+    _captured: Callable[[CheckpointId, int, Mapping[str, bytes]], None]
+    """Is told what a checkpoint has."""
+
+    def __post_init__(self) -> None:
+        self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
         self._wanted: _Wanted | None = None
-        self._numbers = numbers
-        """Spark's numbers of the sources, as `log.py` explains."""
-        self._tell = captured
         self._lock = threading.Lock()
 
     def want(self, checkpoint: CheckpointId, batch: int) -> None:
@@ -127,9 +118,9 @@ class SourceProgress:
         if self._coordinator.pending != wanted.checkpoint:
             self._done(wanted)
             return
-        base = self._coordinator.confirmed_manifest
+        base = self._coordinator.confirmed
         try:
-            files = self._captured(wanted, has_looked)
+            files = self._files_of(wanted, has_looked)
             if files is None:
                 return
             info = upload_source(
@@ -142,10 +133,10 @@ class SourceProgress:
             return
         self._done(wanted)
         if wanted.batch >= 0:
-            self._tell(wanted.checkpoint, wanted.batch, files)
+            self._captured(wanted.checkpoint, wanted.batch, files)
         self._coordinator.add_source(wanted.checkpoint, info)
 
-    def _captured(self, wanted: _Wanted, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:
+    def _files_of(self, wanted: _Wanted, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:
         """Return the files of the batch that is wanted, None if Spark has not written them yet."""
         if wanted.batch < 0:
             has_begun = (self._directory / "offsets" / "0").exists() or has_looked()

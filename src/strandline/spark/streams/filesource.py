@@ -15,11 +15,12 @@ from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.ddl import first_line
-from strandline.spark.base.reported import errors_reported
-from strandline.spark.base.sessionchecks import check_session
+from strandline.spark.base.filesystem import absolute
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.session import check_session
+from strandline.spark.sources.checks import leaves_of, relations_of, source_numbers
 from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.files import Cleaning, open_source_files
-from strandline.spark.sources.rereadable import leaves_of, relations_of, source_numbers
 from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.stream import Stream, source_stream
 
@@ -53,7 +54,7 @@ def files_source(
     if spark is None:
         raise ConfigurationError("files_source() found no Spark session", hint="make one first: strandline.session()")
     check_session(spark)
-    where = _absolute(path)
+    where = absolute(path)
     cleaning = _cleaning(spark, where, clean, archive_dir)
     if max_files_per_epoch is not None:
         if not isinstance(max_files_per_epoch, int) or max_files_per_epoch < 1:
@@ -124,7 +125,7 @@ def _cleaning(spark: SparkSession, path: str, clean: str | None, archive_dir: st
         )
     if archive_dir is None:
         return Cleaning(path)
-    archive = _absolute(archive_dir)
+    archive = absolute(archive_dir)
     _check_archive(spark, path, archive)
     return Cleaning(path, archive)
 
@@ -161,14 +162,9 @@ def _existing(path: Path) -> Path:
 def _directories(df: DataFrame) -> Iterator[PurePosixPath]:
     for relation in relations_of(df):
         if relation.is_files and "path" in relation.options:
-            parts = PurePosixPath(_plain(_absolute(relation.options["path"]))).parts
+            parts = PurePosixPath(_plain(absolute(relation.options["path"]))).parts
             plain = next((at for at, part in enumerate(parts) if _GLOB & set(part)), len(parts))
             yield PurePosixPath(*parts[:plain])
-
-
-def _absolute(path: str | Path) -> str:
-    # Made absolute here: Spark's JVM has a working directory of its own.
-    return str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
 
 
 def _plain(path: str) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -18,7 +17,7 @@ from strandline.plan.graph import LateNode, Node, SourceNode, StepNode, Watermar
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line
-from strandline.spark.base.reported import errors_reported
+from strandline.spark.base.quiet import errors_reported
 from strandline.spark.sources.files import Cleaning
 
 Step = Callable[[DataFrame], DataFrame]
@@ -90,17 +89,12 @@ def probe_of(node: Node) -> DataFrame:
         case FrameStep():
             return node.probe
         case FrameSource():
-            return empty(node.df.sparkSession, node.df.schema)
+            return node.df.sparkSession.createDataFrame([], node.df.schema)
         case WatermarkNode(parent=Node() as parent):
             return with_times(probe_of(parent), node.spec)
         case LateNode(parent=Node() as parent):
             return probe_of(parent).drop(ORIGIN)
-    return empty(source.df.sparkSession, node.columns.ddl)
-
-
-def empty(session: SparkSession, schema: Any) -> DataFrame:
-    """Return a DataFrame without rows."""
-    return session.createDataFrame([], schema)
+    return source.df.sparkSession.createDataFrame([], node.columns.ddl)
 
 
 def _columns(schema: StructType) -> Columns:

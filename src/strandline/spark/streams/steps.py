@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 
 from strandline.plan.columns import Columns
 from strandline.plan.graph import MapNode, Node
-from strandline.plan.watermarks import watermark_on
+from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.streams.frames import Step, probe_of, transformed
 from strandline.types.datatypes import parse_schema

@@ -18,8 +18,7 @@ from strandline.api.windows import Global
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, edge, extreme, group_by, valid_rows
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
-from strandline.runtime.state.columnhandles import BatchKeys
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
 from strandline.runtime.state.scope import Scope
 
 TOTALS = "totals"

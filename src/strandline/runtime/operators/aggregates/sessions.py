@@ -26,15 +26,13 @@ import pyarrow as pa
 from strandline.api.states import Value
 from strandline.api.windows import Session
 from strandline.backends.base import Backend
-from strandline.core.keygroups import KeyGroupRange
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, overlapping, valid_rows
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
-from strandline.runtime.state.columnhandles import BatchKeys
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
 from strandline.runtime.state.panes import settle
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
@@ -113,7 +111,7 @@ class SessionAggregation(ColumnarProcess):
         self._spans: list[pa.RecordBatch] = []
         """What the epoch has brought: key group, keys, events, start, end, accumulator."""
 
-    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+    def bind(self, backend: Backend, groups: range, cache_bytes: int) -> Sequence[StateTable[Any]]:
         self._codec = KeyCodec([field.type for field in self._keys.fields])
         self._ends, self._early = TimerTable(ENDS, backend, groups), TimerTable(EARLY, backend, groups)
         return [self._ends, self._early]

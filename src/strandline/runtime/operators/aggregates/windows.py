@@ -7,7 +7,7 @@ stream it stands for, and the columns of the accumulator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,13 @@ import pyarrow as pa
 
 from strandline.api.windows import Sliding, Tumbling
 from strandline.backends.base import Backend
-from strandline.core.keygroups import KeyGroupRange
 from strandline.format.manifest import StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
-from strandline.runtime.operators.aggregates.changes import Changes, News
 from strandline.runtime.operators.aggregates.grouping import group_by
-from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.operators.windows.operator import Rules, next_multiple
 from strandline.runtime.own import windows_info
-from strandline.runtime.state.columnar import ColumnarProcess, Given, Rows
-from strandline.runtime.state.columnhandles import BatchKeys
-from strandline.runtime.state.panes import GROUP, PaneTable, cut
+from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.panes import GROUP, Merge, PaneTable, cut, settle
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.timers import earliest
@@ -32,6 +29,67 @@ from strandline.types.columns import arrow_schema, conform
 from strandline.types.datatypes import StructType, parse_schema
 
 PANES = "panes"
+
+Changes = Mapping[int, list[pa.RecordBatch] | None]
+"""By pane: the batches that were added; None: it is not known which."""
+
+
+class News:
+    """Changes of panes since results so far were last given, and when they are next: at a full interval of the clock.
+
+    They are kept in memory alone. After a restore they are not known: then everything counts as changed, and results
+    come once more than they would have.
+    """
+
+    def __init__(self, every_us: int, merge: Merge) -> None:
+        self._every_us = every_us
+        self._merge = merge
+        self._at_us: int | None = None
+        self._is_unknown = True
+        """Whether panes that are there may have changed before."""
+        self._kept: dict[int, list[pa.RecordBatch]] = {}
+        self._now: dict[int, list[pa.RecordBatch]] = {}
+        self._before: tuple[int | None, bool] = (None, True)
+        self._is_taken = False
+
+    def add(self, pane: int, batch: pa.RecordBatch, now_us: int) -> None:
+        """Something was added to a pane."""
+        self._now.setdefault(pane, []).append(batch)
+        if self._at_us is None:
+            self._at_us = next_multiple(now_us, self._every_us)
+
+    def due_us(self, panes: Collection[int]) -> int | None:
+        """Return when the changes are to be shown; None when there are none."""
+        if not panes:
+            # Nothing was there before, so nothing can have changed unseen.
+            self._is_unknown = False
+        return 0 if self._is_unknown else self._at_us
+
+    def take(self, panes: Collection[int]) -> Changes:
+        """Return the changes of the panes there are, and begin anew."""
+        found: dict[int, list[pa.RecordBatch] | None] = {}
+        for pane in panes:
+            batches = [*self._kept.get(pane, ()), *self._now.get(pane, ())]
+            if batches or self._is_unknown:
+                found[pane] = None if self._is_unknown else batches
+        self._is_taken, self._is_unknown, self._at_us, self._now = True, False, None, {}
+        return found
+
+    def commit(self) -> None:
+        """Keep the epoch."""
+        if self._is_taken:
+            self._kept = {}
+        for pane, batches in self._now.items():
+            kept = self._kept.setdefault(pane, [])
+            kept += batches
+            settle(kept, self._merge)
+        self._before = (self._at_us, self._is_unknown)
+        self._now, self._is_taken = {}, False
+
+    def forget(self) -> None:
+        """Forget the epoch."""
+        self._at_us, self._is_unknown = self._before
+        self._now, self._is_taken = {}, False
 
 
 class WindowedAggregation(ColumnarProcess):
@@ -56,7 +114,7 @@ class WindowedAggregation(ColumnarProcess):
         self._early_us = rules.early_us
         self._news: News | None = None
 
-    def bind(self, backend: Backend, groups: KeyGroupRange, cache_bytes: int) -> Sequence[StateTable[Any]]:
+    def bind(self, backend: Backend, groups: range, cache_bytes: int) -> Sequence[StateTable[Any]]:
         self._table = PaneTable(PANES, backend, groups, arrow_schema(self._stored), self._merge, cache_bytes)
         # Where panes go once their window is given, what is there tells what is to be given.
         self._table.marked = self._lateness > 0 or self.pane_us < self._size

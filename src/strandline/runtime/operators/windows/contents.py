@@ -155,24 +155,9 @@ def as_row(names: Sequence[str], row: Any) -> Row:
     return tuple(row)
 
 
-class Constant:
-    """Gives the same value at every call; unlike a lambda it travels by name."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __call__(self) -> Any:
-        return self._value
-
-
-class FirstOr:
-    """A reduce function as an add function: the first event is the value."""
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, value: Any, event: Any) -> Any:
-        return event if value is None else self._function(value, event)
+def first_or(function: Callable[[Any, Any], Any], value: Any, event: Any) -> Any:
+    """Add an event as a reduce function does: the first one is the value."""
+    return event if value is None else function(value, event)
 
 
 class ChunksHandle:

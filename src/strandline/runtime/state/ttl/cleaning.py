@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL
 from strandline.backends.base import Backend
-from strandline.core.keygroups import KeyGroupRange
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope
@@ -20,7 +19,7 @@ _WAKE_US = 60_000_000
 class Expiry:
     """The lifetimes of one operator partition's states, and the timers of the cleaning."""
 
-    def __init__(self, scope: Scope, backend: Backend, groups: KeyGroupRange, keys: LiveKeys) -> None:
+    def __init__(self, scope: Scope, backend: Backend, groups: range, keys: LiveKeys) -> None:
         self._scope = scope
         self._keys = keys
         self.tables = [TimerTable(EVENT_TTL, backend, groups), TimerTable(PROCESSING_TTL, backend, groups)]

@@ -10,10 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from strandline.format.expiry import expiry_of, pack_expiry, with_expiry, without_expiry
 from strandline.format.keys import KeyCodec
-from strandline.format.values import ValueCodec
-from strandline.runtime.state.columnhandles import BatchKeys, VectorValueHandle
+from strandline.format.values import ValueCodec, expiry_of, pack_expiry, with_expiry, without_expiry
+from strandline.runtime.state.columnar import BatchKeys, VectorValueHandle
 from strandline.runtime.state.handles import COMPACT_CHUNKS, ListHandle, MapHandle, coercion
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope

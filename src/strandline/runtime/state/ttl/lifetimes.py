@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strandline.api.ttl import TTL
+from strandline.api.states import TTL
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.timers import TimerTable
