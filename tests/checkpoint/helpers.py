@@ -13,9 +13,10 @@ from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Choice, choose
 from strandline.checkpoint.source_log import upload_source
-from strandline.checkpoint.upload import kind_of, upload
+from strandline.checkpoint.upload import upload
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import FileRef, Manifest, Mode, OperatorInfo, PartitionInfo, SinkInfo, StateInfo

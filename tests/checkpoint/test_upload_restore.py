@@ -10,8 +10,9 @@ import pytest
 
 from strandline.backends.base import LocalFile
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
+from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose, fetch
-from strandline.checkpoint.upload import kind_of, upload
+from strandline.checkpoint.upload import upload
 from strandline.core.errors import CheckpointError, CorruptionError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef

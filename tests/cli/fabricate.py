@@ -10,9 +10,10 @@ from strandline.backends.base import LocalFile
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import choose
 from strandline.checkpoint.source_log import upload_source
-from strandline.checkpoint.upload import kind_of, upload
+from strandline.checkpoint.upload import upload
 from strandline.core.clock import SystemClock
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.keygroups import range_of

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from strandline.backends.base import Backend, LocalFile
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.upload import kind_of, upload
+from strandline.checkpoint.kinds import kind_of
+from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import CheckpointId, Partition
