@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from strandline.core.ids import Generation
+from strandline.keeper import birth
+from strandline.keeper.paths import Places
 from strandline.keeper.watchdog import process_start
-from strandline.spark.keepers.fleet import _command_of, _keepers_here
+from strandline.spark.keepers import fleet
+from strandline.spark.keepers.fleet import Fleet, _command_of, _keepers_here
 
 
 def test_a_runs_keepers_are_known_by_what_they_were_started_with(local_dir: Path) -> None:
@@ -46,3 +52,21 @@ def test_a_process_is_known_from_its_first_moment() -> None:
                 assert _command_of(Path(f"/proc/{process.pid}")) == ["sleep", "60", ""]
             finally:
                 process.kill()
+
+
+def test_keepers_are_killed_though_one_is_being_started_for_long(
+    local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another job of this driver, say: its nursery does not answer."""
+    monkeypatch.setattr(fleet, "_END_S", 0.2)
+    me = os.getpid()
+    places = Places(local_dir, "file:///store", "job")
+    one = Fleet.__new__(Fleet)
+    one._places, one._generation = places, Generation(7)
+    keeper = [sys.executable, "-m", "strandline.keeper.process", str(places.root / "a.sock"), str(local_dir / "op-0")]
+    with (
+        subprocess.Popen([*keeper, str(me), process_start(me), "7"], stderr=subprocess.DEVNULL) as process,
+        birth.NURSERY._lock,
+    ):
+        one.kill()
+        assert process.wait(10) == -signal.SIGKILL

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import socket
@@ -18,17 +19,21 @@ _ANSWER_S = 30.0
 _ROOM = " " * (1 << 14)
 """An argument of the nursery's, in whose place its keepers' arguments are written: twice the longest path and more."""
 MESSAGE_BYTES = 1 << 20
-_READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "OMP_", "OPENBLAS_", "MKL_", "NPY_", "ARROW_")
+_READ_AT_START = (
+    "PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "MIMALLOC_", "JE_", "OMP_", "OPENBLAS_", "MKL_", "NPY_",
+    "ARROW_",
+)  # fmt: skip
 """What Python and the libraries of a keeper read of their environment once: forks cannot be given another."""
 
 
 class Birth(msgspec.Struct, frozen=True):
     """What a keeper is to be, as if it had been started as a program."""
 
-    arguments: list[str]
-    environment: dict[str, str]
-    directory: str
-    log: str
+    arguments: list[bytes]
+    environment: dict[bytes, bytes]
+    directory: bytes
+    log: bytes
+    umask: int
 
 
 class Nursery:
@@ -41,16 +46,24 @@ class Nursery:
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> int | None:
         """Start a keeper; return its pid, or None if it has to be started otherwise."""
-        birth = msgspec.msgpack.encode(Birth(list(arguments), dict(environment), _working_directory(), str(log)))
+        if sum(len(argument) + 1 for argument in map(os.fsencode, arguments)) > len(_ROOM):
+            return None
+        encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+        birth = msgspec.msgpack.encode(
+            Birth(list(map(os.fsencode, arguments)), encoded, _working_directory(), os.fsencode(log), _umask())
+        )
         # A fork of the driver would share its channel with it.
         made_for = os.getpid(), {name: environment[name] for name in environment if name.startswith(_READ_AT_START)}
         with self._lock:
-            if self._channel is not None and self._made_for == made_for and (pid := self._ask(birth)):
-                return pid
-            # There was none, or it has ended meanwhile.
-            self._open(log, environment)
-            self._made_for = made_for
-            return self._ask(birth)
+            try:
+                if self._channel is not None and self._made_for == made_for and (pid := self._ask(birth)):
+                    return pid
+                # There was none, or it has ended meanwhile.
+                self._open(log, environment)
+                self._made_for = made_for
+                return self._ask(birth)
+            except _TooLongError:
+                return None
 
     @contextlib.contextmanager
     def at_rest(self, patience_s: float) -> Iterator[None]:
@@ -81,7 +94,10 @@ class Nursery:
         try:
             self._channel.send(birth)
             pid = int(self._channel.recv(MESSAGE_BYTES) or 0)
-        except (OSError, ValueError):
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                # Nothing was sent: an environment of hundreds of kilobytes.
+                raise _TooLongError from None
             pid = 0
         if not pid:
             self._close()
@@ -93,11 +109,21 @@ class Nursery:
             self._channel = None
 
 
-def _working_directory() -> str:
+class _TooLongError(Exception):
+    """What a keeper is to be does not fit into one message."""
+
+
+def _working_directory() -> bytes:
     try:
-        return str(Path.cwd())
+        return os.fsencode(Path.cwd())
     except OSError:
-        return "/"
+        return b"/"
+
+
+def _umask() -> int:
+    """Return what this process' new files are closed to, without setting it, which other threads would see."""
+    status = Path("/proc/self/status").read_text(errors="replace")
+    return next((int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")), 0o022)
 
 
 def start_program(

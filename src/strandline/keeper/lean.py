@@ -30,6 +30,12 @@ def defer_pandas() -> None:
     finder.deferred = True
 
 
+def renew_randomness() -> None:
+    """In a fork: draw other numbers than its parent and its siblings. Python's own generator does so by itself."""
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()
+
+
 class _Deferring(MetaPathFinder):
     """Finds no pandas for the thread that defers it; later finds it once, and tells Arrow."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import os
 import select
 import socket
@@ -23,7 +24,7 @@ import msgspec
 
 from strandline.keeper import process
 from strandline.keeper.birth import MESSAGE_BYTES, Birth
-from strandline.keeper.lean import defer_pandas
+from strandline.keeper.lean import defer_pandas, renew_randomness
 
 _IDLE_S = 60.0
 
@@ -72,26 +73,32 @@ def _born(birth: Birth, held: list[int]) -> bytes:
 
 def _become(birth: Birth, tells: int) -> None:
     os.setsid()
+    os.umask(birth.umask)
     os.chdir(birth.directory)
-    os.environ.clear()
-    os.environ.update(birth.environment)
+    os.environb.clear()
+    os.environb.update(birth.environment)
     time.tzset()
+    renew_randomness()
+    if not sys.flags.safe_path:
+        # Where a program's own modules are looked for first.
+        sys.path[0] = os.fsdecode(birth.directory)
+    importlib.invalidate_caches()
     log = os.open(birth.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
-    _be_called([sys.executable, "-m", "strandline.keeper.process", *birth.arguments])
+    _be_called([*map(os.fsencode, (sys.executable, "-m", "strandline.keeper.process")), *birth.arguments])
     os.write(tells, str(os.getpid()).encode())
     os.close(tells)
-    sys.argv = [process.__file__, *birth.arguments]
+    sys.argv = [process.__file__, *map(os.fsdecode, birth.arguments)]
     process.serve(sys.argv[1:])
 
 
-def _be_called(arguments: list[str]) -> None:
+def _be_called(arguments: list[bytes]) -> None:
     """Have other processes see these arguments as the ones that this one was started with."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
     start, end = int(fields[45]), int(fields[46])
-    name = "\0".join(arguments).encode() + b"\0"
+    name = b"\0".join(arguments) + b"\0"
     if not 0 < len(name) <= end - start:
         raise OSError(f"{len(name)} bytes of arguments do not fit between {start} and {end}")
     ctypes.memmove(start, name.ljust(end - start, b"\0"), end - start)

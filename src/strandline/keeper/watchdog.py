@@ -16,7 +16,9 @@ _LOOK_MS = 500
 def process_start(pid: int) -> str:
     """Return when a process started, in the kernel's words: with the pid, that names it for good. Empty if gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # One that has ended stays until its parent, or who stands in for it, has looked.
+        return "" if fields[0] in "ZX" else fields[19]
     except (OSError, IndexError):
         return ""
 

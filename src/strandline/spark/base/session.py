@@ -17,6 +17,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.spark.base.quiet import java_options, start_jvm
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DAEMON = "spark.python.daemon.module"
 _OLDEST_JAVA = 17
 _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _LEAST_BATCHES = 3
@@ -57,13 +58,16 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     settings |= {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.python.daemon.module": "strandline.spark.keepers.daemon",
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
     settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""))
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     start_jvm(given)
+    # Elsewhere, Python may find strandline only once Spark has sent it there.
+    is_here = master.startswith("local") and shutil.which(os.environ["PYSPARK_PYTHON"]) == sys.executable
+    if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
+        given.set(_DAEMON, "strandline.spark.keepers.daemon")
     return SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
 
 

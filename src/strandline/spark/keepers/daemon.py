@@ -9,19 +9,28 @@ that are imported here make theirs anew: OpenBLAS, and Arrow's allocator.
 from __future__ import annotations
 
 import gc
+import os
+from functools import partial
 
 import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
 import strandline.spark.keepers.worker  # noqa: F401
-from strandline.keeper.lean import defer_pandas
+from strandline.keeper.lean import defer_pandas, renew_randomness
 
 
 def main() -> None:
     """Fork workers until Spark has enough."""
     defer_pandas()
+    os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
     gc.freeze()
     manager()
+
+
+def _renew_in_worker(daemon: int) -> None:
+    # What a worker forks, a pool of the user's, is the user's affair.
+    if os.getppid() == daemon:
+        renew_randomness()
 
 
 if __name__ == "__main__":

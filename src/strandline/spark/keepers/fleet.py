@@ -173,18 +173,19 @@ class Fleet:
 
     def kill(self) -> None:
         """End every keeper of this machine, whatever it is doing; whoever waits for its answer hears that it died."""
-        # Also one that a task has just started, which does not answer yet; and when this returns, none is left.
+        self._kill_here()
+        # Also one that is just being started, which has no name yet; when this returns, none is left.
+        with NURSERY.at_rest(_END_S):
+            self._kill_here()
+
+    def _kill_here(self) -> None:
         deadline = time.monotonic() + _END_S
-        while (left := self._living()) and time.monotonic() < deadline:
+        while (left := _keepers_here(self._places.root, self._generation)) and time.monotonic() < deadline:
             for pid in left:
                 # Gone already, or somebody else's that was only given a keeper's name.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
-
-    def _living(self) -> list[int]:
-        with NURSERY.at_rest(_END_S):
-            return _keepers_here(self._places.root, self._generation)
 
     def close(self) -> None:
         """Let go of what the driver holds for the keepers."""
