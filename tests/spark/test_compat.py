@@ -156,18 +156,3 @@ def test_sources_that_do_not_fit(before: list[str] | None, now: list[str], found
 
 def test_what_was_never_read_may_change() -> None:
     check_compatible(made([]), [], "rocksdb", [], ["a", "b"])
-
-
-def test_workers_are_forked_with_what_tasks_import(spark: Any) -> None:
-    def parent(batches: Any) -> Any:
-        import os
-        from pathlib import Path
-
-        import pyarrow as pa
-
-        for _ in batches:
-            command = Path(f"/proc/{os.getppid()}/cmdline").read_text()
-            yield pa.RecordBatch.from_pydict({"command": [command]})
-
-    (row,) = spark.range(1).coalesce(1).mapInArrow(parent, "command string").collect()
-    assert "strandline.spark.keepers.daemon" in row.command

@@ -53,3 +53,18 @@ def test_every_partition_ends_with_the_row_that_only_comes_last(
 def test_polls_reach_every_partition_once(exchange: tuple[Exchange, int]) -> None:
     made, parallelism = exchange
     assert sorted(row[0] for row in made.partitions.collect()) == list(range(parallelism))
+
+
+def test_workers_are_forked_with_what_tasks_import(spark: Any) -> None:
+    def parent(batches: Any) -> Any:
+        import os
+        from pathlib import Path
+
+        import pyarrow as pa
+
+        for _ in batches:
+            command = Path(f"/proc/{os.getppid()}/cmdline").read_text()
+            yield pa.RecordBatch.from_pydict({"command": [command]})
+
+    (row,) = spark.range(1).coalesce(1).mapInArrow(parent, "command string").collect()
+    assert "strandline.spark.keepers.daemon" in row.command
