@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shlex
 import socket
@@ -18,7 +17,8 @@ import msgspec
 _ANSWER_S = 30.0
 _ROOM = " " * (1 << 14)
 """An argument of the nursery's, in whose place its keepers' arguments are written: twice the longest path and more."""
-MESSAGE_BYTES = 1 << 20
+MESSAGE_BYTES = 1 << 17
+"""What is longer, sockets may not take: an environment of hundreds of kilobytes."""
 _READ_AT_START = (
     "PYTHON", "LD_", "LC_", "LANG", "GLIBC_", "MALLOC_", "MIMALLOC_", "JE_", "OMP_", "OPENBLAS_", "MKL_", "NPY_",
     "ARROW_",
@@ -46,24 +46,21 @@ class Nursery:
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> int | None:
         """Start a keeper; return its pid, or None if it has to be started otherwise."""
-        if sum(len(argument) + 1 for argument in map(os.fsencode, arguments)) > len(_ROOM):
-            return None
         encoded = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         birth = msgspec.msgpack.encode(
             Birth(list(map(os.fsencode, arguments)), encoded, _working_directory(), os.fsencode(log), _umask())
         )
+        if len(birth) > MESSAGE_BYTES or sum(len(os.fsencode(argument)) + 1 for argument in arguments) > len(_ROOM):
+            return None
         # A fork of the driver would share its channel with it.
         made_for = os.getpid(), {name: environment[name] for name in environment if name.startswith(_READ_AT_START)}
         with self._lock:
-            try:
-                if self._channel is not None and self._made_for == made_for and (pid := self._ask(birth)):
-                    return pid
-                # There was none, or it has ended meanwhile.
-                self._open(log, environment)
-                self._made_for = made_for
-                return self._ask(birth)
-            except _TooLongError:
-                return None
+            if self._channel is not None and self._made_for == made_for and (pid := self._ask(birth)):
+                return pid
+            # There was none, or it has ended meanwhile.
+            self._open(log, environment)
+            self._made_for = made_for
+            return self._ask(birth)
 
     @contextlib.contextmanager
     def at_rest(self, patience_s: float) -> Iterator[None]:
@@ -94,10 +91,7 @@ class Nursery:
         try:
             self._channel.send(birth)
             pid = int(self._channel.recv(MESSAGE_BYTES) or 0)
-        except OSError as error:
-            if error.errno == errno.EMSGSIZE:
-                # Nothing was sent: an environment of hundreds of kilobytes.
-                raise _TooLongError from None
+        except OSError:
             pid = 0
         if not pid:
             self._close()
@@ -107,10 +101,6 @@ class Nursery:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
-
-
-class _TooLongError(Exception):
-    """What a keeper is to be does not fit into one message."""
 
 
 def _working_directory() -> bytes:
