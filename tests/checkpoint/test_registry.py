@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strandline.checkpoint.retention import SharedFiles
+from strandline.checkpoint.registry import SharedFiles
 from strandline.core.ids import CheckpointId
 from tests.checkpoint.helpers import manifest, shared_ref
 

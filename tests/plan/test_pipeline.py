@@ -11,7 +11,8 @@ from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, WatermarkNode
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.spark.lower.plan import Plan, Sources
+from strandline.spark.lower.plan import Plan
+from strandline.spark.lower.query import Sources
 from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.sources.checks import check_source_name
 from strandline.spark.streams.frames import FrameSource

@@ -23,7 +23,7 @@ from strandline.format.manifest import FileRef
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report
-from strandline.keeper.replay import RowCounter
+from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.state.store import Store

@@ -25,7 +25,7 @@ from strandline.core.errors import KeeperError, UnavailableError, VersionMismatc
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper import replay
-from strandline.keeper.lock import Unshared
+from strandline.keeper.forks import Unshared
 from strandline.keeper.process import Keeper as KeeperProcess
 from strandline.keeper.protocol import Connection
 from strandline.keeper.watchdog import process_start

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import strandline as sl
-from strandline.spark.lower.plan import Reduction
+from strandline.spark.lower.reduction import Reduction
 from tests import jvm
 from tests.spark import pipeline
 

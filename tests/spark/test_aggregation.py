@@ -16,7 +16,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import declare
 from strandline.plan.columns import Columns
 from strandline.spark.base.ddl import ddl_of
-from strandline.spark.lower.plan import Reduction
+from strandline.spark.lower.reduction import Reduction
 from strandline.types.datatypes import parse_type
 from tests.spark.harness import Case, begin_reducing, eventually, settle
 

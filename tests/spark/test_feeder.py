@@ -14,7 +14,7 @@ import pytest
 from strandline.core.errors import KeeperError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Connection
-from strandline.keeper.replay import RowCounter, RowProof
+from strandline.keeper.rowproof import RowCounter, RowProof
 from strandline.spark.keepers.feeder import Feeder
 
 Batch = Sequence[int | None]

@@ -16,7 +16,7 @@ import pytest
 
 import strandline as sl
 from strandline.plan.pipeline import Pipeline
-from strandline.spark.lower.plan import Sources
+from strandline.spark.lower.query import Sources
 from tests.spark import timed
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, settle

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from strandline.checkpoint.catalog import lacking, look_at, mark_published, read
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel
+from strandline.checkpoint.registry import SharedFiles
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
@@ -27,40 +27,6 @@ from strandline.format.manifest import FileRef, Manifest
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
-
-
-class SharedFiles:
-    """The live checkpoints and their files, by path. Derived from manifests: it can always be rebuilt."""
-
-    def __init__(self) -> None:
-        self._files: dict[CheckpointId, frozenset[str]] = {}
-        self.live: Counter[str] = Counter()
-        """By path, how many live checkpoints reference a file; every count is at least one."""
-
-    @property
-    def checkpoints(self) -> list[CheckpointId]:
-        """Live checkpoints, oldest first."""
-        return sorted(self._files)
-
-    def files_of(self, checkpoint: CheckpointId) -> frozenset[str]:
-        """Return the paths that a live checkpoint references."""
-        return self._files[checkpoint]
-
-    def complete(self, manifest: Manifest) -> None:
-        """Add a published checkpoint; adding it twice changes nothing."""
-        checkpoint = manifest.checkpoint
-        if checkpoint not in self._files:
-            self._files[checkpoint] = frozenset(f.path for f in manifest.files() if f.inline is None)
-            self.live.update(self._files[checkpoint])
-
-    def drop(self, checkpoint: CheckpointId) -> list[str]:
-        """Remove a checkpoint whose manifest is deleted; return the paths no live checkpoint references any more."""
-        dropped = self._files.pop(checkpoint, frozenset())
-        self.live.subtract(dropped)
-        unreferenced = sorted(path for path in dropped if not self.live[path])
-        for path in unreferenced:
-            del self.live[path]
-        return unreferenced
 
 
 @dataclass

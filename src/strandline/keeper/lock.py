@@ -1,18 +1,11 @@
-"""The lock on a partition's directory: one keeper at a time works there. No process that it forks takes part.
-
-A fork, of the user's function, has every open file of its keeper, and may outlive it. A lock is held, and a connection
-or a socket that listens is open, until the last process has closed it: nobody would notice that the keeper died, nor
-could another take over.
-"""
+"""The lock on a partition's directory: one keeper at a time works there."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import signal
-import socket
 import time
-import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,51 +13,12 @@ from typing import IO
 
 from strandline.core.errors import KeeperError
 from strandline.core.ids import Generation
+from strandline.keeper.forks import Unshared
 from strandline.keeper.watchdog import process_start
 
 _NAME = "keeper.lock"
 _PATIENCE_S = 10
 _PAUSE_S = 0.02
-
-
-class Unshared:
-    """Files and sockets that are closed in forks of this process; there, closing takes nothing from this one.
-
-    Those of `bound`, the name of a socket that listens, are so without being added: one may just have been accepted.
-    """
-
-    def __init__(self, bound: Path) -> None:
-        self._bound = str(bound)
-        self._held: weakref.WeakSet[IO[str] | socket.socket] = weakref.WeakSet()
-        os.register_at_fork(after_in_child=self._let_go)
-
-    def add(self, held: IO[str] | socket.socket) -> None:
-        """Keep this one from forks, as long as it is in use."""
-        self._held.add(held)
-
-    def _let_go(self) -> None:
-        for held in list(self._held):
-            with suppress(OSError):
-                held.close()
-        # A time-out for new sockets would make each one found non-blocking, for this process's parent, too.
-        before = socket.getdefaulttimeout()
-        socket.setdefaulttimeout(None)
-        try:
-            for entry in list(Path("/proc/self/fd").iterdir()):
-                with suppress(OSError):
-                    self._let_go_if_ours(int(entry.name))
-        finally:
-            socket.setdefaulttimeout(before)
-
-    def _let_go_if_ours(self, descriptor: int) -> None:
-        # Not a copy of it: that would be the fork's, who could not close it.
-        found = socket.socket(fileno=descriptor)
-        try:
-            is_ours = found.getsockname() == self._bound
-        finally:
-            found.detach()
-        if is_ours:
-            os.close(descriptor)
 
 
 @dataclass

@@ -29,8 +29,9 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
+from strandline.keeper.forks import Unshared
 from strandline.keeper.lean import defer_pandas
-from strandline.keeper.lock import PartitionLock, Unshared
+from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog

@@ -20,7 +20,8 @@ from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import Opened, open_partition
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions
-from strandline.keeper.replay import KeptOutput, RowProof
+from strandline.keeper.replay import KeptOutput
+from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
 from strandline.runtime.task.task import EpochTimes
 

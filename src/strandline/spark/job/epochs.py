@@ -26,7 +26,8 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
-from strandline.spark.lower.plan import Built, Plan, limit_shuffle
+from strandline.spark.lower.plan import Built, Plan
+from strandline.spark.lower.reduction import limit_shuffle
 from strandline.spark.sources.progress import SourceProgress
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.core.errors import KeeperError
 from strandline.keeper import protocol as p
 from strandline.keeper.protocol import Connection
-from strandline.keeper.replay import RowCounter
+from strandline.keeper.rowproof import RowCounter
 from strandline.runtime.rowlayout import split_end
 
 

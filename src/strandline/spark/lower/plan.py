@@ -1,105 +1,25 @@
-"""A job's pipeline, checked as a whole, and built into DataFrames once an epoch.
-
-What it reads is one query, because an epoch is the same prefix of every source, and one directory of Spark's progress
-rewinds them all. Several sources are a union in which each row has the number of its source, and lies in that source's
-own column. See docs/design/0004-several-sources.md.
-"""
+"""A job's pipeline, checked as a whole, and built into DataFrames once an epoch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.spark.lower.nodes import lowered
+from strandline.spark.lower.query import Sources
+from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
-from strandline.spark.streams.frames import FrameSource, FrameStep
+from strandline.spark.streams.frames import FrameStep
 from strandline.spark.streams.stream import Output
 
-_WORTHWHILE = 0.6
-_DEFAULT_SHUFFLE_PARTITIONS = "200"
-_FIRST_PAUSE, _LONGEST_PAUSE = 16, 256
-_SOURCE = "__strandline_source"
-_ROWS = "__strandline_rows"
-
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
-
-
-class Sources:
-    """The DataFrames that a job reads: one, which needs no name, or several, in the order of their names."""
-
-    def __init__(self, nodes: Sequence[SourceNode]) -> None:
-        self.nodes = [node for node in nodes if isinstance(node, FrameSource)]
-        if len(self.nodes) < len(nodes):
-            raise ConfigurationError(
-                "a stream of a test's events is no source of a job", hint="begin it with strandline.stream(df)"
-            )
-
-    @property
-    def names(self) -> list[str]:
-        """The sources' names; none for a single one that was given no name."""
-        return [node.name for node in self.nodes if node.name]
-
-    @property
-    def are_several(self) -> bool:
-        """Whether their rows have to be told apart."""
-        return len(self.nodes) > 1
-
-    @property
-    def session(self) -> SparkSession:
-        """The session that they are read with."""
-        return self.nodes[0].df.sparkSession
-
-    def together(self, order: Sequence[str]) -> DataFrame:
-        """Return what one query reads: the sources in this order of names, for Spark knows them by their places."""
-        if not self.are_several:
-            return self.nodes[0].df
-        tagged = {
-            node.name: node.df.select(F.lit(at).alias(_SOURCE), F.struct("*").alias(f"{_ROWS}_{at}"))
-            for at, node in enumerate(self.nodes)
-        }
-        return reduce(_union, (tagged[name] for name in order))
-
-    def apart(self, df: DataFrame) -> dict[Node, DataFrame]:
-        """Return each source's rows of an epoch."""
-        if not self.are_several:
-            return {self.nodes[0]: df}
-        return {node: df.where(f"{_SOURCE} = {at}").select(f"{_ROWS}_{at}.*") for at, node in enumerate(self.nodes)}
-
-
-class Reduction:
-    """Whether to aggregate an epoch's rows in the JVM before they are sent: as long as that makes them notably fewer.
-
-    Where it does not, it is tried again after a while, and ever more rarely.
-    """
-
-    def __init__(self, *, possible: bool = True) -> None:
-        self.on = self._possible = possible
-        self._pause = _FIRST_PAUSE
-        self._epochs_off = 0
-
-    def observe(self, source_rows: int, sent_rows: int) -> None:
-        """Take in how many rows an epoch had, and how many of them were sent."""
-        if not source_rows or not self._possible:
-            return
-        if not self.on:
-            self._epochs_off += 1
-            self.on = self._epochs_off >= self._pause
-            return
-        if sent_rows <= _WORTHWHILE * source_rows:
-            self._pause = _FIRST_PAUSE
-            return
-        if self._epochs_off:
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self.on, self._epochs_off = False, 0
 
 
 class Plan:
@@ -208,14 +128,3 @@ class Built:
 
 def _has_operator(node: Node) -> bool:
     return isinstance(node, OperatorNode) or any(map(_has_operator, node.parents))
-
-
-def _union(one: DataFrame, other: DataFrame) -> DataFrame:
-    return one.unionByName(other, allowMissingColumns=True)
-
-
-def limit_shuffle(session: SparkSession, parallelism: int) -> None:
-    """Have group-bys of an epoch's session give few partitions, unless the user has said how many."""
-    name = "spark.sql.shuffle.partitions"
-    if session.conf.get(name) == _DEFAULT_SHUFFLE_PARTITIONS:
-        session.conf.set(name, str(parallelism))
