@@ -114,6 +114,15 @@ class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):
     uploaded_bytes: int = 0
 
 
+class TableFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A Parquet file of a canonical savepoint: rows of one state, of a range of key groups."""
+
+    first_key_group: int
+    last_key_group: int
+    rows: int
+    file: FileRef
+
+
 class OperatorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The snapshot of one keyed operator."""
 
@@ -125,6 +134,9 @@ class OperatorInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Spark DDL of the key columns: 'name type, …'."""
     states: list[StateInfo]
     partitions: list[PartitionInfo]
+    """Empty in a canonical savepoint."""
+    tables: dict[str, list[TableFile]] | msgspec.UnsetType = msgspec.UNSET
+    """Only in a canonical savepoint: by state, its rows, in order of key groups."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,10 +202,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int = 0
     uploaded_bytes: int = 0
     total_bytes: int = 0
+    savepoint: Literal["canonical", "native"] | msgspec.UnsetType = msgspec.UNSET
+    """Left out in a checkpoint. The files of a savepoint are relative to its own folder, and no one else's."""
 
     def files(self) -> list[FileRef]:
         """Return every file the checkpoint needs, shared ones and its own; inline ones have no path."""
         found = [f for operator in self.operators for p in operator.partitions for f in p.files]
+        found += [t.file for operator in self.operators for tables in (operator.tables or {}).values() for t in tables]
         return found + (self.source.files() if self.source else [])
 
 
