@@ -25,7 +25,7 @@ from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.session import retained_batches
+from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver, Progress
@@ -214,7 +214,7 @@ class Starting:
         sc: Any = self._b.spark.sparkContext
         addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
         hosts = [address.rpartition(":")[0] for address in addresses]
-        if len(hosts) > 1 and not sc.master.startswith("local["):
+        if len(hosts) > 1 and not has_one_process(sc.master):
             # The driver is among them, and runs no keepers.
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
