@@ -56,9 +56,9 @@ def test_round_trips(typed: tuple[list[DataType], list[tuple[int, Any]]]) -> Non
         assert codec.encode_arrow(pa.array(groups, pa.int32()), arrow) == encoded
     found_groups, found_columns = codec.decode_arrow(encoded)
     assert found_groups.tolist() == groups
-    for kind, column, values in zip(types, found_columns, columns, strict=bool(keys)):
+    for kind, column, wanted in zip(types, found_columns, columns, strict=bool(keys)):
         column.validate(full=True)
-        assert same(to_python(column, kind), list(values))
+        assert same(to_python(column, kind), list(wanted))
 
 
 @given(TYPED_KEYS, st.data())

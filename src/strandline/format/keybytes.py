@@ -70,4 +70,5 @@ class KeyBytes:
     @cached_property
     def _following(self) -> Numbers:
         """The byte behind each zero; behind the last byte of all, none that may be there."""
-        return np.append(self.bytes, 1)[self._zeros + 1]
+        found: Numbers = np.append(self.bytes, 1)[self._zeros + 1]
+        return found
