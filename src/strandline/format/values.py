@@ -16,7 +16,7 @@ import pyarrow as pa
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.format.fixed import FixedLayout, is_fixed
 from strandline.types.coercion import MisfitError, coercion, shown
-from strandline.types.columns import build, conform
+from strandline.types.columns import build, conform, to_arrow_type
 from strandline.types.datatypes import DataType
 from strandline.types.plain import copier, from_plain, plain_class, same, to_plain
 from strandline.types.plaincolumns import arrow_to_plain, plain_to_arrow
@@ -30,6 +30,7 @@ _START = _HEADER_BYTES + _TTL_BYTES
 MAX_SCHEMA_ID = 254
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
 _MAX_FIXINT = 127
+_AT_ONCE = 2048
 
 _DOES_NOT_FIT = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, msgspec.MsgspecError)
 _IS_DAMAGED = (TypeError, ValueError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
@@ -115,6 +116,13 @@ class ValueCodec:
 
     def decode_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
         """Decode values into an Arrow column, null where None."""
+        if self._layout is not None:
+            return self._decoded_arrow(data)
+        # A part at a time: more plain forms at once would keep the garbage collector busy.
+        parts = [self._decoded_arrow(data[at : at + _AT_ONCE]) for at in range(0, len(data), _AT_ONCE)]
+        return pa.concat_arrays(parts) if parts else pa.nulls(0, to_arrow_type(self.type))
+
+    def _decoded_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
         found = self._layout.decode_arrow(data) if self._layout else self._packed_columns(data)
         return build(self.decode_many(data), self.type) if found is None else found
 

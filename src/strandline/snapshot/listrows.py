@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import islice
 from operator import ne
 
@@ -13,7 +14,7 @@ from strandline.core.errors import StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.values import ValueCodec, with_expiry
-from strandline.snapshot.rowcodec import Entries, RowCodec
+from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.tablecolumns import EXPIRES_AT, POSITION, VALUE, first_row, spread
 from strandline.snapshot.valuerows import StoredValues, from_times
 from strandline.types.datatypes import ArrayType, Field, LongType, parse_type
@@ -40,10 +41,9 @@ class ListRows(RowCodec):
         chunk, head = (KeyCodec([LongType()]).encode_sub(number) for number in (_CHUNK, _HEAD))
         self._chunk_key, self._head_key = chunk, head
 
-    def decode(self, entries: Entries) -> pa.RecordBatch:
-        keys = [key for key, _ in entries]
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         groups, columns = self._codec.decode_arrow(keys)
-        chunks, expires = self._values.decode([value for _, value in entries])
+        chunks, expires = self._values.decode(values)
         starts = _changes([key[:-_SUB_BYTES] for key in keys])
         counts = np.diff(chunks.offsets.to_numpy()).astype(np.int64)
         of_chunk = np.repeat(np.arange(len(keys)), counts)
@@ -97,8 +97,8 @@ class ListRows(RowCodec):
     def _cleaned(self, key: bytes) -> bytes:
         return key[:-_SUB_BYTES]
 
-    def _end_of_key(self, waiting: list[tuple[bytes, bytes]]) -> int:
-        return bisect_left(waiting, (waiting[-1][0][:-_SUB_BYTES],))
+    def _end_of_key(self, keys: list[bytes]) -> int:
+        return bisect_left(keys, keys[-1][:-_SUB_BYTES])
 
 
 def _changes(keys: list[bytes]) -> Numbers:

@@ -15,7 +15,7 @@ from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
 from strandline.runtime.operators.aggregates.grouping import Groups
 from strandline.runtime.state.panebytes import MARK_END, key_of, pack_batch, pack_mark, parts_of, read_batch, read_mark
-from strandline.snapshot.rowcodec import Entries, RowCodec
+from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.tablecolumns import VALUE, WINDOW_END, first_row, spread
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import Field, StructType, TimestampType, parse_schema, parse_type
@@ -59,11 +59,11 @@ class PaneRows(RowCodec):
 
     # -- from entries
 
-    def decode(self, entries: Entries) -> pa.RecordBatch:
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         marks: list[tuple[int, int]] = []
         batches: list[pa.RecordBatch] = []
         of_batch: list[tuple[int, int]] = []
-        for key, value in entries:
+        for key, value in zip(keys, values, strict=True):
             group, end_us, _ = parts_of(key)
             if end_us == MARK_END:
                 marks.append((group, read_mark(value)))

@@ -27,7 +27,7 @@ from strandline.types.datatypes import DataType, Field, IntegerType, TimestampTy
 Entries = Sequence[tuple[bytes, bytes]]
 
 _READ_ENTRIES = 256
-_PART_ENTRIES, _PART_BYTES = 65_536, 16 << 20
+_PART_ENTRIES, _PART_BYTES = 16_384, 16 << 20
 _GROUP_BYTES = 2
 _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
@@ -68,7 +68,8 @@ class RowCodec:
 
         Raises CorruptionError if bytes are not what the manifest says of them.
         """
-        raise NotImplementedError
+        keys, values = zip(*entries, strict=True) if entries else ((), ())
+        return self._decoded(keys, values)
 
     def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
         """Return rows, in any order, as a keeper stores them, in the order of their keys.
@@ -83,8 +84,8 @@ class RowCodec:
         A batch holds whole key groups, or a part of one. Where batches end depends on how state was stored: what is
         to be equal for equal state has to be cut again, by rows.
         """
-        for part in self._parts(entries):
-            batch = self.decode(part)
+        for keys, values in self._parts(entries):
+            batch = self._decoded(keys, values)
             if batch.num_rows:
                 yield batch
 
@@ -138,6 +139,9 @@ class RowCodec:
 
     # -- for each kind of state
 
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
+        raise NotImplementedError
+
     def _nullable(self) -> list[str]:
         """Return the columns that may hold nulls."""
         return [EXPIRES_AT]
@@ -163,34 +167,36 @@ class RowCodec:
 
     # -- cutting
 
-    def _parts(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[list[tuple[bytes, bytes]]]:
+    def _parts(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         rest = iter(entries)
-        waiting: list[tuple[bytes, bytes]] = []
+        keys: list[bytes] = []
+        values: list[bytes] = []
         size_bytes, least = 0, _PART_ENTRIES
-        while some := list(islice(rest, _READ_ENTRIES)):
-            waiting += some
-            size_bytes += sum(len(value) for _, value in some)
-            if len(waiting) < least and size_bytes < _PART_BYTES:
+        # The pairs are let go of at once: so many of them would keep the garbage collector busy.
+        while some := tuple(zip(*islice(rest, _READ_ENTRIES), strict=True)):
+            keys += some[0]
+            values += some[1]
+            size_bytes += sum(map(len, some[1]))
+            if len(keys) < least and size_bytes < _PART_BYTES:
                 continue
-            end = self._end(waiting)
+            end = self._end(keys)
             if end:
-                yield waiting[:end]
-                waiting = waiting[end:]
+                yield keys[:end], values[:end]
+                keys, values = keys[end:], values[end:]
             # Where nothing may be cut off yet, it is not tried again at once.
-            size_bytes, least = 0, len(waiting) + _PART_ENTRIES
-        if waiting:
-            yield waiting
+            size_bytes, least = 0, len(keys) + _PART_ENTRIES
+        if keys:
+            yield keys, values
 
-    def _end(self, waiting: list[tuple[bytes, bytes]]) -> int:
+    def _end(self, keys: list[bytes]) -> int:
         """Return how many of these entries can be decoded whatever comes behind them."""
-        last = waiting[-1][0]
-        group = last[:_GROUP_BYTES]
-        if waiting[0][0][:_GROUP_BYTES] != group:
-            return bisect_left(waiting, (group,))
-        return 0 if self.whole_groups else self._end_of_key(waiting)
+        group = keys[-1][:_GROUP_BYTES]
+        if not keys[0].startswith(group):
+            return bisect_left(keys, group)
+        return 0 if self.whole_groups else self._end_of_key(keys)
 
-    def _end_of_key(self, waiting: list[tuple[bytes, bytes]]) -> int:
-        return len(waiting)
+    def _end_of_key(self, keys: list[bytes]) -> int:
+        return len(keys)
 
     def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Cut rows between key groups."""

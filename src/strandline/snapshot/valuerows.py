@@ -12,7 +12,7 @@ from strandline.core.errors import CorruptionError
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.values import ValueCodec, pack_expiry, packed_expiry, with_expiry, without_expiry
-from strandline.snapshot.rowcodec import Entries, RowCodec
+from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.tablecolumns import KEY_GROUP, MAP_KEY, TIME, VALUE, TableColumns, spread
 from strandline.types.datatypes import DataType, Field, TimestampType, parse_type
 from strandline.types.scalars import Numbers
@@ -80,8 +80,7 @@ class ValueRows(RowCodec):
         self._codec = KeyCodec([*self._key_types, *(field.type for field in own)])
         self._values = StoredValues(kind, state.schema_id, expiring=self._ttl is not None)
 
-    def decode(self, entries: Entries) -> pa.RecordBatch:
-        keys, values = _unzipped(entries)
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         groups, columns = self._codec.decode_arrow(keys)
         return self._rows([self._groups(groups), *columns, *self._values.decode(values)])
 
@@ -130,8 +129,8 @@ class TimerRows(RowCodec):
         super().__init__(operator, state, [Field(TIME, TimestampType())], over_us)
         self._codec = KeyCodec([*self._key_types, TimestampType()])
 
-    def decode(self, entries: Entries) -> pa.RecordBatch:
-        moved = [key[:2] + key[_TIME_END:] + key[2:_TIME_END] for key, _ in entries]
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
+        moved = [key[:2] + key[_TIME_END:] + key[2:_TIME_END] for key in keys]
         groups, columns = self._codec.decode_arrow(sorted(moved))
         return self._rows([pa.array(groups), *columns])
 
@@ -141,7 +140,3 @@ class TimerRows(RowCodec):
         self._in_order(keys)
         moved = sorted([key[:2] + key[-8:] + key[2:-8] for key in keys])
         return [(key, _NOTHING) for key in moved]
-
-
-def _unzipped(entries: Entries) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    return tuple(zip(*entries, strict=True)) or ((), ())  # type: ignore[return-value]
