@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.format.keys import KeyCodec
-from strandline.types.columns import from_python
+from strandline.types.columns import from_python, to_python
 from strandline.types.datatypes import DataType, LongType, StringType, parse_type
 from tests.format.samples import KEYS
 from tests.format.strategies import key_types, same, values
@@ -54,6 +54,31 @@ def test_round_trips(typed: tuple[list[DataType], list[tuple[int, Any]]]) -> Non
     arrow = [from_python(list(column), kind, "k") for column, kind in zip(columns, types, strict=False)]
     if keys:
         assert codec.encode_arrow(pa.array(groups, pa.int32()), arrow) == encoded
+    found_groups, found_columns = codec.decode_arrow(encoded)
+    assert found_groups.tolist() == groups
+    for kind, column, wanted in zip(types, found_columns, columns, strict=bool(keys)):
+        column.validate(full=True)
+        assert same(to_python(column, kind), list(wanted))
+
+
+@given(TYPED_KEYS, st.data())
+def test_damaged_columns_are_no_keys(typed: tuple[list[DataType], list[tuple[int, Any]]], draw: st.DataObject) -> None:
+    types, some = typed
+    codec = KeyCodec(types)
+    encoded = [codec.encode(group, key) for group, key in some]
+    if not encoded:
+        return
+    at = draw.draw(st.integers(0, len(encoded) - 1))
+    cut = draw.draw(st.integers(0, len(encoded[at])))
+    encoded[at] = draw.draw(st.sampled_from([encoded[at][:cut], encoded[at] + b"\0", b"\0" + encoded[at]]))
+    try:
+        wanted = codec.decode_many(encoded)
+    except CorruptionError:
+        with pytest.raises(CorruptionError):
+            codec.decode_arrow(encoded)
+        return
+    columns = [to_python(column, kind) for column, kind in zip(codec.decode_arrow(encoded)[1], types, strict=True)]
+    assert same(columns[0] if len(types) == 1 else list(zip(*columns, strict=True)), wanted)
 
 
 @given(COMPARABLE)

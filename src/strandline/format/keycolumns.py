@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError
-from strandline.types.columns import arrow_numbers, conform, to_python
+from strandline.format.keybytes import KeyBytes
+from strandline.types.columns import arrow_numbers, conform, numbers_to_arrow, to_arrow_type, to_python
 from strandline.types.datatypes import (
     BinaryType,
     BooleanType,
@@ -26,10 +27,11 @@ from strandline.types.datatypes import (
     StructType,
 )
 from strandline.types.plain import scaled, unscaled
+from strandline.types.plaincolumns import rescaled
 from strandline.types.records import record_type
 from strandline.types.scalars import FIXED_SCALARS, FixedScalar, Numbers, tolist
 
-_LONG_DECIMAL_PRECISION = 18
+_LONG_DECIMAL_PRECISION, _LONG_DIGITS = 18, 19
 _END = b"\0\0"
 _NULL, _PRESENT = b"\x01", b"\x02"
 _WIDE_BIAS = 1 << 127
@@ -54,6 +56,10 @@ class KeyColumn:
 
     def decode(self, data: bytes, at: int) -> tuple[Any, int]:
         """Decode the value that begins at `at`; return it and where it ends."""
+        raise NotImplementedError
+
+    def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
+        """Decode the values that begin at these places; return them as a column, and where they end."""
         raise NotImplementedError
 
 
@@ -121,12 +127,14 @@ class FixedColumn(KeyColumn):
 
     def restore(self, ordered: Numbers) -> list[Any]:
         """Return the values of what `order` made."""
+        numbers = self._restored(ordered)
+        return one_nan(numbers.tolist()) if self._is_float else self._scalar.from_numbers(numbers)
+
+    def _restored(self, ordered: Numbers) -> Numbers:
         bias = self._native.type(self._bias)
         bits = ordered.astype(self._native)
-        if self._is_float:
-            numbers = np.where(bits & bias, bits ^ bias, ~bits).view(self._scalar.dtype)
-            return one_nan(numbers.tolist())
-        return self._scalar.from_numbers((bits ^ bias).view(self._scalar.dtype))
+        numbers: Numbers = np.where(bits & bias, bits ^ bias, ~bits) if self._is_float else bits ^ bias
+        return numbers.view(self._scalar.dtype)
 
     def pieces(self, values: Sequence[Any]) -> list[Iterable[bytes]]:
         return [self._cut(self.order(values))]
@@ -141,6 +149,18 @@ class FixedColumn(KeyColumn):
         number = self._struct.unpack_from(data, at)[0] - self._bias
         convert = self._scalar.from_number
         return convert(number) if convert else number, end
+
+    def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
+        ordered = keys.slices(at, self._width).view(self.dtype).reshape(-1)
+        return self.restore_arrow(ordered), at + self._width
+
+    def restore_arrow(self, ordered: Numbers) -> pa.Array:
+        """Return the values of what `order` made, as a column."""
+        numbers = self._restored(ordered)
+        if isinstance(self._kind, DecimalType):
+            digits = pa.array(numbers).cast(pa.decimal128(_LONG_DIGITS, 0))
+            return rescaled(digits.cast(pa.decimal128(self._kind.precision, 0)), self._kind)
+        return numbers_to_arrow(numbers.astype(bool) if isinstance(self._kind, BooleanType) else numbers, self._kind)
 
     def _cut(self, ordered: Numbers) -> list[bytes]:
         return tolist(ordered.astype(self.dtype).view(f"V{self._width}"))
@@ -186,6 +206,10 @@ class TextColumn(KeyColumn):
         raw = data[at:zero].replace(b"\0\xff", b"\0")
         return raw.decode() if self._is_text else raw, zero + 2
 
+    def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
+        found, ends = keys.texts(at)
+        return found.cast(to_arrow_type(self._kind)), ends
+
 
 class WideDecimalColumn(KeyColumn):
     """Decimals beyond 18 digits: 16 bytes, big-endian, the sign bit flipped."""
@@ -201,6 +225,12 @@ class WideDecimalColumn(KeyColumn):
         if at + 16 > len(data):
             raise CorruptionError(f"a key of {len(data)} bytes ends within its {self._kind.ddl}")
         return self._scaled(int.from_bytes(data[at : at + 16], "big") - _WIDE_BIAS), at + 16
+
+    def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
+        digits = keys.slices(at, 16)
+        digits[:, 0] ^= 0x80
+        little = pa.py_buffer(np.ascontiguousarray(digits[:, ::-1]))
+        return pa.Array.from_buffers(to_arrow_type(self._kind), len(at), [None, little]), at + 16
 
 
 class StructColumn(KeyColumn):
@@ -230,6 +260,22 @@ class StructColumn(KeyColumn):
                 )
             parts.append(part)
         return self._make(parts), at
+
+    def decode_arrow(self, keys: KeyBytes, at: Numbers) -> tuple[pa.Array, Numbers]:
+        children = []
+        for column in self._fields:
+            marks = keys.slices(at, 1)[:, 0]
+            at = at + 1
+            present = marks == _PRESENT[0]
+            if not (present | (marks == _NULL[0])).all():
+                raise ValueError("a field of its struct begins with neither 01 nor 02")
+            if present.all():
+                child, at = column.decode_arrow(keys, at)
+            else:
+                there, at[present] = column.decode_arrow(keys, at[present])
+                child = there.take(pa.array(np.cumsum(present) - 1, mask=~present))
+            children.append(child)
+        return pa.StructArray.from_arrays(children, fields=list(to_arrow_type(self._kind))), at
 
 
 def one_nan(values: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.core.keygroups import MAX_MAX_PARALLELISM
+from strandline.format.keybytes import KeyBytes
 from strandline.format.keycolumns import FixedColumn, key_column, one_nan
 from strandline.types.coercion import Coercion, MisfitError, coercion, shown
 from strandline.types.datatypes import DataType, DoubleType, FloatType, StructType
@@ -131,6 +132,24 @@ class KeyCodec:
         packed = np.frombuffer(b"".join(data), self._dtype)
         columns = [column.restore(packed[f"f{i}"]) for i, column in enumerate(self._fixed)]
         return columns[0] if self._single else list(zip(*columns, strict=True))
+
+    def decode_arrow(self, data: Sequence[bytes]) -> tuple[Numbers, list[pa.Array]]:
+        """Return the key groups of encoded keys, and their columns."""
+        try:
+            keys = KeyBytes(data)
+            groups = keys.slices(keys.starts, _GROUP_BYTES).view(">u2").reshape(-1).astype(np.int32)
+            at, columns = keys.starts + _GROUP_BYTES, []
+            for column in self._columns:
+                found, at = column.decode_arrow(keys, at)
+                columns.append(found)
+            if np.array_equal(at, keys.ends):
+                return groups, columns
+            why = "some end elsewhere"
+        except (*_DOES_NOT_FIT, pa.ArrowException) as error:
+            why = str(error)
+        for item in data:
+            self._whole(item)
+        raise self._damaged(b"".join(data[:1]), why)
 
     def decode_sub(self, data: bytes, offset: int) -> Any:
         """Return the value that `encode_sub` encoded and that begins at `offset`; it must end the bytes."""

@@ -16,9 +16,10 @@ import pyarrow as pa
 from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError
 from strandline.format.fixed import FixedLayout, is_fixed
 from strandline.types.coercion import MisfitError, coercion, shown
-from strandline.types.columns import build, conform, to_python
+from strandline.types.columns import build, conform, to_arrow_type
 from strandline.types.datatypes import DataType
 from strandline.types.plain import copier, from_plain, plain_class, same, to_plain
+from strandline.types.plaincolumns import arrow_to_plain, plain_to_arrow
 
 _HAS_TTL = 1
 _HEADER_BYTES = 2
@@ -29,6 +30,7 @@ _START = _HEADER_BYTES + _TTL_BYTES
 MAX_SCHEMA_ID = 254
 # A header is read as two msgpack integers when many values are decoded as one array; above, a byte is no integer.
 _MAX_FIXINT = 127
+_AT_ONCE = 2048
 
 _DOES_NOT_FIT = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, msgspec.MsgspecError)
 _IS_DAMAGED = (TypeError, ValueError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
@@ -109,12 +111,34 @@ class ValueCodec:
             raise self._misfit("", None, "the column has nulls, and a stored value is never null")
         if self._layout is not None:
             return self._layout.encode_arrow(array)
-        return self.encode_many(to_python(conform(array, self.type), self.type))
+        head, pack = self._head, self._pack
+        return [head + pack(plain) for plain in arrow_to_plain(conform(array, self.type), self.type)]
 
     def decode_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
         """Decode values into an Arrow column, null where None."""
-        found = self._layout.decode_arrow(data) if self._layout else None
+        if self._layout is not None:
+            return self._decoded_arrow(data)
+        # A part at a time: more plain forms at once would keep the garbage collector busy.
+        parts = [self._decoded_arrow(data[at : at + _AT_ONCE]) for at in range(0, len(data), _AT_ONCE)]
+        return pa.concat_arrays(parts) if parts else pa.nulls(0, to_arrow_type(self.type))
+
+    def _decoded_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
+        found = self._layout.decode_arrow(data) if self._layout else self._packed_columns(data)
         return build(self.decode_many(data), self.type) if found is None else found
+
+    def _packed_columns(self, data: Sequence[bytes | None]) -> pa.Array | None:
+        """Decode packed values column by column; None if they must be looked at one by one."""
+        present: Any = [item for item in data if item is not None] if None in data else data
+        try:
+            plain = self._plain_at_once(present)
+            if plain is None:
+                return None
+            if present is not data:
+                each = iter(plain)
+                plain = [None if item is None else next(each) for item in data]
+            return plain_to_arrow(plain, self.type)
+        except _IS_DAMAGED:
+            return None
 
     # -- decoding
 
@@ -122,6 +146,11 @@ class ValueCodec:
         """Decode values at once; None if they must be looked at one by one."""
         if self._layout is not None:
             return self._layout.decode_many(data)
+        plain = self._plain_at_once(data)
+        return plain if plain is None or self._from_plain is None else list(map(self._from_plain, plain))
+
+    def _plain_at_once(self, data: Sequence[bytes]) -> list[Any] | None:
+        """Read the plain forms of packed values at once; None if they must be looked at one by one."""
         if self.schema_id > _MAX_FIXINT:
             return None
         # All values are read as one msgpack array of flags, schema id, value, flags, …: one call instead of many.
@@ -130,7 +159,7 @@ class ValueCodec:
         usual = parts[::3].count(0) == parts[1::3].count(self.schema_id) == len(data)
         if not usual or set(map(type, plain)) - {self._plain_class}:
             return None
-        return plain if self._from_plain is None else list(map(self._from_plain, plain))
+        return plain
 
     def _packed_decode(self, data: bytes) -> Any:
         if data[:_HEADER_BYTES] != self._head:

@@ -32,7 +32,7 @@ from strandline.types.datatypes import (
     TimestampType,
 )
 from strandline.types.records import record_type
-from strandline.types.scalars import FIXED_SCALARS, Numbers
+from strandline.types.scalars import FIXED_SCALARS, Numbers, check_range
 
 _TO_ARROW: dict[DataType, pa.DataType] = {
     BooleanType(): pa.bool_(),
@@ -208,6 +208,24 @@ def numbers_to_arrow(numbers: Numbers, kind: DataType, absent: Numbers | None = 
     """Return the Arrow column of a fixed-width type; null where `absent`."""
     array = pa.array(np.ascontiguousarray(numbers), mask=absent)
     return array.view(to_arrow_type(kind)) if isinstance(kind, _TEMPORAL) else array
+
+
+def check_moments(array: pa.Array, kind: DataType) -> None:
+    """Raise UserCodeError if a column that conforms to `kind` holds a moment that Python cannot hold."""
+    if isinstance(kind, _TEMPORAL):
+        try:
+            check_range(arrow_numbers(array, kind), kind.ddl)
+        except CorruptionError as error:
+            raise UserCodeError(error.message, hint=error.hint) from error
+    elif isinstance(kind, StructType):
+        for child, field in zip(array.flatten(), kind.fields, strict=True):
+            check_moments(child, field.type)
+    elif isinstance(kind, ArrayType):
+        check_moments(array.flatten(), kind.element)
+    elif isinstance(kind, MapType) and len(array):
+        start, stop = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        check_moments(array.keys.slice(start, stop - start), kind.key)
+        check_moments(array.items.slice(start, stop - start), kind.value)
 
 
 # -- Python to Arrow

@@ -14,7 +14,6 @@ layers.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -23,18 +22,22 @@ import numpy as np
 import pyarrow as pa
 
 from strandline.backends.base import Backend, Entry
-from strandline.core.errors import CorruptionError
+from strandline.runtime.state.panebytes import (
+    MARK_END,
+    key_of,
+    pack_batch,
+    pack_mark,
+    parts_of,
+    prefix_of,
+    read_batch,
+    read_mark,
+)
 from strandline.runtime.state.table import StateTable
 
 Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
 """Make one batch of several, older ones first, in which each key is once."""
 
 GROUP = "key_group"
-_KEY = struct.Struct(">HQQ")
-_NUMBER = struct.Struct(">q")
-_BIAS = 1 << 63
-_HEAD = b"\0\0"
-_MARK_END = -_BIAS
 _SLACK_ROWS = 200_000
 _READ_ROWS = 200_000
 _REWRITE_FACTOR = 4
@@ -173,15 +176,15 @@ class PaneTable(StateTable[Layer]):
         # Where the state's size is limited: each changed pane in full.
         for end in self._gone:
             for group in self._groups:
-                yield _key(group, end, 0), None
+                yield key_of(group, end, 0), None
         for end in sorted(self._touched & self.panes.keys()):
             yield from self._encode_batches(end, 0, self.panes[end].batches)
 
     def adopt(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
         for key, value in entries:
-            group, end, _ = _parts(key)
-            if end == _MARK_END:
-                self.mark_us = self._mark_before = _read_mark(value)
+            group, end, _ = parts_of(key)
+            if end == MARK_END:
+                self.mark_us = self._mark_before = read_mark(value)
                 continue
             pane = self.panes.setdefault(end, Pane(whole=True))
             pane.dirty.append(self._decode(group, value))
@@ -262,8 +265,8 @@ class PaneTable(StateTable[Layer]):
         held = {layer.epoch for layer in self._inflight if end in layer.added}
         least = max((layer.epoch for layer in self._inflight if end in layer.replaced), default=-1)
         found = []
-        for key, value in self._backend.scan(self.name, _key(group, end, 0)[:10]):
-            epoch = _parts(key)[2]
+        for key, value in self._backend.scan(self.name, prefix_of(group, end)):
+            epoch = parts_of(key)[2]
             if epoch not in held and epoch > least:
                 found.append(self._decode(group, value))
         return found
@@ -271,24 +274,24 @@ class PaneTable(StateTable[Layer]):
     def _find_panes(self) -> None:
         """Learn which panes the backend has, by looking at the first entry of each in each key group."""
         for group in self._groups:
-            first = _key(group, _MARK_END, 0)
+            first = key_of(group, MARK_END, 0)
             while True:
                 key, value = next(self._backend.scan(self.name, first[:2], first=first), (b"", b""))
                 if not key:
                     break
-                end = _parts(key)[1]
-                if end == _MARK_END:
-                    self.mark_us = self._mark_before = self._mark_stored = _read_mark(value)
+                end = parts_of(key)[1]
+                if end == MARK_END:
+                    self.mark_us = self._mark_before = self._mark_stored = read_mark(value)
                 elif end not in self.panes:
                     self.panes[end] = Pane(whole=False)
-                first = _key(group, end + 1, 0)
+                first = key_of(group, end + 1, 0)
 
     # -- bytes
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
         if layer.mark_us is not None:
             for group in self._groups:
-                yield _key(group, _MARK_END, 0), _HEAD + _NUMBER.pack(layer.mark_us)
+                yield key_of(group, MARK_END, 0), pack_mark(layer.mark_us)
         for end, pane in layer.dropped.items():
             yield from ((key, None) for key in self._entries_of(end, pane))
         for end, (pane, batches) in layer.added.items():
@@ -303,7 +306,7 @@ class PaneTable(StateTable[Layer]):
     def _entries_of(self, end: int, pane: Pane) -> list[bytes]:
         if pane.entries is not None:
             return pane.entries
-        return [key for group in self._groups for key, _ in self._backend.scan(self.name, _key(group, end, 0)[:10])]
+        return [key for group in self._groups for key, _ in self._backend.scan(self.name, prefix_of(group, end))]
 
     def _encode_batches(self, end: int, epoch: int, batches: list[pa.RecordBatch]) -> Iterator[tuple[bytes, bytes]]:
         if not batches:
@@ -311,20 +314,10 @@ class PaneTable(StateTable[Layer]):
         for group, parts in _by_group([self._merge(batches)]).items():
             for part in parts:
                 stored = pa.RecordBatch.from_arrays(part.columns[1:], schema=self._stored_schema)
-                yield _key(group, end, epoch), _HEAD + stored.serialize().to_pybytes()
+                yield key_of(group, end, epoch), pack_batch(stored)
 
     def _decode(self, group: int, value: bytes) -> pa.RecordBatch:
-        if value[:2] != _HEAD:
-            raise CorruptionError(
-                f"state '{self.name}': an entry begins with {value[:2].hex()}, expected {_HEAD.hex()}",
-                hint="it was written by a newer release, or damaged",
-            )
-        try:
-            stored = pa.ipc.read_record_batch(pa.py_buffer(value[2:]), self._stored_schema)
-        except (pa.ArrowException, OSError, EOFError) as error:
-            raise CorruptionError(
-                f"state '{self.name}': an entry of {len(value)} bytes cannot be read: {error}"
-            ) from error
+        stored = read_batch(self.name, value, self._stored_schema)
         groups = pa.array(np.full(stored.num_rows, group, np.int32))
         return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self.schema)
 
@@ -359,16 +352,3 @@ def cut(batch: pa.RecordBatch, numbers: np.ndarray[Any, Any]) -> Iterator[tuple[
 
 def _bytes(batches: Iterable[pa.RecordBatch]) -> int:
     return sum(batch.nbytes for batch in batches)
-
-
-def _key(group: int, end_us: int, epoch: int) -> bytes:
-    return _KEY.pack(group, end_us + _BIAS, epoch)
-
-
-def _parts(key: bytes) -> tuple[int, int, int]:
-    group, end, epoch = _KEY.unpack(key)
-    return group, end - _BIAS, epoch
-
-
-def _read_mark(value: bytes) -> int:
-    return int(_NUMBER.unpack(value[2:])[0])

@@ -18,6 +18,16 @@ _PARTS = 16
 _LEAST_STEP_US = 1_000_000
 
 
+def step_us(duration_us: int) -> int:
+    """Return what the cleaning's times are rounded up to, for entries that live so long."""
+    return max(duration_us // _PARTS, _LEAST_STEP_US)
+
+
+def tag_of(name: str) -> bytes:
+    """Return what stands for a state in the cleaning's timers: behind the key group, before the entry's key."""
+    return name.encode() + b"\0"
+
+
 class Lifetime:
     """The TTL of one state of an operator partition, by the driver's clock."""
 
@@ -25,12 +35,11 @@ class Lifetime:
 
     def __init__(self, scope: Scope, name: str, ttl: TTL, timers: TimerTable, keys: LiveKeys) -> None:
         self._scope = scope
-        self._tag = name.encode() + b"\0"
-        """What stands for the state in the timers of the cleaning: behind the key group, before the key."""
+        self._tag = tag_of(name)
         self._timers = timers
         self.keys = keys
         self._duration_us = ttl.duration_ms * 1000
-        self._step_us = max(self._duration_us // _PARTS, _LEAST_STEP_US)
+        self._step_us = step_us(self._duration_us)
         self.on_read = ttl.refresh == "read"
         self.watched = 0
         """How many entries were made since somebody last set this to 0."""
@@ -56,8 +65,8 @@ class Lifetime:
     def watch_encoded(self, entry: bytes, expires_us: int) -> None:
         """Wake the cleaning for an entry, given as the bytes of its key."""
         self.watched += 1
-        step_us = self._step_us
-        self._timers.set(entry[:2] + self._tag + entry[2:], -(-expires_us // step_us) * step_us)
+        step = self._step_us
+        self._timers.set(entry[:2] + self._tag + entry[2:], -(-expires_us // step) * step)
 
     def has_ended(self, entry: bytes, expires_us: int | None) -> bool:
         """For the cleaning: whether an entry has expired. Else it is looked at again in time, if it ever expires."""

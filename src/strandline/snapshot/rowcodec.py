@@ -1,0 +1,214 @@
+"""What tables of every kind of state have in common: entries come and go in the order of their bytes.
+
+A batch of entries becomes a batch of rows and the other way round; streams of them are cut between key groups, or
+within one that is too large where nothing that belongs together is cut apart.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import lt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import StateTypeError
+from strandline.format.manifest import OperatorInfo, StateInfo, TTLInfo
+from strandline.format.values import expiry_of
+from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
+from strandline.runtime.state.ttl.lifetimes import step_us, tag_of
+from strandline.snapshot.tablecolumns import EXPIRES_AT, KEY_GROUP, TableColumns, key_fields
+from strandline.types.datatypes import DataType, Field, IntegerType, TimestampType, parse_schema
+
+Entries = Sequence[tuple[bytes, bytes]]
+
+_READ_ENTRIES = 256
+_PART_ENTRIES, _PART_BYTES = 16_384, 16 << 20
+_GROUP_BYTES = 2
+_TIME = struct.Struct(">Q")
+_BIAS = 1 << 63
+_LAST_US = _BIAS - 1
+_NOTHING = b"\0\0"
+_HAS_TTL = 1
+
+
+class RowCodec:
+    """From entries of one state to rows, and back. Made by `rows_of`."""
+
+    whole_groups = False
+    """Whether `decode` and `encode` must be given whole key groups: the entries' order is not that of the rows."""
+    whole_keys = False
+    """Whether they must be given all there is of a key."""
+
+    def __init__(self, operator: OperatorInfo, state: StateInfo, own: Sequence[Field], over_us: int | None) -> None:
+        """`own` columns stand behind the key's; what expires up to `over_us` is left out of rows."""
+        self.state = state
+        self._name = state.name
+        self._over_us = over_us
+        self._keys = [] if state.kind == "broadcast" else key_fields(parse_schema(operator.key_schema))
+        self._key_types: list[DataType] = [field.type for field in self._keys]
+        self._ttl: TTLInfo | None = state.ttl or None
+        fields = [Field(KEY_GROUP, IntegerType()), *self._keys, *own]
+        if self._ttl is not None:
+            fields.append(Field(EXPIRES_AT, TimestampType()))
+        where = f"operator '{operator.uid}', state '{state.name}'"
+        self._columns = TableColumns(where, fields, operator.max_parallelism, self._nullable())
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return self._columns.schema
+
+    def decode(self, entries: Entries) -> pa.RecordBatch:
+        """Return entries, in the order of their keys, as rows: by key group, key, and what comes behind it.
+
+        Raises CorruptionError if bytes are not what the manifest says of them.
+        """
+        keys, values = zip(*entries, strict=True) if entries else ((), ())
+        return self._decoded(keys, values)
+
+    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
+        """Return rows, in any order, as a keeper stores them, in the order of their keys.
+
+        Raises StateTypeError, with fields column and row, for the first row that does not fit.
+        """
+        raise NotImplementedError
+
+    def decode_groups(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
+        """Return all entries of some key groups, in the order of their keys, as batches of rows.
+
+        A batch holds whole key groups, or a part of one. Where batches end depends on how state was stored: what is
+        to be equal for equal state has to be cut again, by rows.
+        """
+        for keys, values in self._parts(entries):
+            batch = self._decoded(keys, values)
+            if batch.num_rows:
+                yield batch
+
+    def encode_groups(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Return rows in the order of their key groups as lists of entries; each goes on where the one before ended.
+
+        Rows must come in the order that `decode` gives them; with states whose entries hold several rows, those of a
+        key group are gathered first.
+        """
+        before = b""
+        for rows in self._gathered(batches) if self.whole_groups or self.whole_keys else batches:
+            found = self.encode(rows)
+            if not found:
+                continue
+            if found[0][0] <= before:
+                raise StateTypeError(
+                    f"{self._columns.where}: rows are not in order: after a batch that ends with the entry "
+                    f"{before[:40].hex()} comes one that begins with {found[0][0][:40].hex()}",
+                    hint="sort by key group and key, and give each row once",
+                )
+            before = found[-1][0]
+            yield found
+
+    # -- what the cleaning needs
+
+    @property
+    def cleaning(self) -> str | None:
+        """The name of the state that says when entries of this one expire; None: they do not."""
+        if self._ttl is None:
+            return None
+        return EVENT_TTL if self._ttl.time == "event" else PROCESSING_TTL
+
+    def cleaning_of(self, entries: Entries) -> list[tuple[bytes, bytes]]:
+        """Return what the state named `cleaning` must hold for these entries, in the order of keys."""
+        if self._ttl is None:
+            return []
+        step, tag = step_us(self._ttl.duration_ms * 1000), tag_of(self._name)
+        found = []
+        for key, value in entries:
+            expires_us = expiry_of(value)
+            if expires_us is not None:
+                at_us = min(-(-expires_us // step) * step, _LAST_US)
+                entry = self._cleaned(key)
+                found.append((entry[:2] + _TIME.pack(at_us + _BIAS) + tag + entry[2:], _NOTHING))
+        found.sort()
+        return found
+
+    def _cleaned(self, key: bytes) -> bytes:
+        """Return what the cleaning calls the entry of a key."""
+        return key
+
+    # -- for each kind of state
+
+    def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
+        raise NotImplementedError
+
+    def _nullable(self) -> list[str]:
+        """Return the columns that may hold nulls."""
+        return [EXPIRES_AT]
+
+    def _rows(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return rows of columns, without what has expired."""
+        batch = self._columns.batch(columns)
+        if self._over_us is None or self._ttl is None:
+            return batch
+        expires = columns[-1].view(pa.int64()).fill_null(_LAST_US).to_numpy()
+        return batch.filter(pa.array(expires > self._over_us))
+
+    def _in_order(self, keys: list[bytes]) -> np.ndarray[Any, Any] | None:
+        """Return the rows in the order of their keys; None if that is how they come. Refuses equal keys."""
+        if all(map(lt, keys, islice(keys, 1, None))):
+            return None
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+        for one, other in zip(order, islice(order, 1, None), strict=False):
+            if keys[one] == keys[other]:
+                names = [name for name in self.schema.names[:-1] if name != KEY_GROUP]
+                raise self._columns.refused(names[0], other, f"row {one} has the same key", hint="keep one of them")
+        return np.array(order)
+
+    # -- cutting
+
+    def _parts(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        rest = iter(entries)
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size_bytes, least = 0, _PART_ENTRIES
+        # The pairs are let go of at once: so many of them would keep the garbage collector busy.
+        while some := tuple(zip(*islice(rest, _READ_ENTRIES), strict=True)):
+            keys += some[0]
+            values += some[1]
+            size_bytes += sum(map(len, some[1]))
+            if len(keys) < least and size_bytes < _PART_BYTES:
+                continue
+            end = self._end(keys)
+            if end:
+                yield keys[:end], values[:end]
+                keys, values = keys[end:], values[end:]
+            # Where nothing may be cut off yet, it is not tried again at once.
+            size_bytes, least = 0, len(keys) + _PART_ENTRIES
+        if keys:
+            yield keys, values
+
+    def _end(self, keys: list[bytes]) -> int:
+        """Return how many of these entries can be decoded whatever comes behind them."""
+        group = keys[-1][:_GROUP_BYTES]
+        if not keys[0].startswith(group):
+            return bisect_left(keys, group)
+        return 0 if self.whole_groups else self._end_of_key(keys)
+
+    def _end_of_key(self, keys: list[bytes]) -> int:
+        return len(keys)
+
+    def _gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Cut rows between key groups."""
+        waiting: list[pa.RecordBatch] = []
+        for batch in batches:
+            groups = batch.column(KEY_GROUP).to_numpy(zero_copy_only=False)
+            if not len(groups):
+                continue
+            start = int(np.searchsorted(groups, groups[-1]))
+            if start or (waiting and waiting[-1].column(KEY_GROUP)[-1].as_py() != groups[-1]):
+                yield pa.concat_batches([*waiting, batch.slice(0, start)])
+                waiting = []
+            waiting.append(batch.slice(start))
+        if waiting:
+            yield pa.concat_batches(waiting)

@@ -1,0 +1,143 @@
+"""The columns of a state's table: their names and types, and the check of rows that others made.
+
+See docs/format.md, "State as tables".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.core.errors import StateTypeError, StrandlineError
+from strandline.types.columns import arrow_schema, check_moments, conform
+from strandline.types.datatypes import DataType, Field, StructType
+from strandline.types.scalars import Numbers
+
+KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END = "key_group", "map_key", "position", "time", "window_end"
+VALUE, EXPIRES_AT = "value", "expires_at"
+OUR_NAMES = (KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END, VALUE, EXPIRES_AT)
+_ANY_TIME = (TIME, WINDOW_END, EXPIRES_AT)
+
+T = TypeVar("T")
+
+
+def key_fields(schema: StructType) -> list[Field]:
+    """Return the key columns as tables have them: one that is named as a column of ours is called `key_…`.
+
+    Names are compared as most readers of tables do, without regard to case.
+
+    >>> from strandline.types.datatypes import parse_schema
+    >>> [field.name for field in key_fields(parse_schema("id bigint, Value string, key_value string"))]
+    ['id', 'key_key_Value', 'key_value']
+    """
+    taken = {*OUR_NAMES, *(name.lower() for name in schema.names)}
+    found = []
+    for field in schema.fields:
+        name = field.name
+        if name.lower() in OUR_NAMES:
+            while name.lower() in taken:
+                name = f"key_{name}"
+            taken.add(name.lower())
+        found.append(Field(name, field.type))
+    return found
+
+
+class TableColumns:
+    """The columns of one state's table."""
+
+    def __init__(self, where: str, fields: Sequence[Field], max_parallelism: int, nullable: Sequence[str]) -> None:
+        """`where` names operator and state in errors; `nullable` columns may hold nulls."""
+        self.where = where
+        self.fields = list(fields)
+        self.schema = arrow_schema(StructType(tuple(fields)))
+        self._max_parallelism = max_parallelism
+        self._nullable = set(nullable)
+
+    def batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Return rows of our own making."""
+        return pa.RecordBatch.from_arrays(list(columns), schema=self.schema)
+
+    def check(self, rows: pa.RecordBatch) -> list[pa.Array]:
+        """Return the columns of rows in their exact types.
+
+        Raises StateTypeError, with fields column and row, for the first value that does not fit.
+        """
+        names = rows.schema.names
+        wanted = self.schema.names
+        if sorted(names) != sorted(wanted):
+            raise StateTypeError(
+                f"{self.where}: its table has the columns {', '.join(wanted)}; the rows have {', '.join(names)}",
+                hint="give exactly these columns, in any order",
+                expected=wanted,
+                actual=names,
+            )
+        found = [self._checked(rows.column(field.name), field) for field in self.fields]
+        self._check_groups(found[0])
+        return found
+
+    def _checked(self, array: pa.Array, field: Field) -> pa.Array:
+        column = self.attempt(array, field.name, lambda some: conform(some, field.type))
+        if field.name not in _ANY_TIME:
+            self.attempt(column, field.name, lambda some: check_moments(some, field.type))
+        if column.null_count and field.name not in self._nullable:
+            raise self.refused(field.name, first_row(column.is_null()), "it is null, and must not be", field.type)
+        return column
+
+    def _check_groups(self, groups: pa.Array) -> None:
+        if groups.null_count == len(groups):
+            return
+        numbers = groups.to_numpy()
+        outside = (numbers < 0) | (numbers >= self._max_parallelism)
+        if outside.any():
+            row = int(np.flatnonzero(outside)[0])
+            raise self.refused(KEY_GROUP, row, f"it is {numbers[row]}, expected 0 to {self._max_parallelism - 1}")
+
+    def attempt(self, array: pa.Array, column: str, of: Callable[[pa.Array], T]) -> T:
+        """Call a function of a column; where it refuses, find the row that it refuses, and say so."""
+        try:
+            return of(array)
+        except StrandlineError as error:
+            row, last = _first_misfit(array, of, error)
+            raise self.refused(column, row, last.message, hint=last.hint) from None
+
+    def refused(
+        self, column: str, row: int, why: str, kind: DataType | None = None, *, hint: str = ""
+    ) -> StateTypeError:
+        """Return the error for a value that does not fit."""
+        expected = "" if kind is None else f" (a {kind.ddl})"
+        return StateTypeError(
+            f"{self.where}: row {row}, column '{column}'{expected} does not fit: {why}",
+            hint=hint or "make the row fit, or leave it out",
+            column=column,
+            row=row,
+        )
+
+
+def first_row(flags: pa.Array | Numbers) -> int:
+    """Return the first row where a flag is set."""
+    numbers = flags if isinstance(flags, np.ndarray) else flags.to_numpy(zero_copy_only=False)
+    return int(np.flatnonzero(numbers)[0])
+
+
+def _first_misfit(
+    array: pa.Array, of: Callable[[pa.Array], object], error: StrandlineError
+) -> tuple[int, StrandlineError]:
+    """Return the first row that a function of a column refuses, and with which error."""
+    first, last = 0, len(array)
+    while last - first > 1:
+        middle = (first + last) // 2
+        try:
+            of(array.slice(first, middle - first))
+            first = middle
+        except StrandlineError as found:
+            last, error = middle, found
+    return first, error
+
+
+def spread(columns: Iterable[pa.Array], rows: Numbers) -> list[pa.Array]:
+    """Return columns with these of their rows."""
+    at = pa.array(rows)
+    return [column.take(at) for column in columns]
