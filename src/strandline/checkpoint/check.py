@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
@@ -79,10 +80,10 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
     return VerifyReport(len(files), sum(f.size for f in files), problems)
 
 
-def verify_files(jobdir: JobDirectory, files: Sequence[FileRef]) -> list[Problem]:
+def verify_files(folder: Folder, files: Sequence[FileRef]) -> list[Problem]:
     """Read files, each once, and name those that are missing or not as they were written."""
     with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
-        found = in_parallel(lambda file: _verify_one(jobdir, file, Path(scratch)), _distinct(files))
+        found = in_parallel(lambda file: _verify_one(folder, file, Path(scratch)), _distinct(files))
     return [problem for problem in found if problem is not None]
 
 
@@ -92,13 +93,13 @@ def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
     return [f for f in files if f.inline is not None] + list(stored.values())
 
 
-def _verify_one(jobdir: JobDirectory, file: FileRef, scratch: Path) -> Problem | None:
+def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
     if file.inline is not None:
         size, sha256 = len(file.inline), hashlib.sha256(file.inline).hexdigest()
     else:
         target = scratch / file.path.replace("/", "_")
         try:
-            jobdir.get_file(file.path, target)
+            folder.get_file(file.path, target)
         except NotFoundError:
             return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
         size, sha256 = target.stat().st_size, sha256_of(target)
