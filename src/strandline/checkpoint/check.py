@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -72,12 +72,16 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
         ) from error
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(path, error.message)])
-    files = _distinct(manifest.files())
-    problems = verify_files(jobdir, files)
+    report = verify_manifest(jobdir, manifest)
     # Its bytes may all be there, and yet nobody can say that a restore may take it.
     unknown = read_catalog(jobdir).unknown.get(checkpoint)
-    problems += [Problem(path, unknown)] if unknown else []
-    return VerifyReport(len(files), sum(f.size for f in files), problems)
+    return replace(report, problems=[*report.problems, Problem(path, unknown)]) if unknown else report
+
+
+def verify_manifest(folder: Folder, manifest: Manifest) -> VerifyReport:
+    """Read every file of a snapshot, relative to `folder`, and name each that is missing or damaged."""
+    files = _distinct(manifest.files())
+    return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files))
 
 
 def verify_files(folder: Folder, files: Sequence[FileRef]) -> list[Problem]:

@@ -19,12 +19,13 @@ class Folder:
     def __init__(self, store: ObjectStore, path: str = "") -> None:
         """`path` is where the folder is in the store; the store itself is one, too."""
         self.store = store
+        self.path = path
         self._prefix = f"{path}/" if path else ""
 
     @property
     def url(self) -> str:
         """Where the folder is, without secrets."""
-        return f"{self.store.url}/{self._prefix[:-1]}" if self._prefix else self.store.url
+        return f"{self.store.url}/{self.path}" if self.path else self.store.url
 
     def put(self, path: str, data: bytes) -> None:
         self.store.put(self._prefix + path, data)
