@@ -84,15 +84,13 @@ class Run:
         self.config = config or every_epoch()
         self.operators = operators or [plan()]
         self.claim: Claim = claim(self.jobdir, clock)
-        self.choice: Choice = choose(self.jobdir, self.claim)
-        restored = self.choice.manifest
-        self.claim.set_base(CheckpointId(restored.checkpoint) if restored else None)
+        restored, own, depends_on = self.restore()
         self.committed: list[int] = []
-        if restored is not None:
-            self.committed.append(restored.checkpoint)
+        if own is not None:
+            self.committed.append(own.checkpoint)
         next_id = CheckpointId(max(self.choice.next_id, first_id))
         self.coordinator = Coordinator(
-            self.jobdir, self.claim, self.config, clock, next_id, restored, self.operators, self.commit_sinks
+            self.jobdir, self.claim, self.config, clock, next_id, own, self.operators, self.commit_sinks, depends_on
         )
         self.epoch = restored.epoch if restored else 0
         self.files: dict[tuple[str, int], dict[str, bytes]] = {
@@ -103,6 +101,13 @@ class Run:
             "metadata": b"{" + b" " * (source_bytes // 700) + b"}",
             "sources/0/9.compact": self.rng.randbytes(source_bytes),
         }
+
+    def restore(self) -> tuple[Manifest | None, Manifest | None, str]:
+        """Choose, and record the choice; return what is restored, the same if it is the job's own, or where it is."""
+        self.choice: Choice = choose(self.jobdir, self.claim)
+        restored = self.choice.manifest
+        self.claim.set_base(CheckpointId(restored.checkpoint) if restored else None)
+        return restored, restored, ""
 
     def commit_sinks(self, manifest: Manifest) -> None:
         self.committed.append(manifest.checkpoint)
