@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef
-from strandline.snapshot.cutting import TableWriter, join
+from strandline.snapshot.cutting import TableWriter, in_order, join
 from strandline.snapshot.parquet import Cut, LocalTable, Open
 
 Row = dict[str, Any]
@@ -100,8 +100,10 @@ def written(
         own_files, own_pieces = writer.finish()
         files += own_files
         pieces += own_pieces
-    files += join([file.first_key_group for file in files], pieces, max_parallelism, directory, cut)
-    return sorted(files, key=lambda file: file.first_key_group)
+    files += join([file.table for file in files], pieces, max_parallelism, directory, cut)
+    ordered = in_order(file.table for file in files)
+    assert len({table.file.name for table in ordered}) == len(files)
+    return [LocalTable(directory / table.file.name, table) for table in ordered]
 
 
 def size_of(row: Row) -> int:

@@ -36,18 +36,16 @@ def test_equal_state_gives_equal_files(
         assert [f.path.name for f in first] == [f.path.name for f in second]
         for a, b in zip(first, second, strict=True):
             assert a.path.read_bytes() == b.path.read_bytes()
-            assert a.path.stem == a.sha256 == hashlib.sha256(a.path.read_bytes()).hexdigest()
-            assert (a.first_key_group, a.last_key_group, a.rows, a.content_bytes, a.size_bytes) == (
-                b.first_key_group, b.last_key_group, b.rows, b.content_bytes, a.path.stat().st_size
-            )  # fmt: skip
+            assert a.path.stem == a.table.file.sha256 == hashlib.sha256(a.path.read_bytes()).hexdigest()
+            assert a.table == b.table
+            assert a.table.file.size == a.path.stat().st_size
         # Nothing is left over that was not finished, and each row is in its file.
         assert {p.name for p in Path(tmp, "first").glob("*.parquet")} == {f.path.name for f in first}
         assert not list(Path(tmp).glob("*/*.writing"))
         expected = files_of(rows, max_parallelism, cut)
-        tables = [f.table_file() for f in first]
+        tables = [f.table for f in first]
         found = [plain(list(read_tables([t], range(max_parallelism), opener(first[0].path.parent)))) for t in tables]
         assert [same(file) for file in found] == [same(file) for file in expected]
-        assert [f.content_bytes for f in first] == [sum(map(size_of, file)) for file in expected]
 
 
 @examples(80)
@@ -59,7 +57,7 @@ def test_a_range_of_key_groups_is_read_without_the_rest(
     start = data.draw(st.integers(0, max_parallelism - 1))
     groups = range(start, data.draw(st.integers(start + 1, max_parallelism)))
     with tempfile.TemporaryDirectory() as tmp:
-        files = [f.table_file() for f in written(rows, max_parallelism, 1, Path(tmp), cut)]
+        files = [f.table for f in written(rows, max_parallelism, 1, Path(tmp), cut)]
         opened: list[str] = []
         found = plain(list(read_tables(files, groups, opener(Path(tmp), opened))))
         assert same(found) == same([row for row in rows if row["key_group"] in groups])
@@ -125,9 +123,9 @@ def test_broadcast_rows_have_files_of_their_own(tmp_path: Path) -> None:
     files, pieces = writer.finish()
     assert not pieces
     assert len(files) > 1
-    assert {(f.first_key_group, f.last_key_group) for f in files} == {(BROADCAST, BROADCAST)}
+    assert {(f.table.first_key_group, f.table.last_key_group) for f in files} == {(BROADCAST, BROADCAST)}
     for groups in (range(3), range(100, 128), BROADCAST_GROUPS):
-        assert plain(list(read_tables([f.table_file() for f in files], groups, opener(tmp_path)))) == rows
+        assert plain(list(read_tables([f.table for f in files], groups, opener(tmp_path)))) == rows
 
 
 def test_a_state_without_rows_has_no_files(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from strandline.core.errors import CorruptionError
+from strandline.format.manifest import FileRef
 from strandline.snapshot.cutting import TableWriter, join
-from strandline.snapshot.parquet import Cut, LocalTable, read_tables
+from strandline.snapshot.parquet import Cut, LocalTable, read_tables, table_of
 from tests.snapshot.rows import opener
 
 SCHEMA = pa.schema({"key_group": pa.int32(), "user": pa.string(), "value": pa.struct({"n": pa.int64()})})
@@ -62,12 +63,12 @@ def test_duckdb_reads_the_files(files: list[LocalTable]) -> None:
             f"FROM parquet_metadata('{files[-1].path}') WHERE row_group_id = 0"
         ).fetchall()
     assert ranges[0][0] == "key_group"
-    assert int(ranges[0][1]) == files[-1].first_key_group
-    assert ranges[1] == ("user", USERS[100 * files[-1].first_key_group], ranges[1][2])
+    assert int(ranges[0][1]) == files[-1].table.first_key_group
+    assert ranges[1] == ("user", USERS[100 * files[-1].table.first_key_group], ranges[1][2])
 
 
 def test_a_file_that_is_no_table_or_not_the_one_is_named(files: list[LocalTable], tmp_path: Path) -> None:
-    file = files[1].table_file()
+    file = files[1].table
 
     def read() -> None:
         list(read_tables([file], range(16), opener(tmp_path)))
@@ -89,14 +90,15 @@ def test_a_damaged_piece_is_named(tmp_path: Path) -> None:
     known += others
     assert pieces
     assert more
-    firsts = [file.first_key_group for file in known]
-    assert sum(file.rows for file in [*known, *join(firsts, [*more, *pieces], 16, tmp_path, Cut(12_000, 200))]) == 1600
+    tables = [file.table for file in known]
+    joined = join(tables, [*more, *pieces], 16, tmp_path, Cut(12_000, 200))
+    assert sum(file.table.rows for file in [*known, *joined]) == 1600
     data = bytearray(pieces[0].path.read_bytes())
     data[len(data) // 2] ^= 1
     pieces[0].path.write_bytes(data)
     for piece in (pieces[0], replace(pieces[0], path=tmp_path / "gone")):
         with pytest.raises(CorruptionError, match=str(piece.path)):
-            join(firsts, [piece, *more], 16, tmp_path, Cut(12_000, 200))
+            join(tables, [piece, *more], 16, tmp_path, Cut(12_000, 200))
 
 
 def test_pieces_of_one_range_twice_are_refused(tmp_path: Path) -> None:
@@ -111,7 +113,7 @@ def test_the_golden_file_is_read_and_written_again(tmp_path: Path) -> None:
     writer = TableWriter(SCHEMA, range(16), 16, tmp_path)
     writer.write(batch(range(16)))
     ((file,), _) = writer.finish()
-    expected = LocalTable(golden, 0, 15, 1600, file.content_bytes, golden.stat().st_size, file.sha256).table_file()
+    expected = table_of(0, 15, 1600, FileRef(name=golden.name, size=golden.stat().st_size, sha256=""))
     found = pa.Table.from_batches(read_tables([expected], range(16), opener(golden.parent)))
     assert found.equals(pa.Table.from_batches([batch(range(16))]))
     if pq.read_metadata(golden).created_by == pq.read_metadata(file.path).created_by:
@@ -137,8 +139,8 @@ for groups in range(0, 3), range(3, 7):  # Group 2 is huge, the others are of se
             writer.write(pa.record_batch([np.full(10_000, group, np.int32), np.arange(10_000), value], schema))
     for found, into in zip(writer.finish(), (files, pieces)):
         into += found
-files += join([f.first_key_group for f in files], pieces, 7, directory, cut)
-tables = [f.table_file() for f in files]
+files += join([f.table for f in files], pieces, 7, directory, cut)
+tables = [f.table for f in files]
 assert sum(len(batch) for batch in read_tables(tables, range(7), opener(directory))) == 59 * 10_000
 assert len(files) >= 59
 print(pa.default_memory_pool().max_memory() / cut.file_bytes)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from strandline.format.manifest import TableFile
 from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP, Cut, LocalTable, key_groups, write_table
 from strandline.snapshot.pieces import PieceWriter, piece_schema, read_piece
 from strandline.snapshot.rowsizes import Sizes, row_sizes
@@ -32,19 +33,17 @@ class _Waiting:
     def put(self, batch: pa.RecordBatch, ends: Sizes) -> None:
         self._batches.append((batch, ends))
 
-    def take(self, rows: int) -> tuple[list[pa.RecordBatch], int]:
-        """Remove the first rows; return them and their size."""
+    def take(self, rows: int) -> list[pa.RecordBatch]:
+        """Remove the first rows and return them."""
         taken: list[pa.RecordBatch] = []
-        size = 0
         while rows:
             batch, ends = self._batches.popleft()
             n = min(rows, batch.num_rows)
             taken.append(batch.slice(0, n))
-            size += int(ends[n] - ends[0])
             if n < batch.num_rows:
                 self._batches.appendleft((batch.slice(n), ends[n:]))
             rows -= n
-        return taken, size
+        return taken
 
     def prefix(self, size: int) -> tuple[int, int]:
         """Return how many of the first rows are no larger than this together, but at least one, and their size."""
@@ -118,21 +117,21 @@ class TableWriter:
         self._tree.mark_file(group)
 
     def finish(self) -> tuple[list[LocalTable], list[LocalTable]]:
-        """Return the files, which are the savepoint's, and the pieces, which `join` makes files of; each in order."""
+        """Return the files, which are the savepoint's, and the pieces, which `join` makes files of, each in order."""
         self._tree.finish(self._leaves)
         self._end_piece()
         return self._files, self._pieces
 
     def _give(self, rows: int, whole: bool) -> None:
-        batches, size = self._waiting.take(rows)
+        batches = self._waiting.take(rows)
         if whole:
             self._end_piece()
             table = pa.Table.from_batches(batches, self._schema)
-            self._files.append(write_table(table, size, self._directory, self._cut))
+            self._files.append(write_table(table, self._directory, self._cut))
             return
         if self._piece is None:
             self._piece = PieceWriter(self._schema, self._directory)
-        self._piece.write(batches, size)
+        self._piece.write(batches)
 
     def _end_piece(self) -> None:
         if self._piece is not None:
@@ -141,26 +140,31 @@ class TableWriter:
 
 
 def join(
-    files: Iterable[int], pieces: Sequence[LocalTable], max_parallelism: int, directory: Path, cut: Cut = _CUT
+    files: Iterable[TableFile], pieces: Sequence[LocalTable], max_parallelism: int, directory: Path, cut: Cut = _CUT
 ) -> list[LocalTable]:
     """Make files, in a local directory, of all writers' pieces of a state; the pieces stay.
 
-    `files` are the first key groups of the files that the writers made: what is beside them depends on that. Raises
-    CorruptionError naming a piece that is damaged, and ValueError for pieces that do not go together.
+    `files` are those that the writers made: what is beside them depends on where they are. Raises CorruptionError
+    naming a piece that is damaged, and ValueError for pieces that do not go together.
     """
     if not pieces:
         return []
     writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut)
-    pending = deque(sorted(files))
-    ordered = sorted(pieces, key=lambda piece: piece.first_key_group)
+    pending = deque(sorted(file.first_key_group for file in files))
+    ordered = sorted(pieces, key=lambda piece: piece.table.first_key_group)
     for one, other in pairwise(ordered):
-        if one.last_key_group >= other.first_key_group:
-            raise ValueError(f"{one.path} and {other.path}: both have key group {other.first_key_group}, expected one")
+        if one.table.last_key_group >= (group := other.table.first_key_group):
+            raise ValueError(f"{one.path} and {other.path}: both have key group {group}, expected one")
     for piece in ordered:
-        while pending and pending[0] < piece.first_key_group:
+        while pending and pending[0] < piece.table.first_key_group:
             writer.mark_file(pending.popleft())
         for batch in read_piece(piece):
             writer.write(batch)
     for group in pending:
         writer.mark_file(group)
     return writer.finish()[0]
+
+
+def in_order(files: Iterable[TableFile]) -> list[TableFile]:
+    """Return a state's files as its manifest lists them, given those of writers and `join` in their own order."""
+    return sorted(files, key=lambda file: file.first_key_group)

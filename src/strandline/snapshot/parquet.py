@@ -24,8 +24,6 @@ KEY_GROUP = "key_group"
 BROADCAST = 0xFFFF
 """What stands for the key group of rows that have none: a number that no key group has."""
 BROADCAST_GROUPS = range(BROADCAST, BROADCAST + 1)
-DATA = "data"
-"""The folder of a savepoint that its tables' files are in."""
 
 # Every one of these is in the bytes. Statistics and the page index let other readers pass over rows by their keys.
 # Values are hardly ever few different ones, and to find out would take as long as all the rest. Arrow's schema is left
@@ -59,28 +57,15 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class LocalTable:
-    """A file on this machine: rows of one state, of a range of key groups (both ends included), in order."""
+    """A file on this machine with rows of one state, in order, and what it is in the savepoint's folder."""
 
     path: Path
-    first_key_group: int
-    last_key_group: int
-    rows: int
-    content_bytes: int
-    """How large its rows are, by their values."""
-    size_bytes: int
-    sha256: str
-
-    def table_file(self) -> TableFile:
-        """Return what the manifest says of it; its path, relative to the savepoint, is its name."""
-        ref = FileRef(name=self.path.name, size=self.size_bytes, sha256=self.sha256, path=f"{DATA}/{self.path.name}")
-        return TableFile(
-            first_key_group=self.first_key_group, last_key_group=self.last_key_group, rows=self.rows, file=ref
-        )
+    table: TableFile
 
 
-def table_name(sha256: str) -> str:
-    """Return the name of the file with these bytes."""
-    return f"{sha256}.parquet"
+def table_path(sha256: str) -> str:
+    """Return where, in a savepoint's folder, the table's file with these bytes is."""
+    return f"data/{sha256}.parquet"
 
 
 def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
@@ -89,7 +74,7 @@ def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
     return groups
 
 
-def write_table(table: pa.Table, content_bytes: int, directory: Path, cut: Cut) -> LocalTable:
+def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
     """Write a file with these rows, at least one, in order of key groups; it has its name only when it is whole."""
     # Where pages end depends on how columns are cut in memory.
     table = table.combine_chunks()
@@ -100,11 +85,18 @@ def write_table(table: pa.Table, content_bytes: int, directory: Path, cut: Cut) 
             writer.write_table(table.slice(first, last - first), row_group_size=last - first)
     data = sink.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
-    path = directory / table_name(sha256)
-    draft = directory / f".{sha256}.writing"
+    in_savepoint = table_path(sha256)
+    path = directory / Path(in_savepoint).name
+    draft = path.with_suffix(".writing")
     draft.write_bytes(data)
     draft.rename(path)
-    return LocalTable(path, int(groups[0]), int(groups[-1]), len(groups), content_bytes, data.size, sha256)
+    ref = FileRef(name=path.name, size=data.size, sha256=sha256, path=in_savepoint)
+    return LocalTable(path, table_of(groups[0], groups[-1], len(groups), ref))
+
+
+def table_of(first: int, last: int, rows: int, file: FileRef) -> TableFile:
+    """Return what a manifest says of a file with so many rows, of these key groups and those between."""
+    return TableFile(first_key_group=int(first), last_key_group=int(last), rows=rows, file=file)
 
 
 def _row_groups(groups: npt.NDArray[np.int32], most_rows: int) -> Iterator[tuple[int, int]]:

@@ -10,7 +10,8 @@ import pyarrow as pa
 from strandline.checkpoint.parallel import sha256_of
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import unique_name
-from strandline.snapshot.parquet import LocalTable, key_groups
+from strandline.format.manifest import FileRef
+from strandline.snapshot.parquet import LocalTable, key_groups, table_of
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
@@ -23,9 +24,9 @@ class PieceWriter:
         self._draft = self._path.with_suffix(".writing")
         self._stream = pa.ipc.new_stream(self._draft, schema, options=_OPTIONS)
         self._first: int | None = None
-        self._last = self._rows = self._content_bytes = 0
+        self._last = self._rows = 0
 
-    def write(self, batches: Sequence[pa.RecordBatch], content_bytes: int) -> None:
+    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
         """Add rows, at least one, behind the others."""
         for batch in batches:
             self._stream.write_batch(batch)
@@ -33,15 +34,15 @@ class PieceWriter:
         if self._first is None:
             self._first = int(key_groups(batches[0])[0])
         self._last = int(key_groups(batches[-1])[-1])
-        self._content_bytes += content_bytes
 
     def finish(self) -> LocalTable:
         """Return the whole file, which has rows."""
         assert self._first is not None
         self._stream.close()
         self._draft.rename(self._path)
-        size_bytes, sha256 = self._path.stat().st_size, sha256_of(self._path)
-        return LocalTable(self._path, self._first, self._last, self._rows, self._content_bytes, size_bytes, sha256)
+        name = self._path.name
+        ref = FileRef(name=name, size=self._path.stat().st_size, sha256=sha256_of(self._path), path=f"pieces/{name}")
+        return LocalTable(self._path, table_of(self._first, self._last, self._rows, ref))
 
 
 def piece_schema(piece: LocalTable) -> pa.Schema:
@@ -55,12 +56,12 @@ def piece_schema(piece: LocalTable) -> pa.Schema:
 
 def read_piece(piece: LocalTable) -> Iterator[pa.RecordBatch]:
     """Read a piece's rows in order; raise CorruptionError naming it unless it is as it was written."""
+    file = piece.table.file
     try:
-        size_bytes, sha256 = piece.path.stat().st_size, sha256_of(piece.path)
-        if (size_bytes, sha256) != (piece.size_bytes, piece.sha256):
+        size, sha256 = piece.path.stat().st_size, sha256_of(piece.path)
+        if (size, sha256) != (file.size, file.sha256):
             raise CorruptionError(
-                f"{piece.path}: {size_bytes} bytes with sha256 {sha256[:12]}…, "
-                f"expected {piece.size_bytes} with {piece.sha256[:12]}…"
+                f"{piece.path}: {size} bytes with sha256 {sha256[:12]}…, expected {file.size} with {file.sha256[:12]}…"
             )
         with pa.OSFile(str(piece.path)) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
