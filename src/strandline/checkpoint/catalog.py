@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from strandline.checkpoint.chain import Chain, read_chain
+from strandline.checkpoint.chain import Chain, Restored, read_chain
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import (
     JobDirectory,
     checkpoint_id,
@@ -57,9 +58,15 @@ class Catalog:
     @property
     def life(self) -> str:
         """The name of the job's life, "" if nothing that could be read says it."""
-        if self.chain.bases:
-            return self.chain.bases[max(self.chain.bases)].life
+        if (newest := self.chain.newest) is not None:
+            return newest.life
         return self.manifests[max(self.manifests)].life if self.manifests else ""
+
+    @property
+    def restored(self) -> Restored | None:
+        """The last snapshot that was restored on purpose, of which the job's history descends."""
+        newest = self.chain.newest
+        return (newest.restored or None) if newest else None
 
     @property
     def next_id(self) -> CheckpointId:
@@ -75,10 +82,7 @@ class Catalog:
 
     def passed_over(self, checkpoint: CheckpointId) -> bool:
         """Whether the job has since gone on from an older checkpoint, knowing of this one."""
-        if not self.chain.bases:
-            return False
-        newest = self.chain.bases[max(self.chain.bases)]
-        return (newest.checkpoint or CheckpointId(0)) < checkpoint <= newest.highest_seen
+        return any((base.checkpoint or 0) < checkpoint <= base.highest_seen for base in self.chain.bases.values())
 
 
 def read_catalog(jobdir: JobDirectory) -> Catalog:
@@ -109,20 +113,20 @@ def read_catalog(jobdir: JobDirectory) -> Catalog:
     return Catalog(objects, manifests, damaged, void, unknown, chain)
 
 
-def lacking(jobdir: JobDirectory, problems: Iterable[tuple[FileRef, str]]) -> Iterator[tuple[FileRef, str]]:
+def lacking(folder: Folder, problems: Iterable[tuple[FileRef, str]]) -> Iterator[tuple[FileRef, str]]:
     """Of what `Catalog.missing` gives, yield what is so when it is looked at by itself.
 
     A listing may be older than a file that another machine has just written.
     """
     for file, _ in problems:
-        if problem := look_at(jobdir, file):
+        if problem := look_at(folder, file):
             yield file, problem
 
 
-def look_at(jobdir: JobDirectory, file: FileRef) -> str:
+def look_at(folder: Folder, file: FileRef) -> str:
     """Return what is wrong with a stored file, as far as one small request shows it; "" if nothing is."""
     try:
-        return _problem(file, jobdir.head(file.path))
+        return _problem(file, folder.head(file.path))
     except NotFoundError:
         return _problem(file, None)
 

@@ -8,7 +8,8 @@ A record may be damaged: a power loss leaves an empty file. What it said is lost
 - The generation has published manifests: those are its own and count. What is older can be on its chain or beside it.
   That is unknown, so it is neither restored nor deleted.
 - It has published none, and its record is the newest: it is passed over, and the next record below decides. It has
-  added nothing, and what counted for it counts below.
+  added nothing, and what counted for it counts below. A generation that goes back in time, or restores somebody else's
+  snapshot, is not passed over: what it left would count again. So its record has a copy, which is written first.
 
 No two drivers can live by this: claims alone fence, and reading a damaged record changes none. A driver that passes a
 record over writes its own, which is newer: whatever the generation passed over may still publish is void from then on.
@@ -20,20 +21,39 @@ A garbage collection deletes nothing while a record on the way is damaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
-from strandline.checkpoint.jobdir import JobDirectory, base_path, based_generation
+from strandline.checkpoint.jobdir import JobDirectory, base_path, based_generation, turned_generation, turned_path
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.frame import RecordFormat
 from strandline.format.manifest import Manifest
 
 
+class Restored(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot that somebody had the job restore, instead of its newest checkpoint."""
+
+    asked: str
+    """What was asked for, as a url without secrets: it may be the folder of a job, whose newest checkpoint changes."""
+    url: str
+    """Where the snapshot itself was."""
+    kind: Literal["checkpoint", "savepoint"]
+    job: str
+    checkpoint: CheckpointId
+    generation: Generation
+    life: str
+    sha256: str
+    """Of its manifest: another snapshot may have taken its place."""
+    claimed: bool = False
+    """True: it was given to the job, and goes when the job stands on its own."""
+
+
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What a generation goes on from: a checkpoint and the generation that published it, or nothing."""
+    """What a generation goes on from: a checkpoint and who published it, somebody else's snapshot, or nothing."""
 
     generation: Generation
     checkpoint: CheckpointId | None
@@ -42,6 +62,14 @@ class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):
     """No checkpoint of this generation or a later one has this number or one below."""
     life: str
     """Names the job's life, from its very first base on: sinks are known by it."""
+    restored: Restored | msgspec.UnsetType = msgspec.UNSET
+    """The last snapshot that was restored on purpose, by this generation or one that it descends from; left out where
+    there was none. Without a checkpoint, it is what this generation goes on from."""
+
+    @property
+    def foreign(self) -> Restored | None:
+        """The snapshot of somebody else that this generation goes on from."""
+        return self.restored if self.checkpoint is None and self.restored else None
 
 
 BASE = RecordFormat(b"SLBASEC1", 1, BaseRecord, "the base record")
@@ -60,6 +88,11 @@ class Chain:
     broken_at: Generation | None
     """The generation whose damaged record hides which older manifests count."""
 
+    @property
+    def newest(self) -> BaseRecord | None:
+        """The record that decides; None if there is none, or it cannot be read."""
+        return self.bases[max(self.bases)] if self.bases else None
+
     def judge(self, manifest: Manifest) -> tuple[str, str]:
         """Return why a manifest is not the job's history, or else why nobody can say; neither ("") if it is."""
         if self.limits is None or manifest.checkpoint <= self.limits.get(manifest.generation, -1):
@@ -69,29 +102,35 @@ class Chain:
         return f"published by generation {manifest.generation}, which the job did not go on from", ""
 
 
-def read_chain(jobdir: JobDirectory, paths: Iterable[str], manifests: Iterable[Manifest]) -> Chain:
+def read_chain(jobdir: JobDirectory, paths: Collection[str], manifests: Iterable[Manifest]) -> Chain:
     """Walk from the newest record down, as far as there are manifests.
 
     The newest record decides, and it alone can bring in an older generation's history: a slow driver that writes
     its record late, when it is fenced already, therefore changes nothing.
     """
     recorded = {g for path in paths if (g := based_generation(path)) is not None}
+    turned = {g for path in paths if (g := turned_generation(path)) is not None}
     published = {manifest.generation for manifest in manifests}
     bases: dict[Generation, BaseRecord] = {}
     damaged: dict[Generation, str] = {}
 
     def can_read(generation: Generation) -> bool:
-        path = base_path(generation)
-        where = f"{jobdir.url}/{path}"
-        try:
-            bases[generation] = jobdir.read(path, BASE.decode)
-            if bases[generation].generation != generation:
-                raise CorruptionError(f"{where}: is of generation {bases.pop(generation).generation}: it was moved")
-        except CorruptionError as error:
-            damaged[generation] = error.message
-        return generation in bases
+        for path in [base_path(generation)] + [turned_path(generation)] * (generation in turned):
+            where = f"{jobdir.url}/{path}"
+            try:
+                record = jobdir.read(path, BASE.decode)
+                if record.generation != generation:
+                    raise CorruptionError(f"{where}: is of generation {record.generation}: it was moved")
+            except CorruptionError as error:
+                damaged.setdefault(generation, error.message)
+            else:
+                bases[generation] = record
+                damaged.pop(generation, None)
+                return True
+        return False
 
-    newest = next((g for g in sorted(recorded, reverse=True) if can_read(g) or g in published), None)
+    # A damaged record hides nothing that counts if its generation published nothing, and did not turn back.
+    newest = next((g for g in sorted(recorded, reverse=True) if can_read(g) or g in published | turned), None)
     if newest is None:
         return Chain(bases, damaged, None, None)
     limits = {newest: float("inf")}

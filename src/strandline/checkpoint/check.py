@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from strandline.checkpoint.catalog import Catalog, read_catalog
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
@@ -71,18 +72,22 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
         ) from error
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(path, error.message)])
-    files = _distinct(manifest.files())
-    problems = verify_files(jobdir, files)
+    report = verify_manifest(jobdir, manifest)
     # Its bytes may all be there, and yet nobody can say that a restore may take it.
     unknown = read_catalog(jobdir).unknown.get(checkpoint)
-    problems += [Problem(path, unknown)] if unknown else []
-    return VerifyReport(len(files), sum(f.size for f in files), problems)
+    return replace(report, problems=[*report.problems, Problem(path, unknown)]) if unknown else report
 
 
-def verify_files(jobdir: JobDirectory, files: Sequence[FileRef]) -> list[Problem]:
+def verify_manifest(folder: Folder, manifest: Manifest) -> VerifyReport:
+    """Read every file of a snapshot, relative to `folder`, and name each that is missing or damaged."""
+    files = _distinct(manifest.files())
+    return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files))
+
+
+def verify_files(folder: Folder, files: Sequence[FileRef]) -> list[Problem]:
     """Read files, each once, and name those that are missing or not as they were written."""
     with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
-        found = in_parallel(lambda file: _verify_one(jobdir, file, Path(scratch)), _distinct(files))
+        found = in_parallel(lambda file: _verify_one(folder, file, Path(scratch)), _distinct(files))
     return [problem for problem in found if problem is not None]
 
 
@@ -92,13 +97,13 @@ def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
     return [f for f in files if f.inline is not None] + list(stored.values())
 
 
-def _verify_one(jobdir: JobDirectory, file: FileRef, scratch: Path) -> Problem | None:
+def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
     if file.inline is not None:
         size, sha256 = len(file.inline), hashlib.sha256(file.inline).hexdigest()
     else:
         target = scratch / file.path.replace("/", "_")
         try:
-            jobdir.get_file(file.path, target)
+            folder.get_file(file.path, target)
         except NotFoundError:
             return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
         size, sha256 = target.stat().st_size, sha256_of(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,8 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo
+
+log = logging.getLogger(__name__)
 
 _CLEAN_AGAIN_MS = 5_000
 
@@ -41,6 +44,8 @@ class Coordinator:
     _restored: Manifest | None
     _operators: Sequence[OperatorInfo]
     _commit_sinks: Callable[[Manifest], None]
+    _depends_on: str = ""
+    """Where somebody else's snapshot is that this run began with; "" once there is a checkpoint of its own."""
 
     def __post_init__(self) -> None:
         self._retention = Retention(self._jobdir, self._claim, self._config.retain, self._restored)
@@ -57,12 +62,18 @@ class Coordinator:
         self._last_trigger_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
-        self._history = History(Counts(restored=0 if self._restored is None else 1))
+        self._history = History(Counts(restored=1 if self._restored is not None or self._depends_on else 0))
 
     @property
     def confirmed(self) -> Manifest | None:
         """The newest published checkpoint of this run, else the restored one: the base of what is uploaded next."""
         return self._retention.confirmed
+
+    @property
+    def depends_on(self) -> str:
+        """Where somebody else's snapshot is that a restart would need; "" if the job stands on its own."""
+        with self._lock:
+            return self._depends_on
 
     @property
     def oldest_live(self) -> CheckpointId | None:
@@ -331,12 +342,19 @@ class Coordinator:
 
     def _end_completed(self, pending: Pending, manifest: Manifest) -> None:
         with self._lock:
+            freed, self._depends_on = self._depends_on, ""
             self._pending = None
             self._failures_in_row = 0
             self._last_end_ms = self._clock.monotonic_ms()
             self._history.end(
                 "completed", self._clock.now_ms(), uploaded_bytes=manifest.uploaded_bytes,
                 total_bytes=manifest.total_bytes, path=f"{self._jobdir.url}/{manifest_path(pending.checkpoint)}",
+                frees=freed,
+            )  # fmt: skip
+        if freed:
+            log.warning(
+                "job '%s' stands on its own with checkpoint %d: it needs nothing of %s any more",
+                manifest.job, manifest.checkpoint, freed,
             )  # fmt: skip
 
     def _retry_under_another_number(self, pending: Pending, error: NumberTakenError) -> None:

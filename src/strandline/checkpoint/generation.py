@@ -18,17 +18,19 @@ sees it when it fetches the files, or before it deletes anything itself (retenti
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
-from strandline.checkpoint.chain import BASE, BaseRecord
+from strandline.checkpoint.chain import BASE, BaseRecord, Restored
+from strandline.checkpoint.folder import delete_quietly
 from strandline.checkpoint.jobdir import (
     GENERATIONS,
     JobDirectory,
     base_path,
     claimed_generation,
-    delete_quietly,
     generation_path,
     manifest_path,
     probe_path,
+    turned_path,
 )
 from strandline.core.clock import Clock
 from strandline.core.errors import (
@@ -68,6 +70,8 @@ class Claim:
         """The highest checkpoint number that was found in storage when this driver chose what to restore."""
         self.life = ""
         """Names the job's life, from its very first base on; known once there is a base."""
+        self.restored: Restored | None = None
+        """The last snapshot that was restored on purpose, of which the job's history descends."""
 
     def check(self) -> None:
         """Raise FencedError if a newer driver has claimed the job, or if this claim is not ours any more."""
@@ -103,28 +107,41 @@ class Claim:
         if owner not in (None, self.owner):
             raise _fenced(self._jobdir, self.generation)
 
-    def set_base(self, checkpoint: CheckpointId | None) -> None:
-        """Record which checkpoint this generation goes on from; None: from empty state.
+    def set_base(
+        self, checkpoint: CheckpointId | None, restored: Restored | None = None, *, back: bool = False
+    ) -> None:
+        """Record which checkpoint this generation goes on from; None: from empty state, or from a foreign snapshot.
 
         From then on, what older generations publish beside that checkpoint's own history is void. Must come after
-        choosing and before anything else. Raises FencedError if the job was claimed anew, CorruptionError if the
-        checkpoint is gone, CheckpointError if this generation has already recorded another one.
+        choosing and before anything else. `restored` is the snapshot that this generation restores on purpose, for
+        the first time; `back` says that it goes back in time. A foreign snapshot begins a new life of the job, unless
+        it is of the job's own. Raises FencedError if the job was claimed anew, CorruptionError if the checkpoint is
+        gone, CheckpointError if this generation has already recorded another one.
         """
         # 1. A driver that is already fenced must not add to the chain.
         self.check()
         # 2. Which history the checkpoint belongs to is written down, because its manifest will be subsumed one day.
         chosen = None if checkpoint is None else self._manifest_of(checkpoint)
-        self.life = (chosen.life if chosen else self.life) or unique_name()
+        if chosen is not None:
+            self.life = chosen.life
+        elif not self.life or (restored is not None and restored.life != self.life):
+            self.life = unique_name()
+        self.restored = restored or self.restored
         record = BaseRecord(
             generation=self.generation,
             checkpoint=checkpoint,
             checkpoint_generation=chosen.generation if chosen else None,
             highest_seen=max(self.highest_seen, checkpoint or self.highest_seen),
             life=self.life,
+            restored=self.restored or UNSET,
         )
         hit("generation.base.before")
-        # 3. One conditional create; a conflict with our own bytes is a lost answer.
+        # 3. One conditional create; a conflict with our own bytes is a lost answer. Where a damaged record would let
+        #    the history go on that is left here, a copy is there before it.
         try:
+            if restored is not None or back:
+                _create_own(self._jobdir, turned_path(self.generation), BASE.encode(record))
+                hit("generation.base.copied")
             _create_own(self._jobdir, base_path(self.generation), BASE.encode(record))
         except ConflictError as error:
             raise CheckpointError(

@@ -42,6 +42,8 @@ class CheckpointStats:
     uploaded_bytes: int = 0
     total_bytes: int = 0
     path: str = ""
+    frees: str = ""
+    """The snapshot that the job restored, and needs no more from this checkpoint on: it stands on its own."""
     failure: str = ""
 
     @property

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import TypeVar
 
-from strandline.core.errors import ConfigurationError, CorruptionError, StrandlineError
+from strandline.checkpoint.folder import Folder
+from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, unique_name
-from strandline.storage.base import ObjectInfo, ObjectStore
+from strandline.storage.base import ObjectStore
 
 T = TypeVar("T")
 
@@ -48,6 +47,11 @@ def base_path(generation: Generation) -> str:
     return f"{GENERATIONS}/{generation}.base"
 
 
+def turned_path(generation: Generation) -> str:
+    """Return where a generation that went back, or restored a snapshot, has a copy of its base record."""
+    return f"{GENERATIONS}/{generation}.turned"
+
+
 def published_path(generation: Generation) -> str:
     """Return where a generation that began empty says that it has published a checkpoint."""
     return f"{GENERATIONS}/{generation}.published"
@@ -83,68 +87,21 @@ claimed_generation = _number_in("generations/#", Generation)
 """Return the generation whose claim a path is."""
 based_generation = _number_in(r"generations/#\.base", Generation)
 """Return the generation whose base record a path is."""
+turned_generation = _number_in(r"generations/#\.turned", Generation)
+"""Return the generation of whose base record a path is the copy."""
 published_generation = _number_in(r"generations/#\.published", Generation)
 """Return the generation whose record of its first checkpoint a path is."""
 
 
-class JobDirectory:
-    """A job's directory, itself an ObjectStore: every path, as every FileRef's, is relative to the job."""
+class JobDirectory(Folder):
+    """A job's directory, named as the job."""
 
-    def __init__(self, store: ObjectStore, job: str) -> None:
+    def __init__(self, store: ObjectStore, job: str, folder: str | None = None) -> None:
+        """`folder` is where the directory is in the store, if it was moved or is the store itself."""
         if not _JOB_NAME.fullmatch(job):
             raise ConfigurationError(
                 f"job name {job!r}: expected letters, digits, '.', '_' and '-', up to 100, a letter or digit first",
                 hint="the name is a folder in the checkpoint storage: keep it short and plain",
             )
-        self.store = store
+        super().__init__(store, job if folder is None else folder)
         self.job = job
-
-    @property
-    def url(self) -> str:
-        return f"{self.store.url}/{self.job}"
-
-    def put(self, path: str, data: bytes) -> None:
-        self.store.put(f"{self.job}/{path}", data)
-
-    def create(self, path: str, data: bytes) -> None:
-        self.store.create(f"{self.job}/{path}", data)
-
-    def put_file(self, path: str, source: Path) -> None:
-        self.store.put_file(f"{self.job}/{path}", source)
-
-    def get(self, path: str) -> bytes:
-        return self.store.get(f"{self.job}/{path}")
-
-    def read(self, path: str, decode: Callable[[bytes, str], T]) -> T:
-        """Get an object and decode it, given where it is; once more if it is damaged: it may have been so on the way.
-
-        What is damaged for good is passed over, and what came later with it: rows of files already taken come again.
-        """
-        where = f"{self.url}/{path}"
-        try:
-            return decode(self.get(path), where)
-        except CorruptionError:
-            return decode(self.get(path), where)
-
-    def get_file(self, path: str, target: Path) -> None:
-        self.store.get_file(f"{self.job}/{path}", target)
-
-    def head(self, path: str) -> ObjectInfo:
-        return self._relative(self.store.head(f"{self.job}/{path}"))
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return map(self._relative, self.store.list(f"{self.job}/{prefix}".rstrip("/")))
-
-    def delete(self, paths: Iterable[str]) -> None:
-        self.store.delete([f"{self.job}/{path}" for path in paths])
-
-    def _relative(self, info: ObjectInfo) -> ObjectInfo:
-        return replace(info, path=info.path[len(self.job) + 1 :])
-
-
-def delete_quietly(jobdir: JobDirectory, paths: Iterable[str]) -> None:
-    """Delete what nobody needs; what cannot be deleted is the garbage collector's."""
-    try:
-        jobdir.delete(paths)
-    except StrandlineError:
-        pass

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from strandline.checkpoint.catalog import Catalog, first_published, lacking, read_catalog
+from strandline.checkpoint.chain import Restored
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, checkpoint_id
 from strandline.checkpoint.parallel import in_parallel, sha256_of
@@ -42,6 +44,12 @@ class Choice:
     next_id: CheckpointId
     damaged_bases: list[str] = field(default_factory=list)
     """Base records that could not be read, each with what is wrong: worth a warning (chain.py says what follows)."""
+    restored: Restored | None = None
+    """The last snapshot that was restored on purpose, of which the job's history descends."""
+    foreign: Restored | None = None
+    """That snapshot, if it is to be restored again: it is not the job's, and the job has no checkpoint of its own."""
+    is_history_known: bool = True
+    """False: the record is damaged that says what the job's history descends from."""
 
 
 def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[CheckpointId] = frozenset()) -> Choice:
@@ -57,24 +65,35 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
     if claim is not None:
         claim.highest_seen = CheckpointId(catalog.next_id - 1)
         claim.life = catalog.life
+        claim.restored = catalog.restored
+    chain = catalog.chain
     skipped: list[Skipped] = []
-    damaged_bases = list(catalog.chain.damaged.values())
+    found = foreign = None
     seen = {i for path in catalog.objects if (i := checkpoint_id(path)) is not None}
     for checkpoint in sorted(seen, reverse=True):
         reason = "excluded: found damaged before" if checkpoint in exclude else _why_not(jobdir, catalog, checkpoint)
         if reason is None:
-            return Choice(catalog.manifests[checkpoint], skipped, catalog.next_id, damaged_bases)
-        lost = checkpoint in catalog.damaged or checkpoint in catalog.unknown or checkpoint in catalog.live
+            found = catalog.manifests[checkpoint]
+            break
+        unreadable = checkpoint in catalog.damaged and not catalog.passed_over(checkpoint)
+        lost = unreadable or checkpoint in catalog.unknown or checkpoint in catalog.live
         skipped.append(Skipped(checkpoint, reason, lost))
-    if not any(one.lost for one in skipped):
+    if found is None and not any(one.lost for one in skipped):
         skipped += _gone(jobdir, catalog)
-    return Choice(None, skipped, catalog.next_id, damaged_bases)
+        foreign = chain.newest.foreign if chain.newest and not any(one.lost for one in skipped) else None
+    return Choice(
+        found, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign,
+        is_history_known=chain.newest is not None or chain.broken_at is None,
+    )  # fmt: skip
 
 
 def _gone(jobdir: JobDirectory, catalog: Catalog) -> list[Skipped]:
     """Return the checkpoint that the job once went on from, or its first: deleted only when a later one is there."""
-    bases = catalog.chain.bases
-    base = bases[max(bases)] if bases else None
+    chain, base = catalog.chain, catalog.chain.newest
+    if base is None and chain.broken_at is not None:
+        return [
+            Skipped(CheckpointId(0), f"what the job went on from is unknown: {chain.damaged[chain.broken_at]}", True)
+        ]
     if base is not None and base.checkpoint is not None:
         reason = f"gone, and every later one: generation {base.generation} went on from it"
         return [Skipped(base.checkpoint, reason, lost=True)]
@@ -111,9 +130,7 @@ def _why_not(jobdir: JobDirectory, catalog: Catalog, checkpoint: CheckpointId) -
     return None
 
 
-def fetch(
-    jobdir: JobDirectory, files: Sequence[FileRef], into: Path, local_copy: Path | None = None
-) -> tuple[int, int]:
+def fetch(folder: Folder, files: Sequence[FileRef], into: Path, local_copy: Path | None = None) -> tuple[int, int]:
     """Bring the files of one partition's snapshot into the directory `into`, each verified by its checksum.
 
     A file of the same name, size and checksum in `local_copy` is linked instead of downloaded; small ones are copied,
@@ -121,28 +138,28 @@ def fetch(
     Raises CorruptionError naming the file that is missing or damaged in storage.
     """
     into.mkdir(parents=True, exist_ok=True)
-    from_local = sum(in_parallel(lambda file: _fetch_one(jobdir, file, into, local_copy), files))
+    from_local = sum(in_parallel(lambda file: _fetch_one(folder, file, into, local_copy), files))
     remote = sum(f.size for f in files if f.inline is None) - from_local
     return from_local, remote
 
 
-def _fetch_one(jobdir: JobDirectory, file: FileRef, into: Path, local_copy: Path | None) -> int:
+def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | None) -> int:
     """Bring one file; return how many bytes came from the local copy."""
-    target = into / _checked_name(jobdir, file)
+    target = into / _checked_name(folder, file)
     target.parent.mkdir(parents=True, exist_ok=True)
     if file.inline is not None:
         if len(file.inline) != file.size or hashlib.sha256(file.inline).hexdigest() != file.sha256:
-            raise CorruptionError(f"{jobdir.url}: file '{file.name}' inside the manifest does not match its checksum")
+            raise CorruptionError(f"{folder.url}: file '{file.name}' inside the manifest does not match its checksum")
         target.write_bytes(file.inline)
         return 0
     if local_copy is not None and _matches(local_copy / file.name, file):
         _link_or_copy(local_copy / file.name, target, file.size)
         return file.size
-    where = f"{jobdir.url}/{file.path} ('{file.name}')"
+    where = f"{folder.url}/{file.path} ('{file.name}')"
     # Twice: a checkpoint is passed over for good when one of its files is damaged, and it may have been on the way.
     for _ in range(_DOWNLOADS):
         try:
-            jobdir.get_file(file.path, target)
+            folder.get_file(file.path, target)
         except NotFoundError as error:
             raise CorruptionError(f"{where}: missing, but a checkpoint needs it", path=file.path) from error
         size, sha256 = target.stat().st_size, sha256_of(target)
@@ -156,10 +173,10 @@ def _fetch_one(jobdir: JobDirectory, file: FileRef, into: Path, local_copy: Path
     )
 
 
-def _checked_name(jobdir: JobDirectory, file: FileRef) -> str:
+def _checked_name(folder: Folder, file: FileRef) -> str:
     name = PurePosixPath(file.name)
     if not file.name or name.is_absolute() or ".." in name.parts:
-        raise CorruptionError(f"{jobdir.url}/{file.path}: the file name '{file.name}' leaves the restore directory")
+        raise CorruptionError(f"{folder.url}/{file.path}: the file name '{file.name}' leaves the restore directory")
     return file.name
 
 

@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from msgspec import UNSET
 
-from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
+from strandline.checkpoint.folder import Folder, delete_quietly
+from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
 from strandline.checkpoint.parallel import in_parallel
 from strandline.core.errors import CorruptionError, NotFoundError, UnavailableError
 from strandline.core.failpoints import hit
@@ -126,13 +127,13 @@ def upload_source(
     return SourceInfo(batch=batch, blob=blob, large=large, names=list(names) or UNSET)
 
 
-def restore_source(jobdir: JobDirectory, info: SourceInfo, directory: Path) -> None:
+def restore_source(folder: Folder, info: SourceInfo, directory: Path) -> None:
     """Write the captured files into `directory`. Raises CorruptionError naming what is missing or damaged."""
     stored = {file.path: file for file in info.files()}
-    pieces = dict(zip(stored, in_parallel(lambda file: _get(jobdir, file), stored.values()), strict=True))
-    tails = unpack(pieces[info.blob.path], f"{jobdir.url}/{info.blob.path or '(inline source progress)'}")
+    pieces = dict(zip(stored, in_parallel(lambda file: _get(folder, file), stored.values()), strict=True))
+    tails = unpack(pieces[info.blob.path], f"{folder.url}/{info.blob.path or '(inline source progress)'}")
     heads = {large.name: b"".join(pieces[s.path] for s in large.segments) for large in info.large}
-    write_files({name: heads.get(name, b"") + tail for name, tail in tails.items()}, directory, jobdir.url)
+    write_files({name: heads.get(name, b"") + tail for name, tail in tails.items()}, directory, folder.url)
 
 
 def write_files(files: Mapping[str, bytes], directory: Path, where: str) -> None:
@@ -146,7 +147,7 @@ def write_files(files: Mapping[str, bytes], directory: Path, where: str) -> None
         target.write_bytes(data)
 
 
-def _get(jobdir: JobDirectory, file: FileRef) -> bytes:
+def _get(folder: Folder, file: FileRef) -> bytes:
     if file.inline is not None:
         return file.inline
 
@@ -156,9 +157,9 @@ def _get(jobdir: JobDirectory, file: FileRef) -> bytes:
         return data
 
     try:
-        return jobdir.read(file.path, checked)
+        return folder.read(file.path, checked)
     except NotFoundError as error:
-        where = f"{jobdir.url}/{file.path}"
+        where = f"{folder.url}/{file.path}"
         raise CorruptionError(f"{where}: missing, but the source progress needs it", path=file.path) from error
 
 

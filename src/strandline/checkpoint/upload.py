@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
 from strandline.backends.base import LocalFile
-from strandline.checkpoint.jobdir import JobDirectory, delete_quietly, exclusive_path, shared_path
+from strandline.checkpoint.folder import delete_quietly
+from strandline.checkpoint.jobdir import JobDirectory, exclusive_path, shared_path
 from strandline.checkpoint.kinds import SnapshotKind
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CheckpointError

@@ -1,0 +1,74 @@
+"""A folder of an object store: what lies in it is named relative to it, so that it can be copied anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from strandline.core.errors import CorruptionError, StrandlineError
+from strandline.storage.base import ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+
+class Folder:
+    """A folder, itself an ObjectStore: every path, as every FileRef's, is relative to it."""
+
+    def __init__(self, store: ObjectStore, path: str = "") -> None:
+        """`path` is where the folder is in the store; the store itself is one, too."""
+        self.store = store
+        self.path = path
+        self._prefix = f"{path}/" if path else ""
+
+    @property
+    def url(self) -> str:
+        """Where the folder is, without secrets."""
+        return f"{self.store.url}/{self.path}" if self.path else self.store.url
+
+    def put(self, path: str, data: bytes) -> None:
+        self.store.put(self._prefix + path, data)
+
+    def create(self, path: str, data: bytes) -> None:
+        self.store.create(self._prefix + path, data)
+
+    def put_file(self, path: str, source: Path) -> None:
+        self.store.put_file(self._prefix + path, source)
+
+    def get(self, path: str) -> bytes:
+        return self.store.get(self._prefix + path)
+
+    def read(self, path: str, decode: Callable[[bytes, str], T]) -> T:
+        """Get an object and decode it, given where it is; once more if it is damaged: it may have been so on the way.
+
+        What is damaged for good is passed over, and what came later with it: rows of files already taken come again.
+        """
+        where = f"{self.url}/{path}"
+        try:
+            return decode(self.get(path), where)
+        except CorruptionError:
+            return decode(self.get(path), where)
+
+    def get_file(self, path: str, target: Path) -> None:
+        self.store.get_file(self._prefix + path, target)
+
+    def head(self, path: str) -> ObjectInfo:
+        return self._relative(self.store.head(self._prefix + path))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return map(self._relative, self.store.list((self._prefix + prefix).rstrip("/")))
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self.store.delete([self._prefix + path for path in paths])
+
+    def _relative(self, info: ObjectInfo) -> ObjectInfo:
+        return replace(info, path=info.path[len(self._prefix) :])
+
+
+def delete_quietly(folder: Folder, paths: Iterable[str]) -> None:
+    """Delete what nobody needs; what cannot be deleted is the garbage collector's."""
+    try:
+        folder.delete(paths)
+    except StrandlineError:
+        pass

@@ -1,0 +1,236 @@
+"""A snapshot wherever it lies: a savepoint's folder, a checkpoint of a job, or a job's newest one; moved or not."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from strandline.checkpoint.catalog import look_at, read_catalog
+from strandline.checkpoint.chain import Restored
+from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, manifest_id, manifest_path
+from strandline.checkpoint.parallel import in_parallel
+from strandline.checkpoint.restore import choose
+from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import MANIFEST, Manifest
+from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
+
+log = logging.getLogger(__name__)
+
+METADATA = "_metadata"
+Kind = Literal["checkpoint", "savepoint"]
+
+_IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
+_SHOWN = 10
+_NOTHING_YET = "let the job complete a checkpoint, or give a savepoint"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot that was found, and where its files are."""
+
+    manifest: Manifest
+    folder: Folder
+    """To which the paths of the manifest's files are relative: a savepoint's own, or the job's."""
+    url: str
+    """Of the folder with the manifest, without secrets and symbolic links."""
+    asked: str
+    """The url that led here, as `plain_url` writes it."""
+    kind: Kind
+    sha256: str
+    """Of the manifest."""
+    refused: str = ""
+    """Why the snapshot must not be restored, as far as its manifest and the job's records say; "" if it may."""
+
+    def lies_in(self, jobdir: JobDirectory) -> bool:
+        """Whether this is a checkpoint of that very directory, where it was published."""
+        in_place = self.url == f"{self.folder.url}/chk-{self.manifest.checkpoint}"
+        return self.kind == "checkpoint" and in_place and _resolved(self.folder.url) == _resolved(jobdir.url)
+
+    def missing(self) -> list[str]:
+        """Return what is wrong with stored files, as far as their sizes show it; empty if nothing is."""
+        stored = list({f.path: f for f in self.manifest.files() if f.inline is None}.values())
+        found = in_parallel(lambda file: look_at(self.folder, file), stored)
+        return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, found, strict=True) if problem]
+
+    def check(self) -> None:
+        """Raise CorruptionError if the snapshot must not or cannot be restored. Contents are verified by `fetch`."""
+        if self.refused:
+            raise CorruptionError(
+                f"{self.url}: {self.refused}",
+                hint="`strandline snapshots list` shows which can be restored; one that you want in spite of it, copy "
+                f"out of its job's directory, with `shared/` beside it and without `{GENERATIONS}/`",
+            )
+        for first in (missing := self.missing())[:1]:
+            more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CorruptionError(
+                f"{self.url}: {self.folder.url}/{first}{more}",
+                hint="bring the files back: a checkpoint needs its job's `shared/` beside it, a savepoint all of its "
+                "own folder",
+            )
+
+    def restored(self, *, claimed: bool = False) -> Restored:
+        """Return the record of a job that restores this."""
+        manifest = self.manifest
+        return Restored(
+            asked=self.asked, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
+            generation=manifest.generation, life=manifest.life, sha256=self.sha256, claimed=claimed,
+        )  # fmt: skip
+
+
+def open_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Snapshot:
+    """Return the snapshot at a path or url: a savepoint, a checkpoint (`…/job/chk-17`), or a job's newest (`…/job`).
+
+    It may have been moved or copied. Every file is there with its size. Raises NotFoundError, which says what was
+    looked for and what is there, and CorruptionError for a snapshot that is damaged, or void where it lies.
+    """
+    snapshot = find_snapshot(url, options, fsync=fsync)
+    snapshot.check()
+    return snapshot
+
+
+def find_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Snapshot:
+    """Return the snapshot at a path or url as `open_snapshot` does, but also one that cannot be restored."""
+
+    def open_at(address: str) -> Folder:
+        return open_folder(address, options, fsync=fsync)
+
+    asked, address = plain_url(url), _resolved(_address(url))
+    here = open_at(address)
+    try:
+        manifest, sha256 = here.read(METADATA, _decode)
+    except NotFoundError:
+        return _newest_of_job(here, asked)
+    if manifest.savepoint:
+        return Snapshot(manifest, here, here.url, asked, "savepoint", sha256)
+    above, _, name = address.rpartition("/")
+    jobdir = JobDirectory(open_at(above).store, manifest.job, folder="")
+    refused = _why_void(jobdir, manifest.checkpoint) if name == f"chk-{manifest.checkpoint}" else ""
+    return Snapshot(manifest, jobdir, here.url, asked, "checkpoint", sha256, refused)
+
+
+def open_folder(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Folder:
+    """Open the folder at a path or url. A local one must be there: looking makes nothing."""
+    address = _address(url)
+    if address.startswith("file://") and not (path := Path(unquote(urlsplit(address).path))).is_dir():
+        there = "a file" if path.exists() else "not there"
+        raise NotFoundError(f"{path}: expected a directory, and it is {there}", hint=_around(path))
+    return Folder(RetryingStore(open_store(address, options, fsync=fsync)))
+
+
+def plain_url(url: str) -> str:
+    """Return the same address always written the same way, without secrets."""
+    address = _address(url)
+    parts = urlsplit(address)
+    return address if parts.scheme == "file" else f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _address(url: str) -> str:
+    """Return the url of the folder that is meant: a manifest stands for its folder."""
+    parts = urlsplit(url)
+    if "://" in url and parts.scheme != "file":
+        path = parts.path.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
+        return f"{parts.scheme}://{parts.netloc}{path}"
+    local = Path(unquote(parts.path) if parts.scheme == "file" else url).expanduser()
+    absolute = Path(os.path.normpath(local.absolute()))
+    return (absolute.parent if absolute.name == METADATA else absolute).as_uri()
+
+
+def _resolved(address: str) -> str:
+    """Return where symbolic links lead, as one named `latest`, which leads elsewhere tomorrow."""
+    is_local = address.startswith("file://")
+    return Path(unquote(urlsplit(address).path)).resolve().as_uri() if is_local else address
+
+
+def _decode(data: bytes, where: str) -> tuple[Manifest, str]:
+    return MANIFEST.decode(data, where), hashlib.sha256(data).hexdigest()
+
+
+def _why_void(jobdir: JobDirectory, checkpoint: CheckpointId) -> str:
+    """Return why a checkpoint is not its job's history; "" where it was moved, and no records are beside it."""
+    if next(jobdir.list(GENERATIONS), None) is None:
+        return ""
+    catalog = read_catalog(jobdir)
+    void = catalog.void.get(checkpoint)
+    return f"void: {void}" if void else catalog.unknown.get(checkpoint, "")
+
+
+def _newest_of_job(here: Folder, asked: str) -> Snapshot:
+    jobdir = as_job(here)
+    if jobdir is None:
+        raise _nothing(here)
+    choice = choose(jobdir)
+    for skipped in choice.skipped:
+        if skipped.lost:
+            log.warning("%s: checkpoint %d is skipped: %s", here.url, skipped.checkpoint, skipped.reason)
+    if choice.manifest is None:
+        why = "; ".join(f"{one.checkpoint}: {one.reason}" for one in choice.skipped[:3])
+        raise NotFoundError(
+            f"{here.url}: job '{jobdir.job}' has no checkpoint that can be restored{f' ({why})' if why else ''}",
+            hint=_NOTHING_YET,
+        )
+    path = manifest_path(choice.manifest.checkpoint)
+    manifest, sha256 = jobdir.read(path, _decode)
+    return Snapshot(manifest, jobdir, f"{here.url}/{path.rpartition('/')[0]}", asked, "checkpoint", sha256)
+
+
+def as_job(here: Folder) -> JobDirectory | None:
+    """Return the folder as a job's directory, whatever its name is now; None if it is none.
+
+    Raises NotFoundError for one of which no manifest says whose it is.
+    """
+    is_one = next(here.list(GENERATIONS), None) is not None
+    numbers = sorted(i for info in here.list() if (i := manifest_id(info.path)) is not None)
+    for checkpoint in reversed(numbers):
+        try:
+            manifest, _ = here.read(manifest_path(checkpoint), _decode)
+        except (CorruptionError, NotFoundError):
+            continue
+        return JobDirectory(here.store, manifest.job, folder=here.path)
+    if is_one or numbers:
+        what = f"none of its {len(numbers)} manifests can be read" if numbers else "it has no checkpoint"
+        raise NotFoundError(f"{here.url}: this is a job's folder, and {what}", hint=_NOTHING_YET)
+    return None
+
+
+def _nothing(here: Folder) -> NotFoundError:
+    paths = [info.path for info in here.list()]
+    jobs = sorted({match[1] for path in paths if (match := _IN_A_JOB.fullmatch(path)) and match[1]})
+    savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
+    savepoints = [path for path in savepoints if not re.search(r"(^|/)chk-\d+$", path)]
+    if jobs or savepoints:
+        found = [f"jobs: {_some(jobs)}"] * bool(jobs) + [f"savepoints: {_some(savepoints)}"] * bool(savepoints)
+        hint = f"there are below it {'; '.join(found)}: give the path of one"
+    else:
+        names = sorted({path.partition("/")[0] for path in paths})
+        hint = f"there is below it: {_some(names)}" if names else "nothing is there at all: is the path right?"
+    return NotFoundError(
+        f"{here.url}: no snapshot there: neither a {METADATA} (of a savepoint or a checkpoint chk-N), nor chk-N or "
+        f"{GENERATIONS} (of a job)",
+        hint=hint,
+    )
+
+
+def _around(path: Path) -> str:
+    """Return what is there instead: the names beside the first part of the path that is missing."""
+    while not path.parent.is_dir():
+        path = path.parent
+    try:
+        names = sorted(entry.name for entry in path.parent.iterdir())
+    except OSError:
+        names = []
+    return f"in {path.parent} there is: {_some(names)}" if names else f"{path.parent} is empty"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
