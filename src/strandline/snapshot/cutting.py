@@ -1,0 +1,170 @@
+"""Writing a state's rows into canonical files: in parts, by writers that do not know each other, and then the rest.
+
+A writer that has a range of key groups writes the files that it can know of (`tree.py`). What is left, at the edges of
+its range, it hands on as pieces: `join` makes of all writers' pieces the files that a writer of all would have written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.format.manifest import TableFile
+from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP, Cut, LocalTable, key_groups, write_table
+from strandline.snapshot.pieces import PieceWriter, piece_schema, read_piece
+from strandline.snapshot.rowsizes import Sizes, row_sizes
+from strandline.snapshot.tree import KeyGroupTree
+
+_CUT = Cut()
+
+
+class _Waiting:
+    """Rows in order, as the batches that they came in, and how large they are."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[pa.RecordBatch, Sizes]] = deque()
+        """Each with the size of all its rows up to each one, from 0 on."""
+
+    def put(self, batch: pa.RecordBatch, ends: Sizes) -> None:
+        self._batches.append((batch, ends))
+
+    def take(self, rows: int) -> list[pa.RecordBatch]:
+        """Remove the first rows and return them."""
+        taken: list[pa.RecordBatch] = []
+        while rows:
+            batch, ends = self._batches.popleft()
+            n = min(rows, batch.num_rows)
+            taken.append(batch.slice(0, n))
+            if n < batch.num_rows:
+                self._batches.appendleft((batch.slice(n), ends[n:]))
+            rows -= n
+        return taken
+
+    def prefix(self, size: int) -> tuple[int, int]:
+        """Return how many of the first rows are no larger than this together, but at least one, and their size."""
+        rows = found = 0
+        for batch, ends in self._batches:
+            n = int(np.searchsorted(ends, ends[0] + size - found, side="right")) - 1
+            if n < batch.num_rows:
+                n = n if rows + n else 1
+                return rows + n, found + int(ends[n] - ends[0])
+            rows += n
+            found += int(ends[n] - ends[0])
+        return rows, found
+
+
+class TableWriter:
+    """Writes the rows of one state, of a contiguous range of key groups, into files in a local directory.
+
+    Broadcast rows have a writer of their own, whose range is BROADCAST_GROUPS. In memory are the rows of no more than
+    a file, and the batch that comes.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, groups: range, max_parallelism: int, directory: Path, cut: Cut = _CUT
+    ) -> None:
+        if schema.names[:1] != [KEY_GROUP] or schema.field(0).type != pa.int32():
+            raise ValueError(f"the first column is {schema.field(0)}, expected {KEY_GROUP}: int32")
+        # What Arrow says beside names and types has no place in bytes that name themselves.
+        self._schema = pa.schema([pa.field(field.name, field.type, field.nullable) for field in schema])
+        self._groups = groups
+        self._directory = directory
+        self._cut = cut
+        self._first = groups.start if groups == BROADCAST_GROUPS else 0
+        self._leaves = 1 if groups == BROADCAST_GROUPS else max_parallelism
+        shifted = range(groups.start - self._first, groups.stop - self._first)
+        self._tree = KeyGroupTree(shifted, self._leaves, cut.file_bytes, self._give)
+        self._waiting = _Waiting()
+        self._last = groups.start
+        self._piece: PieceWriter | None = None
+        self._files: list[LocalTable] = []
+        self._pieces: list[LocalTable] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows, sorted by key group and key, none of which comes before one that was written.
+
+        Raises ValueError if a key group is not of the range or comes too late, or the columns are others.
+        """
+        if not batch.schema.equals(self._schema):
+            raise ValueError(f"columns {batch.schema}, expected {self._schema}")
+        if not batch.num_rows:
+            return
+        groups = key_groups(batch)
+        if groups[0] < self._last or groups[-1] >= self._groups.stop or (np.diff(groups) < 0).any():
+            raise ValueError(
+                f"key groups from {groups[0]} to {groups[-1]}, expected them in order, "
+                f"from {self._last} to {self._groups.stop - 1}"
+            )
+        self._last = int(groups[-1])
+        ends = np.append(0, np.cumsum(row_sizes(batch)))
+        borders = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), batch.num_rows]
+        self._waiting.put(batch, ends)
+        for first, last in pairwise(borders):
+            self._tree.add(int(groups[first]) - self._first, last - first, int(ends[last] - ends[first]))
+            while self._tree.overfull:
+                self._tree.cut(*self._waiting.prefix(self._cut.file_bytes))
+
+    def mark_file(self, group: int) -> None:
+        """Say that there is a file, of another writer, whose first key group is this; its rows are not given."""
+        if group < self._last:
+            raise ValueError(f"a file that begins with key group {group}, expected {self._last} or later")
+        self._last = group
+        self._tree.mark_file(group)
+
+    def finish(self) -> tuple[list[LocalTable], list[LocalTable]]:
+        """Return the files, which are the savepoint's, and the pieces, which `join` makes files of, each in order."""
+        self._tree.finish(self._leaves)
+        self._end_piece()
+        return self._files, self._pieces
+
+    def _give(self, rows: int, whole: bool) -> None:
+        batches = self._waiting.take(rows)
+        if whole:
+            self._end_piece()
+            table = pa.Table.from_batches(batches, self._schema)
+            self._files.append(write_table(table, self._directory, self._cut))
+            return
+        if self._piece is None:
+            self._piece = PieceWriter(self._schema, self._directory)
+        self._piece.write(batches)
+
+    def _end_piece(self) -> None:
+        if self._piece is not None:
+            self._pieces.append(self._piece.finish())
+            self._piece = None
+
+
+def join(
+    files: Iterable[TableFile], pieces: Sequence[LocalTable], max_parallelism: int, directory: Path, cut: Cut = _CUT
+) -> list[LocalTable]:
+    """Make files, in a local directory, of all writers' pieces of a state; the pieces stay.
+
+    `files` are those that the writers made: what is beside them depends on where they are. Raises CorruptionError
+    naming a piece that is damaged, and ValueError for pieces that do not go together.
+    """
+    if not pieces:
+        return []
+    writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut)
+    pending = deque(sorted(file.first_key_group for file in files))
+    ordered = sorted(pieces, key=lambda piece: piece.table.first_key_group)
+    for one, other in pairwise(ordered):
+        if one.table.last_key_group >= (group := other.table.first_key_group):
+            raise ValueError(f"{one.path} and {other.path}: both have key group {group}, expected one")
+    for piece in ordered:
+        while pending and pending[0] < piece.table.first_key_group:
+            writer.mark_file(pending.popleft())
+        for batch in read_piece(piece):
+            writer.write(batch)
+    for group in pending:
+        writer.mark_file(group)
+    return writer.finish()[0]
+
+
+def in_order(files: Iterable[TableFile]) -> list[TableFile]:
+    """Return a state's files as its manifest lists them, given those of writers and `join` in their own order."""
+    return sorted(files, key=lambda file: file.first_key_group)
