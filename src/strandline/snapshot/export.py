@@ -1,0 +1,156 @@
+"""One partition of a snapshot made into canonical files: in a process of its own, which gives way to the job's.
+
+    python -m strandline.snapshot.export
+
+It reads a `Part` from its standard input and answers on its standard output, a line of JSON each: how many rows it has
+written, and at last which files came of it, or what went wrong. It ends with its standard input: with whoever started it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from strandline.backends.reading import file_kind, open_reader
+from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.restore import fetch
+from strandline.core.errors import StrandlineError
+from strandline.core.failpoints import arm_from_environment, hit
+from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
+from strandline.snapshot.cutting import TableWriter
+from strandline.snapshot.parquet import BROADCAST_GROUPS
+from strandline.snapshot.rows import has_rows, rows_of
+from strandline.snapshot.savepoint import upload_tables
+from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
+
+_NICE = 15
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder, as another process can open it."""
+
+    url: str
+    """Of the store."""
+    path: str
+    options: dict[str, str] = {}
+    fsync: bool = True
+
+    def open(self) -> Folder:
+        """Return the folder."""
+        return Folder(RetryingStore(open_store(self.url, self.options, fsync=self.fsync)), self.path)
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What to export: one partition of one operator."""
+
+    source: Place
+    target: Place
+    operator: OperatorInfo
+    """With this partition alone."""
+    scratch: str
+    """A local directory of its own, which is there."""
+    local_copy: str = ""
+    now_us: int
+    watermark_us: int | None = None
+    """How far the clock and event time had come: what has expired by then is left out."""
+
+
+class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
+    """What came of a part, by state: files of the savepoint, and pieces, to be joined with those of the other parts."""
+
+    files: dict[str, list[TableFile]]
+    pieces: dict[str, list[TableFile]]
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
+    """How many rows have been written so far."""
+
+    rows: int
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """Why nothing comes of it."""
+
+    kind: str
+    message: str
+    hint: str = ""
+
+
+Answer = Files | Rows | Failed
+
+
+def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> Files:
+    """Fetch a part's files, write its rows, and upload them. `wrote` hears of the rows now and then.
+
+    Raises as `fetch`, `RowCodec.decode` and `upload_tables` do; what was uploaded then is the savepoint's to discard.
+    """
+    (info,) = part.operator.partitions
+    scratch, target = Path(part.scratch), part.target.open()
+    fetched = scratch / "fetched"
+    fetch(part.source.open(), info.files, fetched, Path(part.local_copy) if part.local_copy else None)
+    hit("savepoint.part.fetched")
+    reader = open_reader(file_kind(part.operator.backend), fetched)
+    files, pieces, rows = {}, {}, 0
+    try:
+        for state in filter(has_rows, part.operator.states):
+            groups = _groups_of(part, state)
+            if not groups:
+                continue
+            codec = rows_of(part.operator, state, now_us=part.now_us, watermark_us=part.watermark_us)
+            writer = TableWriter(codec.schema, groups, part.operator.max_parallelism, scratch)
+            for batch in codec.decode_groups(reader.scan(state.name, groups)):
+                writer.write(batch)
+                rows += batch.num_rows
+                wrote(rows)
+            made, left = writer.finish()
+            files[state.name], pieces[state.name] = upload_tables(target, made), upload_tables(target, left)
+            for local in (*made, *left):
+                local.path.unlink()
+    finally:
+        reader.close()
+    hit("savepoint.part.written")
+    return Files(files=files, pieces=pieces)
+
+
+def _groups_of(part: Part, state: StateInfo) -> range:
+    """Return the key groups of a state that are this part's to write: of what all partitions have, the first one's."""
+    (info,) = part.operator.partitions
+    if state.kind == "broadcast":
+        return BROADCAST_GROUPS if info.index == 0 else range(0)
+    return range(info.first_key_group, info.last_key_group + 1)
+
+
+def main() -> None:
+    """Export the part that standard input says."""
+    arm_from_environment()
+    os.nice(_NICE)
+    line = sys.stdin.buffer.readline()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    answers = sys.stdout.buffer
+
+    def say(answer: Answer) -> None:
+        answers.write(msgspec.json.encode(answer) + b"\n")
+        answers.flush()
+
+    try:
+        part = msgspec.json.decode(line, type=Part)
+        say(export(part, lambda rows: say(Rows(rows=rows))))
+    except StrandlineError as error:
+        say(Failed(kind=type(error).__name__, message=error.message, hint=error.hint))
+    except Exception as error:
+        say(Failed(kind="StrandlineError", message=f"{type(error).__name__}: {error}"))
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""A savepoint of a checkpoint: canonical, its state as tables, or native, its files as they are.
+
+The job whose checkpoint it is may run meanwhile: nothing is read but the checkpoint's files, which somebody must keep
+from being subsumed, and the work is done by processes of their own, which give way to others.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.parallel import in_parallel, sha256_of
+from strandline.checkpoint.publish import OutcomeUnknownError
+from strandline.core import errors
+from strandline.core.clock import Clock, SystemClock
+from strandline.core.errors import CorruptionError, StrandlineError
+from strandline.core.failpoints import hit
+from strandline.core.ids import Partition
+from strandline.core.version import VERSION
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile
+from strandline.snapshot.export import Answer, Failed, Files, Part, Place
+from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
+
+Form = Literal["canonical", "native"]
+FORMS: tuple[Form, ...] = ("canonical", "native")
+
+LocalCopy = Callable[[str, Partition], Path | None]
+"""Where a partition of an operator has its files on this machine, if it has."""
+
+_LOG_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a savepoint is."""
+
+    rows: int
+    """Of state, written so far."""
+    done: int
+    """Of the operators' partitions."""
+    partitions: int
+
+
+Report = Callable[[Progress], None]
+
+
+def take_savepoint(
+    manifest: Manifest,
+    source: Place,
+    target: Place,
+    form: Form = "canonical",
+    *,
+    local_copy: LocalCopy = lambda uid, partition: None,
+    report: Report = lambda progress: None,
+    scratch: Path | None = None,
+    clock: Clock | None = None,
+) -> Manifest:
+    """Write a savepoint of a checkpoint, whose files are relative to `source`, into the folder `target`; return it.
+
+    Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged, and
+    OutcomeUnknownError when the savepoint may be there or appear later. After any other error nothing is left there.
+    """
+    here, folder = source.open(), target.open()
+    begin(folder)
+    try:
+        with _scratch(scratch) as directory:
+            if form == "native":
+                made = _Native(here, folder, directory).savepoint(manifest)
+            else:
+                made = _Canonical(manifest, source, target, directory, local_copy, report).savepoint()
+            made = msgspec.structs.replace(
+                made, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
+                uploaded_bytes=sum(f.size for f in made.files()), total_bytes=sum(f.size for f in made.files()),
+            )  # fmt: skip
+            hit("savepoint.written")
+            publish(folder, made)
+    except OutcomeUnknownError:
+        raise
+    except BaseException:
+        discard(folder)
+        raise
+    return made
+
+
+@contextmanager
+def _scratch(parent: Path | None) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix="savepoint-", dir=parent))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _Native:
+    """Brings files as they are: by the storage itself where it can."""
+
+    _here: Folder
+    _target: Folder
+    _scratch: Path
+
+    def savepoint(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the paths that the files have in the savepoint."""
+        files = {f.path: f for f in manifest.files() if f.inline is None}
+        in_parallel(self._bring, list(files.values()))
+        operators = [
+            msgspec.structs.replace(operator, partitions=[
+                msgspec.structs.replace(part, files=[_moved(file) for file in part.files])
+                for part in operator.partitions
+            ])
+            for operator in manifest.operators
+        ]  # fmt: skip
+        return msgspec.structs.replace(manifest, operators=operators, source=_moved_source(manifest.source))
+
+    def bring_source(self, info: SourceInfo | None) -> SourceInfo | None:
+        """Bring what rewinds the sources."""
+        in_parallel(self._bring, [file for file in (info.files() if info else []) if file.inline is None])
+        return _moved_source(info)
+
+    def _bring(self, file: FileRef) -> None:
+        to = _path_of(file)
+        hit("savepoint.file")
+        if self._target.take(to, self._here, file.path) and self._target.head(to).size_bytes == file.size:
+            return
+        local = self._scratch / file.sha256
+        self._here.get_file(file.path, local)
+        if (local.stat().st_size, sha256_of(local)) != (file.size, file.sha256):
+            raise CorruptionError(
+                f"{self._here.url}/{file.path} ('{file.name}'): not as the checkpoint's manifest says", path=file.path
+            )
+        self._target.put_file(to, local)
+        local.unlink()
+
+
+def _path_of(file: FileRef) -> str:
+    return f"files/{file.sha256}"
+
+
+def _moved(file: FileRef) -> FileRef:
+    if file.inline is not None:
+        return file
+    return msgspec.structs.replace(file, path=_path_of(file), shared=False)
+
+
+def _moved_source(info: SourceInfo | None) -> SourceInfo | None:
+    if info is None:
+        return None
+    large = [
+        msgspec.structs.replace(
+            one, segments=[msgspec.structs.replace(s, path=f"files/{s.sha256}") for s in one.segments]
+        )
+        for one in info.large
+    ]
+    return msgspec.structs.replace(info, blob=_moved(info.blob), large=large)
+
+
+@dataclass
+class _Canonical:
+    """Has every partition exported by a process, several at once, and joins what is left at their edges."""
+
+    _manifest: Manifest
+    _source: Place
+    _target: Place
+    _scratch: Path
+    _local_copy: LocalCopy
+    _report: Report
+
+    def __post_init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._done = 0
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def savepoint(self) -> Manifest:
+        """Return the manifest with tables in place of partitions."""
+        parts = [part for operator in self._manifest.operators for part in self._parts(operator)]
+        try:
+            with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1)), "strandline-savepoint") as pool:
+                asked = [pool.submit(self._run, number, part, len(parts)) for number, part in enumerate(parts)]
+                try:
+                    files = [answer.result() for answer in asked]
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    self._end()
+                    raise
+        finally:
+            self._end()
+        operators = [
+            self._joined(operator, [found for part, found in zip(parts, files, strict=True) if _is_of(part, operator)])
+            for operator in self._manifest.operators
+        ]
+        native = _Native(self._source.open(), self._target.open(), self._scratch)
+        return msgspec.structs.replace(
+            self._manifest, operators=operators, source=native.bring_source(self._manifest.source)
+        )
+
+    def _parts(self, operator: OperatorInfo) -> Iterator[Part]:
+        for info in operator.partitions:
+            directory = tempfile.mkdtemp(dir=self._scratch)
+            copy = self._local_copy(operator.uid, info.index)
+            yield Part(
+                source=self._source, target=self._target,
+                operator=msgspec.structs.replace(operator, partitions=[info]), scratch=directory,
+                local_copy=str(copy) if copy else "", now_us=self._manifest.triggered_ms * 1000,
+                watermark_us=self._manifest.watermarks.get("watermark"),
+            )  # fmt: skip
+
+    def _joined(self, operator: OperatorInfo, found: Sequence[Files]) -> OperatorInfo:
+        tables: dict[str, list[TableFile]] = {}
+        folder = self._target.open()
+        for state in operator.states:
+            files = [file for each in found for file in each.files.get(state.name, [])]
+            pieces = [piece for each in found for piece in each.pieces.get(state.name, [])]
+            made = join_pieces(folder, files, pieces, operator.max_parallelism, self._scratch)
+            if made:
+                tables[state.name] = made
+        return msgspec.structs.replace(operator, partitions=[], tables=tables)
+
+    def _run(self, number: int, part: Part, parts: int) -> Files:
+        """Have one part exported by a process; hear how far it is."""
+        log = Path(part.scratch) / "log"
+        with log.open("wb") as errors_to:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "strandline.snapshot.export"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=errors_to, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )  # fmt: skip
+        self._running.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        answer: Answer | None = None
+        with process, process.stdin, process.stdout:
+            process.stdin.write(msgspec.json.encode(part) + b"\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                answer = msgspec.json.decode(line, type=Answer)
+                if not isinstance(answer, Files | Failed):
+                    self._rows[number] = answer.rows
+                    self._say(parts)
+        if isinstance(answer, Failed):
+            raise getattr(errors, answer.kind, StrandlineError)(answer.message, hint=answer.hint)
+        if not isinstance(answer, Files):
+            (info,) = part.operator.partitions
+            raise StrandlineError(
+                f"the process that wrote operator '{part.operator.uid}', partition {info.index}, into the savepoint "
+                f"{part.target.url}/{part.target.path} has ended with {process.returncode}: "
+                f"{log.read_text(errors='replace')[-_LOG_CHARS:].strip() or 'it says nothing'}",
+                hint="take the savepoint again; nothing is left of this one",
+            )
+        self._done += 1
+        self._say(parts)
+        shutil.rmtree(part.scratch, ignore_errors=True)
+        return answer
+
+    def _say(self, parts: int) -> None:
+        self._report(Progress(sum(self._rows.values()), self._done, parts))
+
+    def _end(self) -> None:
+        for process in self._running:
+            process.kill()
+
+
+def _is_of(part: Part, operator: OperatorInfo) -> bool:
+    return part.operator.uid == operator.uid

@@ -1,0 +1,128 @@
+"""All partitions of one operator, restored again and again from their own snapshots, at any parallelism."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.api.states import TTL, Value
+from strandline.backends.reading import file_kind, open_reader
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import fetch
+from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.core.keygroups import group_of, partition_of, range_of
+from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo
+from strandline.keeper import opening
+from strandline.runtime.program import Restore, state_infos
+from strandline.runtime.task.task import EpochTimes
+from strandline.storage.remote import open_store
+from tests.runtime.bench import MAX_PARALLELISM, Event, Everything, batch_of, program
+from tests.runtime.clients import eventually
+
+NOW_US = 1_700_000_000_000_000
+KEYS = [f"k{n}" for n in range(60)]
+
+
+class Timed(Everything):
+    """Everything, with a timer for each key, and a state that expires."""
+
+    short = Value("bigint", ttl=TTL("1h"))
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        ctx.timers.set_processing(ctx.now + dt.timedelta(days=1))
+        self.short.value = event.a
+        yield from super().on_event(event, ctx)
+
+    def on_timer(self, timer: Any, ctx: Any) -> None:
+        pass
+
+
+class Job:
+    """All partitions of one operator, restored again and again from their own snapshots."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.epoch = 0
+        self.generation = 0
+        self.restore: Restore | None = None
+        self.opened: list[opening.Opened] = []
+
+    def start(self, parallelism: int, backend: str) -> None:
+        self.generation += 1
+        wanted = program(
+            Timed(), store_url=f"file://{self.root}/storage", backend=backend, parallelism=parallelism,
+            generation=self.generation, restore=self.restore,
+        )  # fmt: skip
+        self.parallelism = parallelism
+        for index in range(parallelism):
+            directory = self.root / "local" / f"op-{index}"
+            self.opened.append(opening.open_partition(wanted, Partition(index), directory))
+
+    def run(self, events: Sequence[Event]) -> list[tuple[Any, ...]]:
+        """Process an epoch; return the answers."""
+        self.epoch += 1
+        batch, found = batch_of(events), []
+        groups = batch.column(0).to_pylist()
+        for index, opened in enumerate(self.opened):
+            mine = [partition_of(group, MAX_PARALLELISM, self.parallelism) == index for group in groups]
+            batches = [batch.filter(pa.array(mine, pa.bool_()))]
+            for output in opened.partition.run(Epoch(self.epoch), EpochTimes(now_us=NOW_US), batches):
+                found += [tuple(row.values()) for row in output.to_pylist()]
+            opened.partition.commit()
+        return found
+
+    def checkpoint(self) -> None:
+        parts: list[PartitionInfo] = []
+        for opened in self.opened:
+            opened.snapshots.trigger(CheckpointId(self.generation))
+            (report,) = eventually(opened.snapshots.reports, "a report")
+            assert report.info is not None, report.failure
+            parts.append(report.info)
+            opened.snapshots.heed(CheckpointId(self.generation), None)
+        backend = self.opened[0].program.backend
+        self.restore = Restore(
+            checkpoint=CheckpointId(self.generation), epoch=Epoch(self.epoch), backend=backend, parts=parts
+        )
+
+    def manifest(self) -> Manifest:
+        """Return the newest snapshot's, as a job of this one operator would publish it."""
+        assert self.restore is not None
+        operator = OperatorInfo(
+            uid="op", backend=self.restore.backend, parallelism=len(self.restore.parts),
+            max_parallelism=MAX_PARALLELISM, key_schema="`k` string", states=state_infos(Timed()),
+            partitions=self.restore.parts,
+        )  # fmt: skip
+        return Manifest(
+            job="job", generation=Generation(self.generation), checkpoint=self.restore.checkpoint,
+            epoch=self.restore.epoch, mode="incremental", created_ms=NOW_US // 1000, triggered_ms=NOW_US // 1000,
+            engine_version="0", life="0" * 32, operators=[operator],
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        for opened in self.opened:
+            opened.snapshots.close()
+            opened.partition.task.close()
+            opened.snapshots._backend.close()
+        self.opened = []
+
+    def entries(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """Return all that the newest snapshot holds, by state; each partition's within its key groups."""
+        assert self.restore is not None
+        store = JobDirectory(open_store(f"file://{self.root}/storage"), "job")
+        found: dict[str, list[tuple[bytes, bytes]]] = {}
+        for part in self.restore.parts:
+            fetch(store, part.files, self.root / "look")
+            reader = open_reader(file_kind(self.restore.backend), self.root / "look")
+            groups = range_of(part.index, MAX_PARALLELISM, self.parallelism)
+            for state in reader.states:
+                entries = list(reader.scan(state, range(MAX_PARALLELISM)))
+                assert all(group_of(key) in groups for key, _ in entries)
+                found.setdefault(state, []).extend(entries)
+            reader.close()
+            shutil.rmtree(self.root / "look")
+        return found

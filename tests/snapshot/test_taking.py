@@ -1,0 +1,125 @@
+"""Savepoints of real state, by real processes: the same files for the same state, and nothing where one fails."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
+from strandline.format.manifest import MANIFEST, Manifest
+from strandline.snapshot.export import Place
+from strandline.snapshot.taking import Form, Progress, take_savepoint
+from tests.runtime.bench import OPS, Model
+from tests.runtime.rescaling import KEYS, Job
+
+
+def place(root: Path, path: str) -> Place:
+    return Place(url=root.as_uri(), path=path)
+
+
+def take(job: Job, name: str, form: Form = "canonical", **given: Any) -> Manifest:
+    return take_savepoint(
+        job.manifest(), place(job.root / "storage", "job"), place(job.root, name), form, scratch=job.root, **given
+    )
+
+
+def lived(root: Path, lives: list[tuple[int, str]]) -> tuple[Job, Model]:
+    """Return a job that has lived at each parallelism and on each backend, and what its state must be."""
+    rng, job, model = random.Random(1), Job(root), Model()
+    for parallelism, backend in lives:
+        job.start(parallelism, backend)
+        for _ in range(4):
+            events = [(key, rng.choice(OPS), rng.randrange(5), rng.randrange(5)) for key in KEYS]
+            job.run(events)
+            for event in events:
+                model.answer(*event)
+        job.checkpoint()
+        job.stop()
+    return job, model
+
+
+def test_equal_state_has_equal_files_whatever_its_job_was(tmp_path: Path) -> None:
+    found = {}
+    for name, lives in {
+        "one": [(1, "rocksdb"), (1, "rocksdb")], "heap": [(2, "memory"), (3, "filesystem")],
+        "many": [(5, "rocksdb"), (3, "rocksdb")],
+    }.items():  # fmt: skip
+        (tmp_path / name).mkdir()
+        job, _ = lived(tmp_path / name, lives)
+        heard: list[Progress] = []
+        manifest = take(job, "savepoint", report=heard.append)
+        assert (heard[-1].done, heard[-1].partitions) == (lives[-1][0],) * 2
+        (operator,) = manifest.operators
+        assert operator.tables
+        found[name] = operator.tables
+        assert sum(table.rows for tables in operator.tables.values() for table in tables) == heard[-1].rows > 0
+        assert not operator.partitions
+        folder = tmp_path / name / "savepoint"
+        assert MANIFEST.decode((folder / "_metadata").read_bytes(), "it") == manifest
+        there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert there == {"_metadata", *(file.path for file in manifest.files())}
+        assert not list((tmp_path / name).glob("savepoint-*"))
+    assert found["one"] == found["heap"] == found["many"]
+
+
+def test_a_table_is_read_without_our_code(tmp_path: Path) -> None:
+    job, model = lived(tmp_path, [(2, "rocksdb")])
+    manifest = take(job, "savepoint")
+    tables = manifest.operators[0].tables or {}
+    files = {state: [str(tmp_path / "savepoint" / t.file.path) for t in tables[state]] for state in tables}
+    rows = duckdb.sql(f"select k, value from read_parquet({files['value']})").fetchall()
+    assert dict(rows) == {key: state["value"] for key, state in model.keys.items() if "value" in state}
+    rows = duckdb.sql(f"select k, list(value order by position) from read_parquet({files['history']}) group by k")
+    assert dict(rows.fetchall()) == {key: state["list"] for key, state in model.keys.items() if state["list"]}
+    assert duckdb.sql(f"select count(*) from read_parquet({files['timers.processing']})").fetchall() == [(len(KEYS),)]
+
+
+def test_a_native_savepoint_has_the_same_files_under_paths_of_its_own(tmp_path: Path) -> None:
+    job, _ = lived(tmp_path, [(2, "rocksdb")])
+    manifest = take(job, "savepoint", "native")
+    before = [file for part in job.manifest().operators[0].partitions for file in part.files]
+    after = [file for part in manifest.operators[0].partitions for file in part.files]
+    assert [(f.name, f.size, f.sha256) for f in before] == [(f.name, f.size, f.sha256) for f in after]
+    assert not any(file.shared for file in after)
+    for one, other in zip(before, after, strict=True):
+        if one.path:
+            here, there = tmp_path / "storage" / "job" / one.path, tmp_path / "savepoint" / other.path
+            assert here.samefile(there)
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_what_is_damaged_or_in_the_way_is_refused_and_nothing_is_left(tmp_path: Path, form: Form) -> None:
+    job, _ = lived(tmp_path, [(2, "rocksdb")])
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "something").write_text("else")
+    with pytest.raises(ConflictError, match="expected an empty folder, found 'something'"):
+        take(job, "taken", form)
+    assert [path.name for path in (tmp_path / "taken").iterdir()] == ["something"]
+    part = job.manifest().operators[0].partitions[1]
+    file = next(file for file in part.files if file.path)
+    stored = tmp_path / "storage" / "job" / file.path
+    stored.rename(stored.with_suffix(".gone"))
+    with pytest.raises((CorruptionError, StrandlineError), match=re.escape(file.path)):
+        take(job, "savepoint", form)
+    assert not (tmp_path / "savepoint").exists()
+    stored.with_suffix(".gone").rename(stored)
+    take(job, "savepoint", form)
+
+
+@pytest.mark.parametrize("place_", ["savepoint.part.fetched", "savepoint.upload", "savepoint.part.written"])
+def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place_: str
+) -> None:
+    job, _ = lived(tmp_path, [(2, "rocksdb")])
+    monkeypatch.setenv("STRANDLINE_FAILPOINTS", f"{place_}=kill")
+    with pytest.raises(StrandlineError, match=r"operator 'op', partition \d, .* has ended with -9"):
+        take(job, "savepoint")
+    assert not (tmp_path / "savepoint").exists()
+    assert not list(tmp_path.glob("savepoint-*"))
+    monkeypatch.delenv("STRANDLINE_FAILPOINTS")
+    take(job, "savepoint")
