@@ -36,6 +36,11 @@ class Folder:
     def put_file(self, path: str, source: Path) -> None:
         self.store.put_file(self._prefix + path, source)
 
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        if isinstance(source, Folder):
+            return self.store.take(self._prefix + path, source.store, source._prefix + source_path)
+        return self.store.take(self._prefix + path, source, source_path)
+
     def get(self, path: str) -> bytes:
         return self.store.get(self._prefix + path)
 
