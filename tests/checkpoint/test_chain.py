@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
@@ -16,10 +17,16 @@ from tests.checkpoint.helpers import manifest
 from tests.clock import ManualClock
 from tests.soak import examples
 
+FOREIGN = Restored(
+    asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="ab" * 16,
+    sha256="0" * 64,
+)  # fmt: skip
 STEPS = st.lists(
     st.one_of(
         st.just(("take over",)),
         st.just(("claim only",)),
+        st.just(("restore",)),
+        st.tuples(st.just("go back"), st.integers(0, 3)),
         st.tuples(st.just("publish"), st.integers(0, 3)),  # 0: the owner; else a driver that was replaced
         st.tuples(st.just("subsume"), st.integers(1, 3)),
     ),
@@ -41,6 +48,15 @@ def played(steps: list[tuple[object, ...]]) -> JobDirectory:
             found = choose(jobdir, owned).manifest
             owned.set_base(CheckpointId(found.checkpoint) if found else None)
             drivers.append(owned)
+        elif step[0] in ("restore", "go back"):
+            owned = claim(jobdir, clock)
+            choose(jobdir, owned)
+            live = [*read_catalog(jobdir).live]
+            if step[0] == "restore":
+                owned.set_base(None, FOREIGN)
+            else:
+                owned.set_base(live[int(str(step[1])) % len(live)] if live else None, back=True)
+            drivers.append(owned)
         elif step[0] == "publish":
             number += 1
             driver = drivers[max(0, len(drivers) - 1 - int(str(step[1])))]
@@ -55,7 +71,7 @@ def played(steps: list[tuple[object, ...]]) -> JobDirectory:
 
 
 @given(steps=STEPS, which=st.integers(0, 99))
-@examples(150)
+@examples(250)
 def test_a_damaged_record(steps: list[tuple[object, ...]], which: int) -> None:
     jobdir = played(steps)
     before = read_catalog(jobdir)
@@ -70,6 +86,9 @@ def test_a_damaged_record(steps: list[tuple[object, ...]], which: int) -> None:
         assert set(after.live) >= set(before.live), "what counted still does"
     else:
         assert set(after.live) <= set(before.live), "what was void does not count again"
+    if damaged.replace(".base", ".turned") in {info.path for info in jobdir.list()}:
+        assert after.live == before.live, "a generation that turned back has a copy of its record"
+        assert after.chain == before.chain
     own = {i for i, m in before.manifests.items() if m.generation == newest}
     assert own <= set(after.live), "what the newest generation has published counts"
     assert bool(after.unknown) <= (after.chain.broken_at is not None)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import choose
@@ -12,6 +13,11 @@ from strandline.format.manifest import MANIFEST
 from tests.checkpoint.helpers import manifest
 from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
+
+FOREIGN = Restored(
+    asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="ab" * 16,
+    sha256="0" * 64,
+)  # fmt: skip
 
 
 def publish(jobdir: JobDirectory, checkpoint: int, generation: int) -> None:
@@ -213,3 +219,36 @@ def test_set_base_refuses(jobdir: JobDirectory, store: FaultyStore, clock: Manua
         second.set_base(CheckpointId(4))
     second.set_base(CheckpointId(4))
     assert second.has_base
+
+
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@pytest.mark.parametrize("path", [".turned", ".base"])
+def test_a_foreign_base_whose_answer_is_lost(
+    jobdir: JobDirectory, store: FaultyStore, clock: ManualClock, when: str, path: str
+) -> None:
+    owned = claim(jobdir, clock)
+    choose(jobdir, owned)
+    store.script = [("create", path, when)]
+    with pytest.raises(UnavailableError):
+        owned.set_base(None, FOREIGN)
+    restored = path == ".base" and when == AFTER
+    assert choose(jobdir).foreign == (FOREIGN if restored else None)
+    following = claim(jobdir, clock, owned)
+    choice = choose(jobdir, following)
+    following.set_base(None, None if choice.foreign else FOREIGN)
+    assert choose(jobdir).foreign == FOREIGN
+
+
+def test_what_was_restored_is_carried_on(jobdir: JobDirectory, clock: ManualClock) -> None:
+    first = claim(jobdir, clock)
+    choose(jobdir, first)
+    first.set_base(None, FOREIGN)
+    publish(jobdir, 1, generation=1)
+    for generation in (2, 3, 4):
+        owned = claim(jobdir, clock)
+        choice = choose(jobdir, owned)
+        assert (choice.foreign, choice.restored) == (None, FOREIGN)
+        owned.set_base(CheckpointId(generation - 1))
+        publish(jobdir, generation, generation)
+        jobdir.delete([manifest_path(CheckpointId(generation - 1))])
+    assert not any(path.path.endswith(".turned") for path in jobdir.list() if "/1." not in path.path)

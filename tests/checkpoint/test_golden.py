@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.checkpoint.chain import BASE, BaseRecord
+from strandline.checkpoint.chain import BASE, BaseRecord, Restored
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.source_log import unpack
 from strandline.checkpoint.start import load_start
@@ -85,6 +85,20 @@ def test_source_progress() -> None:
 def test_base_record() -> None:
     record = BASE.decode((GOLDEN / "base-v1").read_bytes(), "golden")
     assert record == BaseRecord(generation=3, checkpoint=6, checkpoint_generation=2, highest_seen=7, life="ab" * 16)
+    assert BASE.encode(record) == (GOLDEN / "base-v1").read_bytes()
+
+
+def test_base_record_of_a_restore() -> None:
+    data = (GOLDEN / "base-v1-restored").read_bytes()
+    restored = Restored(
+        asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="cd" * 16,
+        sha256="e" * 64, claimed=True,
+    )  # fmt: skip
+    record = BaseRecord(
+        generation=3, checkpoint=None, checkpoint_generation=None, highest_seen=7, life="ab" * 16, restored=restored
+    )
+    assert BASE.decode(data, "golden") == record
+    assert BASE.encode(record) == data, "what is written has changed: that needs a new format version"
 
 
 def test_start() -> None:

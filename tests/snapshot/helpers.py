@@ -7,9 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import Clock
-from strandline.format.manifest import MANIFEST, FileRef, Manifest, PartitionInfo
+from strandline.format.manifest import MANIFEST, FileRef, Manifest
 from strandline.snapshot.origin import Origin, decide
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import LIFE, Run, manifest
@@ -56,15 +58,9 @@ def write_savepoint(path: Path, *, life: str = LIFE, job: str = "other", epoch: 
         (path / name).write_bytes(data)
         files.append(FileRef(name=name[5:], size=len(data), sha256=hashlib.sha256(data).hexdigest(), path=name))
     checkpoint = manifest(9, files, generation=4, job=job, epoch=epoch)
-    savepoint = _replace(checkpoint, life=life, savepoint="native", created_ms=1_700_000_000_000 + seed)
+    savepoint = structs.replace(checkpoint, life=life, savepoint="native", created_ms=1_700_000_000_000 + seed)
     (path / "_metadata").write_bytes(MANIFEST.encode(savepoint))
     return savepoint
-
-
-def _replace(checkpoint: Manifest, **changes: Any) -> Manifest:
-    import msgspec
-
-    return msgspec.structs.replace(checkpoint, **changes)
 
 
 def tree(path: Path) -> dict[str, bytes]:
@@ -74,7 +70,3 @@ def tree(path: Path) -> dict[str, bytes]:
 
 def url(path: Path) -> str:
     return path.as_uri()
-
-
-def partition_files(checkpoint: Manifest) -> list[PartitionInfo]:
-    return [partition for operator in checkpoint.operators for partition in operator.partitions]

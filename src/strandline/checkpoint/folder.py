@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from strandline.core.errors import CorruptionError, StrandlineError
 from strandline.storage.base import ObjectInfo, ObjectStore
+from strandline.storage.place import Place
 
 T = TypeVar("T")
 
@@ -70,6 +71,11 @@ class Folder:
 
     def _relative(self, info: ObjectInfo) -> ObjectInfo:
         return replace(info, path=info.path[len(self._prefix) :])
+
+
+def folder_at(place: Place) -> Folder:
+    """Open a folder that another process has named."""
+    return Folder(place.store(), place.path)
 
 
 def delete_quietly(folder: Folder, paths: Iterable[str]) -> None:

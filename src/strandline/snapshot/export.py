@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from strandline.backends.reading import file_kind, open_reader
-from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.restore import fetch
 from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
@@ -26,24 +26,9 @@ from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.parquet import BROADCAST_GROUPS
 from strandline.snapshot.rows import has_rows, rows_of
 from strandline.snapshot.savepoint import upload_tables
-from strandline.storage.remote import open_store
-from strandline.storage.retrying import RetryingStore
+from strandline.storage.place import Place
 
 _NICE = 15
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A folder, as another process can open it."""
-
-    url: str
-    """Of the store."""
-    path: str
-    options: dict[str, str] = {}
-    fsync: bool = True
-
-    def open(self) -> Folder:
-        """Return the folder."""
-        return Folder(RetryingStore(open_store(self.url, self.options, fsync=self.fsync)), self.path)
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,9 +76,9 @@ def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> File
     Raises as `fetch`, `RowCodec.decode` and `upload_tables` do; what was uploaded then is the savepoint's to discard.
     """
     (info,) = part.operator.partitions
-    scratch, target = Path(part.scratch), part.target.open()
+    scratch, target = Path(part.scratch), folder_at(part.target)
     fetched = scratch / "fetched"
-    fetch(part.source.open(), info.files, fetched, Path(part.local_copy) if part.local_copy else None)
+    fetch(folder_at(part.source), info.files, fetched, Path(part.local_copy) if part.local_copy else None)
     hit("savepoint.part.fetched")
     reader = open_reader(file_kind(part.operator.backend), fetched)
     files, pieces, rows = {}, {}, 0

@@ -39,7 +39,7 @@ def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[S
 
     Sizes are checked, contents are not. Raises NotFoundError for a local directory that is not there.
     """
-    here = open_folder(url, options)
+    here = open_folder(url, options, fsync=False)
     sizes = {info.path: info.size_bytes for info in here.list()}
     if METADATA in sizes:
         return [_single(here, url, options)]
@@ -58,7 +58,7 @@ def verify_snapshot(url: str, options: Mapping[str, str] | None = None) -> Verif
     One that is void where it lies has a problem, too. Raises NotFoundError as `open_snapshot` does.
     """
     try:
-        snapshot = find_snapshot(url, options)
+        snapshot = find_snapshot(url, options, fsync=False)
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(METADATA, error.message)])
     report = verify_manifest(snapshot.folder, snapshot.manifest)
@@ -129,7 +129,7 @@ def _savepoint(folder: Folder, sizes: Mapping[str, int]) -> SnapshotSummary:
 
 def _single(here: Folder, url: str, options: Mapping[str, str] | None) -> SnapshotSummary:
     try:
-        snapshot = find_snapshot(url, options)
+        snapshot = find_snapshot(url, options, fsync=False)
     except CorruptionError as error:
         kind: Kind = "checkpoint" if re.search(r"/chk-\d+$", here.url) else "savepoint"
         return SnapshotSummary(here.url, kind, "damaged", error.message)

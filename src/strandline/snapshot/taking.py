@@ -20,7 +20,7 @@ from typing import Literal
 
 import msgspec
 
-from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.core import errors
@@ -30,8 +30,9 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile
-from strandline.snapshot.export import Answer, Failed, Files, Part, Place
+from strandline.snapshot.export import Answer, Failed, Files, Part
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
+from strandline.storage.place import Place
 
 Form = Literal["canonical", "native"]
 FORMS: tuple[Form, ...] = ("canonical", "native")
@@ -72,7 +73,7 @@ def take_savepoint(
     Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged, and
     OutcomeUnknownError when the savepoint may be there or appear later. After any other error nothing is left there.
     """
-    here, folder = source.open(), target.open()
+    here, folder = folder_at(source), folder_at(target)
     begin(folder)
     try:
         with _scratch(scratch) as directory:
@@ -200,7 +201,7 @@ class _Canonical:
             self._joined(operator, [found for part, found in zip(parts, files, strict=True) if _is_of(part, operator)])
             for operator in self._manifest.operators
         ]
-        native = _Native(self._source.open(), self._target.open(), self._scratch)
+        native = _Native(folder_at(self._source), folder_at(self._target), self._scratch)
         return msgspec.structs.replace(
             self._manifest, operators=operators, source=native.bring_source(self._manifest.source)
         )
@@ -218,7 +219,7 @@ class _Canonical:
 
     def _joined(self, operator: OperatorInfo, found: Sequence[Files]) -> OperatorInfo:
         tables: dict[str, list[TableFile]] = {}
-        folder = self._target.open()
+        folder = folder_at(self._target)
         for state in operator.states:
             files = [file for each in found for file in each.files.get(state.name, [])]
             pieces = [piece for each in found for piece in each.pieces.get(state.name, [])]

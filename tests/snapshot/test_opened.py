@@ -1,0 +1,185 @@
+"""Snapshots are found wherever they lie; what is none says what is there instead."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from strandline.checkpoint.restore import fetch
+from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import MANIFEST
+from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, plain_url
+from strandline.snapshot.origin import rollback
+from tests.checkpoint.helpers import every_epoch
+from tests.clock import ManualClock
+from tests.snapshot.helpers import Job, jobdir_at, url, write_savepoint
+
+
+@pytest.fixture
+def job(tmp_path: Path, clock: ManualClock) -> Path:
+    """A job with checkpoints 1, 2 and 3."""
+    run = Job(tmp_path, clock, config=every_epoch(retain=3))
+    for _ in range(3):
+        run.checkpoint()
+    return tmp_path / "ck/job"
+
+
+def opened(path: Path | str) -> Snapshot:
+    return open_snapshot(str(path), fsync=False)
+
+
+def fetched(snapshot: Snapshot, into: Path) -> set[str]:
+    files = [f for o in snapshot.manifest.operators for p in o.partitions[:1] for f in p.files]
+    fetch(snapshot.folder, files, into)
+    return {f.name for f in files if (into / f.name).stat().st_size == f.size}
+
+
+def test_a_savepoint(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "sp")
+    snapshot = opened(tmp_path / "sp")
+    assert (snapshot.kind, snapshot.url, snapshot.folder.url) == (
+        "savepoint",
+        url(tmp_path / "sp"),
+        url(tmp_path / "sp"),
+    )
+    assert snapshot.manifest.job == "other"
+    assert len(fetched(snapshot, tmp_path / "into")) == 2
+    assert not snapshot.lies_in(jobdir_at(tmp_path, "other"))
+
+
+@pytest.mark.parametrize("written", ["{}", "{}/", "{}/_metadata", "file://{}", "{}/../sp"])
+def test_however_it_is_written(tmp_path: Path, written: str) -> None:
+    write_savepoint(tmp_path / "sp")
+    assert opened(written.format(tmp_path / "sp")).asked == url(tmp_path / "sp")
+
+
+def test_urls_without_secrets() -> None:
+    assert plain_url("s3://key:secret@bucket/a/b/_metadata") == "s3://bucket/a/b"
+    assert plain_url("s3://bucket/a/b/") == "s3://bucket/a/b"
+    assert plain_url("gs://bucket") == "gs://bucket"
+
+
+def test_a_checkpoint(job: Path, tmp_path: Path) -> None:
+    snapshot = opened(job / "chk-2")
+    assert (snapshot.kind, snapshot.url, snapshot.manifest.checkpoint) == ("checkpoint", url(job / "chk-2"), 2)
+    assert snapshot.folder.url == url(job)
+    assert fetched(snapshot, tmp_path / "into")
+    assert snapshot.lies_in(jobdir_at(tmp_path))
+    assert not snapshot.lies_in(jobdir_at(tmp_path, "other"))
+
+
+def test_the_newest_of_a_job(job: Path) -> None:
+    snapshot = opened(job)
+    assert (snapshot.asked, snapshot.url) == (url(job), url(job / "chk-3"))
+    assert snapshot.sha256 == opened(job / "chk-3").sha256
+    (job / "chk-3/_metadata").write_bytes(b"")
+    assert opened(job).url == url(job / "chk-2")
+
+
+def test_a_job_that_was_moved_and_renamed(job: Path, tmp_path: Path) -> None:
+    there = tmp_path / "archive/old job"
+    there.parent.mkdir()
+    shutil.move(job, there)
+    for asked in (there, there / "chk-3"):
+        snapshot = opened(asked)
+        assert snapshot.url == url(there / "chk-3")
+        assert fetched(snapshot, tmp_path / f"into-{asked.name}")
+        assert not snapshot.lies_in(jobdir_at(tmp_path))
+
+
+def test_a_link_is_followed_and_remembered_as_it_was_asked(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to(job / "chk-2")
+    snapshot = opened(tmp_path / "latest")
+    assert (snapshot.asked, snapshot.url) == (url(tmp_path / "latest"), url(job / "chk-2"))
+    assert snapshot.lies_in(jobdir_at(tmp_path))
+
+
+def test_a_checkpoint_alone_is_not_enough(job: Path, tmp_path: Path) -> None:
+    shutil.copytree(job / "chk-2", tmp_path / "alone/chk-2")
+    with pytest.raises(CorruptionError, match=r"alone/shared/.*missing") as caught:
+        opened(tmp_path / "alone/chk-2")
+    assert "shared/" in caught.value.hint
+    shutil.copytree(job / "shared", tmp_path / "alone/shared")
+    assert opened(tmp_path / "alone/chk-2").manifest.checkpoint == 2
+
+
+def test_a_void_checkpoint(job: Path, tmp_path: Path, clock: ManualClock) -> None:
+    rollback(jobdir_at(tmp_path), CheckpointId(1), clock)
+    assert opened(job).manifest.checkpoint == 1
+    with pytest.raises(CorruptionError, match="chk-3: void: published by generation 1") as caught:
+        opened(job / "chk-3")
+    assert "generations/" in caught.value.hint
+    assert find_snapshot(str(job / "chk-3")).refused.startswith("void")
+    # Away from the records, nothing says so.
+    shutil.copytree(job, tmp_path / "kept", ignore=shutil.ignore_patterns("generations"))
+    assert opened(tmp_path / "kept/chk-3").manifest.checkpoint == 3
+
+
+def test_one_that_nobody_can_judge(job: Path, tmp_path: Path, clock: ManualClock) -> None:
+    Job(tmp_path, clock, seed=1, config=every_epoch(retain=3)).checkpoint()
+    (job / "generations/2.base").write_bytes(b"")
+    with pytest.raises(CorruptionError, match="whether it counts is unknown"):
+        opened(job / "chk-2")
+    assert opened(job / "chk-4").manifest.checkpoint == 4
+
+
+def test_a_damaged_manifest(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "sp")
+    (tmp_path / "sp/_metadata").write_bytes(b"SLMANIF1")
+    with pytest.raises(CorruptionError, match="sp/_metadata"):
+        opened(tmp_path / "sp")
+
+
+def test_a_savepoint_that_lacks_a_file(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "sp")
+    file = next((tmp_path / "sp/data").iterdir())
+    file.write_bytes(file.read_bytes()[1:])
+    with pytest.raises(CorruptionError, match="299 bytes, expected 300"):
+        opened(tmp_path / "sp")
+
+
+def test_what_is_there_instead(job: Path, tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "sps/a")
+    for path, expected in {
+        "ck": "jobs: job: give the path of one",
+        "sps": "savepoints: a: give the path of one",
+        ".": r"jobs: ck/job; savepoints: sps/a",
+        "sps/a/data": "there is below it: [0-9a-f]{64}, ",
+        "ck/job/shared": "there is below it: [0-9a-f]{2}",
+    }.items():
+        with pytest.raises(NotFoundError, match="no snapshot there: neither a _metadata") as caught:
+            opened(tmp_path / path)
+        assert re.search(expected, caught.value.hint), caught.value.hint
+
+
+def test_a_path_that_is_not_there(job: Path) -> None:
+    with pytest.raises(NotFoundError, match="chk-17: expected a directory, and it is not there") as caught:
+        opened(job / "chk-17")
+    assert "chk-1, chk-2, chk-3, generations, shared" in caught.value.hint
+    assert not (job / "chk-17").exists(), "looking makes nothing"
+    with pytest.raises(NotFoundError, match="it is a file"):
+        opened(next(path for path in job.glob("shared/*/*")))
+
+
+def test_a_job_without_checkpoints(tmp_path: Path, clock: ManualClock) -> None:
+    Job(tmp_path, clock)
+    with pytest.raises(NotFoundError, match="a job's folder, and it has no checkpoint"):
+        opened(tmp_path / "ck/job")
+
+
+def test_an_unknown_store() -> None:
+    with pytest.raises(ConfigurationError, match="unknown scheme 'ftp'"):
+        open_snapshot("ftp://host/sp")
+
+
+def test_a_folder_renamed_beside_its_job_is_no_checkpoint_of_it(job: Path, tmp_path: Path) -> None:
+    data = (job / "chk-2/_metadata").read_bytes()
+    (job / "mine").mkdir()
+    (job / "mine/_metadata").write_bytes(data)
+    snapshot = opened(job / "mine")
+    assert snapshot.manifest == MANIFEST.decode(data, "")
+    assert not snapshot.lies_in(jobdir_at(tmp_path))
