@@ -1,0 +1,194 @@
+"""Writing a savepoint: a folder of its own, which is one once its manifest is there, and not before.
+
+1. `begin`: the folder is empty, and this savepoint's: one conditional create says so.
+2. Writers bring their files and pieces (`upload_tables`), and `join_pieces` makes files of all pieces of a state.
+3. `publish`: every file that the manifest names is there; then the manifest, by one conditional create.
+
+Whoever fails before the last step leaves nothing that anyone takes for a savepoint; `discard` takes it away.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from strandline.checkpoint.catalog import look_at
+from strandline.checkpoint.check import verify_files
+from strandline.checkpoint.folder import Folder, delete_quietly
+from strandline.checkpoint.invariants import wanted
+from strandline.checkpoint.parallel import in_parallel
+from strandline.checkpoint.publish import OutcomeUnknownError
+from strandline.checkpoint.restore import fetch
+from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, StrandlineError
+from strandline.core.failpoints import hit
+from strandline.core.ids import unique_name
+from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, TableFile
+from strandline.snapshot.cutting import in_order, join
+from strandline.snapshot.opened import METADATA
+from strandline.snapshot.parquet import BROADCAST, Cut, LocalTable, Open, table_path
+
+WRITING = "_writing"
+"""Says that somebody writes a savepoint here, or was broken off."""
+_ELSEWHERE = "name a folder that is not there yet"
+
+
+def begin(folder: Folder) -> None:
+    """Take an empty folder for a savepoint. Raises ConflictError, and leaves all as it was, if anything is in it."""
+    try:
+        folder.create(WRITING, unique_name().encode())
+    except ConflictError as error:
+        raise ConflictError(
+            f"{folder.url}: a savepoint is being written here, or one was broken off",
+            hint=f"{_ELSEWHERE}; what was broken off may be deleted, it is no savepoint",
+        ) from error
+    # Only now: of two that look at the same time, one is first.
+    others = sorted(info.path for info in folder.list() if info.path != WRITING)
+    if others:
+        delete_quietly(folder, [WRITING])
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ConflictError(f"{folder.url}: expected an empty folder, found '{others[0]}'{more}", hint=_ELSEWHERE)
+    hit("savepoint.begun")
+
+
+def upload_tables(
+    folder: Folder, tables: Sequence[LocalTable], cancelled: Callable[[], bool] = lambda: False
+) -> list[TableFile]:
+    """Bring files or pieces into a savepoint's folder; return what its manifest, or `join_pieces`, wants of them.
+
+    Raises CheckpointError when `cancelled` says so. The local files stay.
+    """
+
+    def one(local: LocalTable) -> TableFile:
+        if cancelled():
+            raise CheckpointError(f"{folder.url}: the upload to the savepoint was cancelled")
+        hit("savepoint.upload")
+        folder.put_file(local.table.file.path, local.path)
+        return local.table
+
+    return in_parallel(one, tables)
+
+
+def join_pieces(
+    folder: Folder,
+    files: Sequence[TableFile],
+    pieces: Sequence[TableFile],
+    max_parallelism: int,
+    scratch: Path,
+    cut: Cut = Cut(),  # noqa: B008
+) -> list[TableFile]:
+    """Make files of what all writers of a state have handed on; return all of the state's files, in order.
+
+    `scratch` is a local directory with room for the pieces and once more; what is put there is deleted.
+    """
+    local = [LocalTable(scratch / piece.file.name, piece) for piece in pieces]
+    joined: list[LocalTable] = []
+    try:
+        fetch(folder, [piece.file for piece in pieces], scratch)
+        joined = join(files, local, max_parallelism, scratch, cut)
+        uploaded = upload_tables(folder, joined)
+    finally:
+        for file in [*local, *joined]:
+            file.path.unlink(missing_ok=True)
+    hit("savepoint.joined")
+    return in_order([*files, *uploaded])
+
+
+def fetching(folder: Folder, scratch: Path) -> Open:
+    """Return what opens a savepoint's files: each is brought to a local directory, verified, and deleted after use."""
+
+    @contextmanager
+    def opened(file: FileRef) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(dir=scratch) as own:
+            fetch(folder, [file], Path(own))
+            yield Path(own, file.name)
+
+    return opened
+
+
+def publish(folder: Folder, manifest: Manifest) -> None:
+    """Create a savepoint's manifest, which makes it one, once all is there; what it does not name is deleted.
+
+    Raises CorruptionError naming a file that is missing or not as it should be, ConflictError if there is another
+    savepoint by now, and OutcomeUnknownError when the manifest may be there or appear later.
+    """
+    # 1. What the manifest says fits together, and is there.
+    check_form(manifest, folder.url)
+    there = {info.path: info.size_bytes for info in folder.list()}
+    named = {file.path: file for file in manifest.files() if file.inline is None}
+    for path, file in named.items():
+        if there.get(path) != file.size and (problem := look_at(folder, file)):
+            raise CorruptionError(f"{folder.url}/{path}: {problem}: it was uploaded, and the savepoint needs it")
+    for damaged in verify_files(folder, manifest.files()) if wanted() else []:
+        raise CorruptionError(f"{folder.url}/{damaged.path}: {damaged.problem}: a savepoint is to be published")
+    hit("savepoint.publish")
+    # 2. The manifest.
+    create_manifest(folder, METADATA, MANIFEST.encode(manifest))
+    hit("savepoint.published")
+    # 3. What writers have left, and the mark that somebody writes.
+    delete_quietly(folder, [path for path in there if path not in named and path != METADATA])
+
+
+def create_manifest(folder: Folder, path: str, data: bytes) -> None:
+    """Create a snapshot's manifest; the same again changes nothing. Raises as `publish` does."""
+    try:
+        folder.create(path, data)
+        return
+    except ConflictError as error:
+        conflict = error
+    except StrandlineError as error:
+        # Whatever it says, it may be about a second try whose first one has done the work.
+        raise OutcomeUnknownError(
+            f"{folder.url}/{path}: could not be written: {error.message}",
+            hint=error.hint or "`strandline snapshots list` shows whether it is there",
+        ) from error
+    try:
+        if folder.get(path) == data:
+            return
+    except NotFoundError:
+        pass
+    raise ConflictError(f"{folder.url}/{path}: there is another snapshot by now", hint=_ELSEWHERE) from conflict
+
+
+def discard(folder: Folder) -> None:
+    """Take away what a savepoint that failed has left, as well as can be; never one that is there.
+
+    Only after `begin`, and not after an OutcomeUnknownError.
+    """
+    try:
+        left = [info.path for info in folder.list()]
+    except StrandlineError:
+        return
+    if METADATA not in left:
+        delete_quietly(folder, [path for path in left if path != WRITING])
+        delete_quietly(folder, [WRITING])
+
+
+def check_form(manifest: Manifest, where: str) -> None:
+    """Raise CorruptionError, naming `where`, unless a savepoint's manifest is what docs/format.md says of its form."""
+    if not manifest.savepoint:
+        raise CorruptionError(f"{where}: the manifest is a checkpoint's, expected a savepoint's")
+    if manifest.savepoint == "canonical":
+        for operator in manifest.operators:
+            _check_operator(operator, f"{where}: operator '{operator.uid}'")
+
+
+def _check_operator(operator: OperatorInfo, where: str) -> None:
+    if operator.partitions:
+        raise CorruptionError(f"{where}: has {len(operator.partitions)} partitions, expected tables only")
+    states = {state.name for state in operator.states}
+    for state, files in (operator.tables or {}).items():
+        if state not in states:
+            raise CorruptionError(f"{where}: has a table '{state}', and no state of that name")
+        for number, file in enumerate(files):
+            first, last = file.first_key_group, file.last_key_group
+            here = f"{where}: table '{state}', file {number}"
+            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST):
+                raise CorruptionError(f"{here}: key groups {first} to {last} of {operator.max_parallelism}")
+            # A large key group has several files; no other file begins where one ends.
+            before = files[number - 1].last_key_group if number else -1
+            if before > first or (before == first and not files[number - 1].first_key_group == first == last):
+                raise CorruptionError(f"{here}: begins with key group {first}, and the one before ends with {before}")
+            if file.file.path != table_path(file.file.sha256):
+                raise CorruptionError(f"{here}: '{file.file.path}', expected '{table_path(file.file.sha256)}'")
