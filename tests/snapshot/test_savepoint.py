@@ -15,8 +15,9 @@ from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, UnavailableError
 from strandline.core.failpoints import arm, disarm_all
 from strandline.core.keygroups import range_of
-from strandline.format.manifest import Manifest, OperatorInfo, StateInfo, TableFile
+from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
+from strandline.snapshot.listing import verify_snapshot
 from strandline.snapshot.opened import find_snapshot, open_snapshot
 from strandline.snapshot.parquet import Cut, read_tables
 from strandline.snapshot.savepoint import (
@@ -234,3 +235,19 @@ def test_a_manifest_that_does_not_fit_together_is_refused(tmp_path: Path) -> Non
     for message, one in wrong.items():
         with pytest.raises(CorruptionError, match=message):
             check_form(one, "here")
+
+
+def test_verifying_reads_every_byte_and_the_manifest(tmp_path: Path) -> None:
+    made = take(folder_at(tmp_path / "whole"))
+    report = verify_snapshot(str(tmp_path / "whole"))
+    assert report.ok
+    assert report.files == len(made.files())
+    (operator,) = made.operators
+    assert operator.tables
+    turned = structs.replace(operator, tables={"seen": operator.tables["seen"][::-1]})
+    (tmp_path / "whole" / "_metadata").write_bytes(MANIFEST.encode(structs.replace(made, operators=[turned])))
+    assert "begins with key group" in verify_snapshot(str(tmp_path / "whole")).problems[0].problem
+    take(folder_at(tmp_path / "damaged"))
+    file = tmp_path / "damaged" / made.files()[2].path
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    assert [p.path for p in verify_snapshot(str(tmp_path / "damaged")).problems] == [made.files()[2].path]
