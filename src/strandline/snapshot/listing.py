@@ -12,6 +12,7 @@ from strandline.core.errors import ConfigurationError, CorruptionError, NotFound
 from strandline.core.failpoints import hit
 from strandline.format.manifest import MANIFEST
 from strandline.snapshot.opened import METADATA, Kind, Snapshot, as_job, find_snapshot, open_folder
+from strandline.snapshot.savepoint import check_form
 
 _JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
@@ -63,6 +64,11 @@ def verify_snapshot(url: str, options: Mapping[str, str] | None = None) -> Verif
         return VerifyReport(0, 0, [Problem(METADATA, error.message)])
     report = verify_manifest(snapshot.folder, snapshot.manifest)
     refused = [Problem(METADATA, snapshot.refused)] if snapshot.refused else []
+    if snapshot.kind == "savepoint":
+        try:
+            check_form(snapshot.manifest, snapshot.url)
+        except CorruptionError as error:
+            refused.append(Problem(METADATA, error.message))
     return VerifyReport(report.files, report.bytes, report.problems + refused)
 
 

@@ -9,7 +9,9 @@ Whoever fails before the last step leaves nothing that anyone takes for a savepo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from strandline.checkpoint.catalog import look_at
@@ -22,10 +24,10 @@ from strandline.checkpoint.restore import fetch
 from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import unique_name
-from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, TableFile
+from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, TableFile
 from strandline.snapshot.cutting import in_order, join
 from strandline.snapshot.opened import METADATA
-from strandline.snapshot.parquet import BROADCAST, Cut, LocalTable, table_path
+from strandline.snapshot.parquet import BROADCAST, Cut, LocalTable, Open, table_path
 
 WRITING = "_writing"
 """Says that somebody writes a savepoint here, or was broken off."""
@@ -91,6 +93,18 @@ def join_pieces(
             file.path.unlink(missing_ok=True)
     hit("savepoint.joined")
     return in_order([*files, *uploaded])
+
+
+def fetching(folder: Folder, scratch: Path) -> Open:
+    """Return what opens a savepoint's files: each is brought to a local directory, verified, and deleted after use."""
+
+    @contextmanager
+    def opened(file: FileRef) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(dir=scratch) as own:
+            fetch(folder, [file], Path(own))
+            yield Path(own, file.name)
+
+    return opened
 
 
 def publish(folder: Folder, manifest: Manifest) -> None:
@@ -169,14 +183,12 @@ def _check_operator(operator: OperatorInfo, where: str) -> None:
             raise CorruptionError(f"{where}: has a table '{state}', and no state of that name")
         for number, file in enumerate(files):
             first, last = file.first_key_group, file.last_key_group
+            here = f"{where}: table '{state}', file {number}"
+            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST):
+                raise CorruptionError(f"{here}: key groups {first} to {last} of {operator.max_parallelism}")
             # A large key group has several files; no other file begins where one ends.
-            before = files[number - 1] if number else None
-            in_turn = before is None or before.last_key_group < first or before.first_key_group == first == last
-            if not in_turn or not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST):
-                raise CorruptionError(
-                    f"{where}: table '{state}': a file of key groups {first} to {last} is out of turn"
-                )
+            before = files[number - 1].last_key_group if number else -1
+            if before > first or (before == first and not files[number - 1].first_key_group == first == last):
+                raise CorruptionError(f"{here}: begins with key group {first}, and the one before ends with {before}")
             if file.file.path != table_path(file.file.sha256):
-                raise CorruptionError(
-                    f"{where}: table '{state}': file '{file.file.path}', expected '{table_path(file.file.sha256)}'"
-                )
+                raise CorruptionError(f"{here}: '{file.file.path}', expected '{table_path(file.file.sha256)}'")
