@@ -87,9 +87,7 @@ class TableColumns:
         return column
 
     def _check_groups(self, groups: pa.Array) -> None:
-        if groups.null_count == len(groups):
-            return
-        numbers = groups.to_numpy()
+        numbers = groups.fill_null(0).to_numpy()
         outside = (numbers < 0) | (numbers >= self._max_parallelism)
         if outside.any():
             row = int(np.flatnonzero(outside)[0])
