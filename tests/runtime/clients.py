@@ -19,7 +19,7 @@ import pyarrow as pa
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.core.ids import Generation, Partition
-from strandline.format.manifest import FileRef
+from strandline.format.manifest import FileRef, OperatorInfo
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report
@@ -30,7 +30,7 @@ from strandline.runtime.state.store import Store
 from strandline.runtime.task.task import Task
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
-from tests.runtime.bench import ANSWERS, Event, batch_of, program
+from tests.runtime.bench import ANSWERS, MAX_PARALLELISM, Event, batch_of, program
 
 TIMEOUT_S = 30.0
 
@@ -283,9 +283,13 @@ def answers(frames: Sequence[bytes]) -> list[tuple[str, str]]:
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
-def restore_of(report: Report, epoch: int) -> Restore:
+def restore_of(report: Report, epoch: int, backend: str = "rocksdb") -> Restore:
     assert report.info is not None, report.failure
-    return Restore(checkpoint=report.checkpoint, epoch=epoch, parts=[report.info])
+    stored = OperatorInfo(
+        uid="op", backend=backend, parallelism=1, max_parallelism=MAX_PARALLELISM, key_schema="`k` string", states=[],
+        partitions=[report.info],
+    )  # fmt: skip
+    return Restore(checkpoint=report.checkpoint, epoch=epoch, stored=stored)
 
 
 def shared(files: Sequence[FileRef]) -> dict[str, str]:

@@ -20,6 +20,8 @@ from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo
 from strandline.keeper import opening
 from strandline.runtime.program import Restore, state_infos
 from strandline.runtime.task.task import EpochTimes
+from strandline.snapshot.taking import Form, take_savepoint
+from strandline.storage.place import Place
 from strandline.storage.remote import open_store
 from tests.runtime.bench import MAX_PARALLELISM, Event, Everything, batch_of, program
 from tests.runtime.clients import eventually
@@ -84,24 +86,41 @@ class Job:
             assert report.info is not None, report.failure
             parts.append(report.info)
             opened.snapshots.heed(CheckpointId(self.generation), None)
-        backend = self.opened[0].program.backend
-        self.restore = Restore(
-            checkpoint=CheckpointId(self.generation), epoch=Epoch(self.epoch), backend=backend, parts=parts
-        )
+        stored = OperatorInfo(
+            uid="op", backend=self.opened[0].program.backend, parallelism=self.parallelism,
+            max_parallelism=MAX_PARALLELISM, key_schema="`k` string", states=state_infos(Timed()), partitions=parts,
+        )  # fmt: skip
+        self.restore = Restore(checkpoint=CheckpointId(self.generation), epoch=Epoch(self.epoch), stored=stored)
+
+    @property
+    def stored(self) -> OperatorInfo:
+        """What the newest snapshot holds."""
+        assert self.restore is not None
+        assert self.restore.stored is not None
+        return self.restore.stored
 
     def manifest(self) -> Manifest:
         """Return the newest snapshot's, as a job of this one operator would publish it."""
         assert self.restore is not None
-        operator = OperatorInfo(
-            uid="op", backend=self.restore.backend, parallelism=len(self.restore.parts),
-            max_parallelism=MAX_PARALLELISM, key_schema="`k` string", states=state_infos(Timed()),
-            partitions=self.restore.parts,
-        )  # fmt: skip
         return Manifest(
             job="job", generation=Generation(self.generation), checkpoint=self.restore.checkpoint,
             epoch=self.restore.epoch, mode="incremental", created_ms=NOW_US // 1000, triggered_ms=NOW_US // 1000,
-            engine_version="0", life="0" * 32, operators=[operator],
+            engine_version="0", life="0" * 32, operators=[self.stored],
         )  # fmt: skip
+
+    def go_through_savepoint(self, form: Form) -> None:
+        """Go on from a savepoint of the newest snapshot, which is gone then, with all local copies."""
+        folder = f"savepoint-{self.generation}"
+        target = Place(url=self.root.as_uri(), path=folder)
+        source = Place(url=f"file://{self.root}/storage", path="job")
+        manifest = take_savepoint(self.manifest(), source, target, form)
+        shutil.rmtree(self.root / "storage")
+        shutil.rmtree(self.root / "local")
+        (self.root / folder).rename(self.root / f"moved-{folder}")
+        moved = Place(url=self.root.as_uri(), path=f"moved-{folder}")
+        self.restore = Restore(
+            checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=manifest.operators[0], place=moved
+        )
 
     def stop(self) -> None:
         for opened in self.opened:
@@ -115,9 +134,9 @@ class Job:
         assert self.restore is not None
         store = JobDirectory(open_store(f"file://{self.root}/storage"), "job")
         found: dict[str, list[tuple[bytes, bytes]]] = {}
-        for part in self.restore.parts:
+        for part in self.stored.partitions:
             fetch(store, part.files, self.root / "look")
-            reader = open_reader(file_kind(self.restore.backend), self.root / "look")
+            reader = open_reader(file_kind(self.stored.backend), self.root / "look")
             groups = range_of(part.index, MAX_PARALLELISM, self.parallelism)
             for state in reader.states:
                 entries = list(reader.scan(state, range(MAX_PARALLELISM)))

@@ -49,7 +49,9 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     store = open_store(program.store_url, program.store_options, fsync=program.fsync)
     jobdir = JobDirectory(RetryingStore(store), program.job)
     restore = program.restore
-    restoring = Restoring(program, partition, directory, jobdir, restore) if restore else None
+    restoring = None
+    if restore is not None and restore.stored is not None:
+        restoring = Restoring(program, partition, directory, jobdir, restore, restore.stored)
     for path in directory.glob("db-*"):
         shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])

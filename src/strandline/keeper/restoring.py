@@ -1,26 +1,33 @@
-"""Brings a partition's state out of a snapshot whose partitions were others: more, fewer, or another backend's.
+"""Brings a partition's state out of a snapshot whose partitions were others: more, fewer, another backend's, or tables.
 
 Key groups are ranges of key bytes, so that one part can be taken as it is, with what is not ours cut off: the one that
-holds most of ours, if its files are such as our backend has. Of all others, our key groups are read and taken in.
+holds most of ours, if its files are such as our backend has. Of all others, and of the tables of a savepoint, our key
+groups are read and taken in.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from strandline.backends.base import Backend
 from strandline.backends.reading import file_kind, open_reader
+from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import fetch
 from strandline.core import failpoints
-from strandline.core.ids import CheckpointId, Partition
+from strandline.core.ids import Partition
 from strandline.core.keygroups import BROADCAST_GROUP, range_of
-from strandline.format.manifest import FileRef, PartitionInfo
+from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
 from strandline.keeper.paths import local_copy
 from strandline.runtime.program import Program, Restore
+from strandline.snapshot.parquet import read_tables
+from strandline.snapshot.rowcodec import RowCodec
+from strandline.snapshot.rows import rows_of
+from strandline.snapshot.savepoint import fetching
 
 _WITHOUT_GROUP = range(BROADCAST_GROUP, BROADCAST_GROUP + 1)
 
@@ -34,62 +41,94 @@ class Restoring:
     _directory: Path
     _jobdir: JobDirectory
     _restore: Restore
+    _stored: OperatorInfo
 
-    @property
+    @cached_property
     def groups(self) -> range:
         """The key groups that the partition is to have."""
         return range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
 
-    @property
+    @cached_property
     def parts(self) -> list[PartitionInfo]:
         """The parts that hold some of them; first the one that is taken as it is, if one is."""
         return self._restore.parts_of(self.groups)
 
-    @property
+    @cached_property
     def base(self) -> PartitionInfo | None:
         """The part whose files the partition goes on with."""
-        fits = file_kind(self._restore.backend) == file_kind(self._program.backend)
+        fits = file_kind(self._stored.backend) == file_kind(self._program.backend)
         return self.parts[0] if fits and self.parts else None
 
     @property
     def referable(self) -> dict[str, FileRef]:
         """By name, files that the next checkpoint need not upload."""
-        return {} if self.base is None else {file.name: file for file in self.base.files if file.shared}
+        if self.base is None or self._restore.place is not None:
+            return {}
+        return {file.name: file for file in self.base.files if file.shared}
+
+    @cached_property
+    def _folder(self) -> Folder:
+        return self._jobdir if self._restore.place is None else folder_at(self._restore.place)
 
     def fetch(self, database: Path, *, copies: bool) -> tuple[int, int]:
-        """Bring all files here, from local copies too; return how many bytes came from there, and from storage."""
-        base = self.base
-        places = [database if part is base else _beside(database, part) for part in self.parts]
+        """Bring all parts here, from local copies too; return how many bytes came from there, and from storage."""
+        places = [database if part is self.base else _beside(database, part) for part in self.parts]
         found = [
-            fetch(self._jobdir, part.files, into, self._copy_of(part, self._restore.checkpoint) if copies else None)
+            fetch(self._folder, part.files, into, self._copy_of(part) if copies else None)
             for part, into in zip(self.parts, places, strict=True)
         ]
         return sum(from_copy for from_copy, _ in found), sum(from_storage for _, from_storage in found)
 
-    def fill(self, backend: Backend, states: Sequence[str], database: Path) -> None:
+    def fill(self, backend: Backend, states: list[str], database: Path) -> None:
         """Bring a backend that was opened on the base's files, if there is one, to exactly the partition's state."""
         base = self.base
         if base is not None and range(base.first_key_group, base.last_key_group + 1) != self.groups:
             backend.clip(self.groups)
-        for number, part in enumerate(self.parts):
-            if part is base:
-                continue
-            failpoints.hit("keeper.restore.part")
-            directory = _beside(database, part)
-            reader = open_reader(file_kind(self._restore.backend), directory)
-            try:
-                for state in states:
-                    backend.load(state, reader.scan(state, self.groups))
-                    if base is None and number == 0:
-                        backend.load(state, reader.scan(state, _WITHOUT_GROUP))
-            finally:
-                reader.close()
-            shutil.rmtree(directory, ignore_errors=True)
+        for part in self.parts:
+            if part is not base:
+                failpoints.hit("keeper.restore.part")
+                self._take_in(backend, states, part, _beside(database, part), whole=base is None)
+        if self._stored.tables:
+            self._read_tables(backend, states, database)
 
-    def _copy_of(self, part: PartitionInfo, checkpoint: CheckpointId) -> Path:
-        """Return where the partition that a part was of has its copy, if it was on this machine."""
+    def _take_in(self, backend: Backend, states: list[str], part: PartitionInfo, directory: Path, whole: bool) -> None:
+        """Read our key groups of a part; of the first one what all have, too, if no part is taken as a `whole`."""
+        reader = open_reader(file_kind(self._stored.backend), directory)
+        try:
+            for state in states:
+                backend.load(state, reader.scan(state, self.groups))
+                if whole and part is self.parts[0]:
+                    backend.load(state, reader.scan(state, _WITHOUT_GROUP))
+        finally:
+            reader.close()
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def _read_tables(self, backend: Backend, states: list[str], database: Path) -> None:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        opening = fetching(self._folder, database.parent)
+        for info in self._stored.states:
+            files = (self._stored.tables or {}).get(info.name)
+            if files and info.name in states:
+                failpoints.hit("keeper.restore.table")
+                codec = rows_of(self._stored, info)
+                rows = codec.encode_groups(read_tables(files, self.groups, opening))
+                backend.load(info.name, self._noted(backend, codec, rows))
+
+    def _noted(
+        self, backend: Backend, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Give entries; the cleaning hears of those that expire."""
+        for entries in found:
+            if codec.cleaning is not None:
+                backend.write({codec.cleaning: codec.cleaning_of(entries)})
+            yield from entries
+
+    def _copy_of(self, part: PartitionInfo) -> Path | None:
+        """Return where the partition that a part was of has its copy, if it was on this machine and this job's."""
+        if self._restore.place is not None:
+            return None
         of_all = self._directory.name.removesuffix(f"-{self._partition}")
-        return local_copy(self._directory.with_name(f"{of_all}-{part.index}"), checkpoint)
+        return local_copy(self._directory.with_name(f"{of_all}-{part.index}"), self._restore.checkpoint)
 
 
 def _beside(database: Path, part: PartitionInfo) -> Path:

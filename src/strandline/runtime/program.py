@@ -19,6 +19,7 @@ from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import (
     Mode,
+    OperatorInfo,
     PartitionInfo,
     StateInfo,
     TTLInfo,
@@ -26,6 +27,7 @@ from strandline.format.manifest import (
 from strandline.format.values import ValueCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.rowlayout import RowLayout
+from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema, parse_type
 
 # Of keys that hold text: those of ten letters or more are told apart, by the key group and their first twelve.
@@ -67,20 +69,20 @@ def groupings(program: Program, process: Process) -> dict[str, Grouping]:
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run started from: a checkpoint, and one operator's parts in it, at whatever parallelism they were."""
+    """What a run started from: a snapshot, and one operator in it, at whatever parallelism it was."""
 
     checkpoint: CheckpointId
     epoch: Epoch
-    backend: str = "rocksdb"
-    """Whose files they are."""
-    parts: list[PartitionInfo] = []
+    stored: OperatorInfo | None = None
+    """The operator as the snapshot has it; None: it begins empty."""
+    place: Place | None = None
+    """Where the snapshot's files are, if it is somebody else's; None: they are the job's own."""
 
     def parts_of(self, groups: range) -> list[PartitionInfo]:
         """Return the parts that hold some of these key groups, that which holds most of them first."""
-        return sorted(
-            (part for part in self.parts if _shared(part, groups) > 0),
-            key=lambda part: (-_shared(part, groups), part.index),
-        )
+        parts = self.stored.partitions if self.stored else []
+        found = [part for part in parts if _shared(part, groups) > 0]
+        return sorted(found, key=lambda part: (-_shared(part, groups), part.index))
 
 
 def _shared(part: PartitionInfo, groups: range) -> int:

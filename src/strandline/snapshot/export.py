@@ -3,7 +3,7 @@
     python -m strandline.snapshot.export
 
 It reads a `Part` from its standard input and answers on its standard output, a line of JSON each: how many rows it has
-written, and at last which files came of it, or what went wrong. It ends with its standard input: with whoever started it.
+written, and at last which files came of it, or what went wrong. It ends with its standard input: with whoever began it.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
@@ -193,10 +192,8 @@ class Starting:
         b = self._b
         restore = None
         if manifest is not None:
-            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch)
-            for stored in manifest.operators:
-                if stored.uid == operator.uid:
-                    restore = msgspec.structs.replace(restore, backend=stored.backend, parts=stored.partitions)
+            stored = next((stored for stored in manifest.operators if stored.uid == operator.uid), None)
+            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=stored)
         return operator.program(
             job=b.name,
             generation=owned.generation,
