@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.control.serving import local_dir, serve
+from tests.control.serving import serve
 
-__all__ = ["local_dir", "serve"]
+__all__ = ["serve"]

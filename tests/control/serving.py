@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,17 +17,10 @@ Serve = Callable[..., ControlServer]
 
 
 @pytest.fixture
-def local_dir() -> Iterator[Path]:
-    """Short enough for sockets, whatever pytest's directories are called."""
-    made = Path(tempfile.mkdtemp(prefix="ct-"))
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture
 def serve(local_dir: Path) -> Iterator[Serve]:
     """Have fake runs answer; afterwards neither a thread nor a socket of theirs is left."""
     servers: list[ControlServer] = []
+    before = set(threading.enumerate())
 
     def start(
         run: FakeRun | None = None, url: str = "file:///ck", since_ms: int = 1_000, **more: object
@@ -49,7 +40,7 @@ def serve(local_dir: Path) -> Iterator[Serve]:
         server.join()
     deadline = time.monotonic() + 10
     # Who has answered may not be quite gone.
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("strandline-")]:
+    while left := [thread.name for thread in set(threading.enumerate()) - before if "strandline" in thread.name]:
         assert time.monotonic() < deadline, left
         time.sleep(0.005)
     assert list(local_dir.glob("*/run.*")) == []

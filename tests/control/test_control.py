@@ -107,6 +107,89 @@ def test_many_ask_at_once(serve: Serve, local_dir: Path) -> None:
     assert found == [12] * 200
 
 
+def test_a_look_has_a_time_limit_though_the_driver_is_at_work(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_HEARTBEAT_S", 0.01)
+    run = FakeRun()
+    serve(run)
+    with pytest.raises(UnavailableError, match=r"has not answered within 0\.1 s"):
+        call(find_driver(local_dir, "alerts"), CHECKPOINT, TakeCheckpoint(), timeout_s=0.1)
+    run.finish.set()
+
+
+@pytest.mark.parametrize("said", [b"moo\n", b'{"type": "moo"}\n', b'{"type": "result", "value": {"state": 7}}\n', b"{"])
+def test_answers_that_nobody_understands_are_an_error(local_dir: Path, said: bytes) -> None:
+    def answer() -> None:
+        for _ in range(2):
+            sock, _ = listener.accept()
+            with sock, suppress(OSError):
+                sock.sendall(wire.line(Hello(engine=VERSION, job="alerts")))
+                if sock.recv(1000):
+                    sock.sendall(said)
+
+    place = Places(local_dir, "file:///ck", "alerts")
+    place.make()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place.run_socket()))
+        listener.listen(4)
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(StrandlineError, match="answers in no known way"):
+            call(find_driver(local_dir, "alerts"), PING, Nothing())
+        answering.join(10)
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_socket(local_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    places = Places(local_dir, "file:///ck", "alerts")
+    places.make()
+    never = ControlServer(FakeRun(), places, 0)
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    with pytest.raises(RuntimeError):
+        never.start()
+    never.end()
+    assert list(places.root.iterdir()) == []
+
+
+def test_a_request_for_which_there_is_no_thread_is_refused(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = serve(FakeRun())
+    driver = find_driver(local_dir, "alerts")
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        with pytest.raises(UnavailableError, match="the driver has no thread for it"):
+            call(driver, PING, Nothing())
+    assert not control._workers
+    assert call(driver, PING, Nothing()).job == "alerts"
+
+
+def test_a_driver_that_is_out_of_files_hears_what_comes_later(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failed = socket.socket.accept, []
+
+    def accept(listener: socket.socket) -> object:
+        if len(failed) < 2:
+            failed.append(True)
+            raise OSError(24, "Too many open files")
+        return real(listener)
+
+    monkeypatch.setattr(server, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    serve(FakeRun())
+    assert find_driver(local_dir, "alerts").answers
+    assert len(failed) == 2
+    assert "Too many open files" in caplog.text
+
+
 def test_what_the_driver_raises_is_raised(serve: Serve, local_dir: Path) -> None:
     def fail(run: object, arguments: Nothing, report: object) -> Nothing:
         raise CheckpointError("checkpoint 7 failed: the disk is full", hint="make room", checkpoint=7)

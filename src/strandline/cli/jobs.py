@@ -37,6 +37,7 @@ OfDirectory = Annotated[
     ),
 ]
 _LOOK_S = 5.0
+"""How long a look may take."""
 
 
 def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
@@ -61,7 +62,7 @@ def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
 def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir = None, json: AsJson = False) -> None:
     """Show what a running job is doing: state, epoch, rows, event time, checkpoints, keepers."""
     driver = find_driver(_root(local_dir), job, directory)
-    found = call(driver, STATUS, Nothing())
+    found = call(driver, STATUS, Nothing(), timeout_s=_LOOK_S)
     if json:
         print_json({**_identity(driver), **asdict(found)})
     else:
@@ -175,7 +176,7 @@ def _look(driver: Driver) -> tuple[Status | None, str]:
     if not driver.answers:
         return None, "does not answer"
     try:
-        return call(driver, STATUS, Nothing(), patience_s=_LOOK_S), ""
+        return call(driver, STATUS, Nothing(), patience_s=_LOOK_S, timeout_s=_LOOK_S), ""
     except ConfigurationError:
         return None, f"of Strandline {driver.engine}"
     except UnavailableError:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -108,8 +108,9 @@ def call(
     *,
     on_progress: Callable[[Progress], object] = lambda _: None,
     patience_s: float = PATIENCE_S,
+    timeout_s: float = float("inf"),
 ) -> R:
-    """Ask a driver for something, and wait for it as long as the driver says that it works on it.
+    """Ask a driver for something, and wait for it as long as the driver says that it works on it, or for `timeout_s`.
 
     Raises what the driver raised; UnavailableError if it does not answer, or ends before it has, and
     ConfigurationError if it is of another version. Whoever is interrupted takes nothing back.
@@ -120,12 +121,16 @@ def call(
             f"'{command.name}': a request of {len(request)} bytes, and a driver takes {MOST_REQUEST_BYTES} at most",
             hint="ask for less at once",
         )
+    deadline = time.monotonic() + timeout_s
     for answer in _answers(driver, request, patience_s):
         if isinstance(answer, Refused):
             raise from_failure(answer.failure)
         if isinstance(answer, Result):
-            return msgspec.json.decode(answer.value, type=command.result)
+            result: R = _understood(driver, answer.value, command.result)
+            return result
         on_progress(answer)
+        if time.monotonic() > deadline:
+            raise _late(driver, timeout_s)
     raise UnavailableError(
         f"the driver of job '{driver.job}' (process {driver.pid}) ended before it answered to '{command.name}'",
         hint="`strandline jobs` shows what runs, `strandline checkpoints list` what it has left",
@@ -136,24 +141,34 @@ def _answers(driver: Driver, request: bytes, patience_s: float) -> Iterator[Answ
     """Send a request, and yield what comes back until the driver has nothing more to say."""
     try:
         with _connected(driver.socket, patience_s) as sock, sock.makefile("rb") as lines:
-            hello = _hello(lines)
-            if hello is not None and hello.engine != VERSION:
-                raise version_error(VERSION, hello.engine)
+            if said := lines.readline(_LONGEST_HELLO_BYTES):
+                hello: Hello = _understood(driver, said, Hello)
+                if hello.engine != VERSION:
+                    raise version_error(VERSION, hello.engine)
             sock.sendall(request)
             while answer := lines.readline(MOST_ANSWER_BYTES):
-                yield msgspec.json.decode(answer, type=Answer)
+                yield _understood(driver, answer, Answer)
     except (TimeoutError, BlockingIOError):
-        raise UnavailableError(
-            f"the driver of job '{driver.job}' (process {driver.pid}) has not answered within {patience_s:g} s",
-            hint="its machine may be overloaded, or the process stopped: `ps` shows its state",
-        ) from None
+        raise _late(driver, patience_s) from None
     except (FileNotFoundError, ConnectionError):
         return  # It has ended since it was found, or while it worked.
+
+
+def _understood(driver: Driver, said: bytes | msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(said, type=kind)
     except msgspec.DecodeError as error:
         raise StrandlineError(
             f"the driver of job '{driver.job}' (process {driver.pid}) answers in no known way: {error}",
             hint="use the `strandline` command of the environment that the job runs in",
         ) from None
+
+
+def _late(driver: Driver, after_s: float) -> UnavailableError:
+    return UnavailableError(
+        f"the driver of job '{driver.job}' (process {driver.pid}) has not answered within {after_s:g} s",
+        hint="its machine may be overloaded, or the process stopped: `ps` shows its state",
+    )
 
 
 @contextlib.contextmanager
@@ -183,19 +198,15 @@ def _identified(path: Path, sock: socket.socket, deadline: float) -> Driver | No
     sock.settimeout(max(0.01, deadline - time.monotonic()))
     try:
         with sock.makefile("rb") as lines:
-            hello = _hello(lines)
+            said = lines.readline(_LONGEST_HELLO_BYTES)
+        if not said:
+            return None
+        hello = msgspec.json.decode(said, type=Hello)
     except TimeoutError:
         return Driver(path, pid)
     except (OSError, msgspec.DecodeError):
         return None
-    if hello is None:
-        return None
     return Driver(path, pid, hello.engine, hello.job, hello.directory, hello.since_ms)
-
-
-def _hello(lines: IO[bytes]) -> Hello | None:
-    said = lines.readline(_LONGEST_HELLO_BYTES)
-    return msgspec.json.decode(said, type=Hello) if said else None
 
 
 def _as_url(directory: str) -> str:

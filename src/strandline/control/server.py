@@ -77,7 +77,14 @@ class ControlServer:
         clear_stale(self._places)
         self._listener = _listen(self._path)
         self._loop, self._ending = asyncio.new_event_loop(), asyncio.Event()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            if self._thread.ident is None:
+                self._loop.close()
+                self._listener.close()
+                self._path.unlink(missing_ok=True)
+            raise
 
     def end(self) -> None:
         """Be found no more. Requests under way are still answered, for moments, unless they take longer."""
