@@ -621,13 +621,15 @@ def test_a_hello_of_a_later_engine_may_say_less_and_more() -> None:
 
 def test_a_process_that_the_program_forks_does_not_stand_in_for_the_driver(serve: Serve, local_dir: Path) -> None:
     control = serve(FakeRun())
-    go_on = multiprocessing.get_context("fork").Event()
+    forking = multiprocessing.get_context("fork")
+    runs, go_on = forking.Event(), forking.Event()
     driver = find_driver(local_dir, "alerts")
     with connected(driver) as sock:
         wait_until(lambda: control._conversations)
-        child = multiprocessing.get_context("fork").Process(target=go_on.wait, args=(30,))
+        child = forking.Process(target=lambda: (runs.set(), go_on.wait(30)))
         child.start()
         try:
+            assert runs.wait(10)
             assert call(driver, PING, Nothing()).job == "alerts"
             path = driver.socket.rename(driver.socket.with_name("kept"))  # As kill -9 leaves it.
             control.end()
