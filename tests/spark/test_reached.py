@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline.checkpoint.history import CheckpointStats
 from strandline.control.client import call, find_driver, find_drivers
 from strandline.control.commands import CHECKPOINT, STATUS, STOP, Nothing, Stop, TakeCheckpoint
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.spark.job.run import _tell
 from tests.spark import small
 from tests.spark.harness import Case
 
 pytestmark = pytest.mark.spark
+
+
+def test_who_waits_for_a_checkpoint_hears_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only of one that is under way, whatever came before it; and no longer than he has time."""
+    monkeypatch.setattr("strandline.spark.job.run._TELL_S", 0.005)
+    asked: Future[CheckpointId] = Future()
+    old = CheckpointStats(CheckpointId(1), "full", Epoch(1), "completed", 0, 2)
+    new = replace(old, checkpoint=CheckpointId(2), status="in_progress")
+    coordinator: Any = SimpleNamespace(history=[old])
+    heard: list[CheckpointStats] = []
+    assert _tell(asked, 0.05, coordinator, heard.append) == 0.0
+    assert heard == []
+    coordinator.history.append(new)
+
+    def hear(stats: CheckpointStats) -> None:
+        heard.append(stats)
+        if len(heard) == 3:
+            asked.set_exception(TimeoutError("of the sink that commits, not ours"))
+
+    assert _tell(asked, None, coordinator, hear) is None
+    assert heard == [new, new, new]
 
 
 def test_a_job_is_looked_at_and_stopped_from_outside(spark: Any, case: Case) -> None:

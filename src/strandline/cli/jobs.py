@@ -36,7 +36,7 @@ OfDirectory = Annotated[
         "--directory", metavar="DIRECTORY", help="Its checkpoint directory; needed where several jobs have its name."
     ),
 ]
-_LOOK_S = 5.0
+_LOOK_S = 10.0
 """How long a look may take."""
 
 
@@ -197,6 +197,7 @@ def _print_status(driver: Driver, found: Status) -> None:
         ("generation", found.generation),
         ("restored from", "-" if found.restored_from is None else f"checkpoint {found.restored_from}"),
         ("restarts", found.restarts),
+        ("parallelism", found.parallelism),
         ("epoch", f"{found.epoch}: {found.last_epoch_rows} rows in {duration_text(found.last_epoch_ms)}"),
         ("rows", found.rows_in),
         ("watermark", found.watermark or "-"),

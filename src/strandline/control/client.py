@@ -39,7 +39,7 @@ R = TypeVar("R")
 
 PATIENCE_S = 15.0
 """How long a driver may be silent. One that works on a request says so each second."""
-_FIND_S = 3.0
+_FIND_S = 5.0
 _PAUSE_S = 0.01
 _LONGEST_HELLO_BYTES = 64 << 10
 
@@ -227,5 +227,5 @@ def _none(local_dir: Path, job: str, url: str | None, drivers: Sequence[Driver])
         f"{local_dir}: no driver of job '{job}'{of} runs on this machine{says_nothing}",
         hint=f"what runs is {', '.join(others)}"
         if others
-        else "give the job's Settings.local_dir with --local-dir, on the machine and as the user that its driver runs",
+        else "give the job's Settings.local_dir with --local-dir; ask on its driver's machine, as its driver's user",
     )
