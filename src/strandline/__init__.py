@@ -19,11 +19,11 @@ from strandline.core.settings import Settings
 from strandline.core.version import VERSION
 
 if TYPE_CHECKING:
+    from strandline.control.status import Status
     from strandline.spark import sinks
     from strandline.spark.base.session import session, spark_settings
     from strandline.spark.job.job import Job
     from strandline.spark.job.run import Run
-    from strandline.spark.job.status import Status
     from strandline.spark.streams.filesource import files_source
     from strandline.spark.streams.stream import KeyedStream, Stream, WindowedStream, stream
 
@@ -72,7 +72,7 @@ _LAZY = {
     "Job": "strandline.spark.job.job",
     "KeyedStream": "strandline.spark.streams.stream",
     "Run": "strandline.spark.job.run",
-    "Status": "strandline.spark.job.status",
+    "Status": "strandline.control.status",
     "Stream": "strandline.spark.streams.stream",
     "WindowedStream": "strandline.spark.streams.stream",
     "files_source": "strandline.spark.streams.filesource",

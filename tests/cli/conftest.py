@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 
 from strandline.cli.main import app
 from tests.cli.fabricate import FabricatedJob
+from tests.control.serving import serve
+
+__all__ = ["serve"]
 
 ROOT = Path(__file__).parents[2]
 

@@ -51,6 +51,7 @@ def test_wrong_usage_is_exit_code_2(process: Command) -> None:
         ["checkpoints", "list", "CK"],
         ["checkpoints", "verify", "CK"],
         ["logs"],
+        ["jobs"],
         ["version"],
         ["doctor"],
         ["run", "--help"],

@@ -102,12 +102,21 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     driver = start(base)
     wait_until_visible(base, driver, rows)
     assert keepers_of(base)
+    # While it runs, it answers.
+    (found,) = strandline("jobs", "--local-dir", base / "l", "--json").json
+    assert (found["job"], found["state"], found["pid"]) == ("counts", "running", driver.pid)
+    assert found["directory"] == (base / "ck").as_uri()
+    (status,) = strandline("status", "counts", "--local-dir", base / "l", "--json").json
+    assert (status["rows_in"], status["keepers"][0]["uid"]) == (3, "count")
+    (taken,) = strandline("checkpoint", "counts", "--local-dir", base / "l", "--json").json
+    assert (taken["status"], taken["epoch"]) == ("completed", status["epoch"])
     driver.terminate()
     _, said = driver.communicate(timeout=90)
     assert driver.returncode == 143, said
     assert "strandline: stopping job 'counts'\n" in said
     assert "Traceback" not in said
     assert keepers_of(base) == []
+    assert strandline("stop", "counts", "--local-dir", base / "l").code == 1
     # What it left can be looked at.
     (checkpoint, *_) = strandline("checkpoints", "list", base / "ck", "--json").json
     assert (checkpoint["job"], checkpoint["state"]) == ("counts", "complete")

@@ -16,6 +16,7 @@ import pytest
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
+from strandline.keeper.failure import to_failure
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Connection, Instructions
 from strandline.spark.base.marks import find_error
@@ -82,7 +83,7 @@ def test_a_keeper_that_is_not_there_gives_no_answer(places: Places) -> None:
 
 
 def test_a_keepers_failure_is_an_answer(places: Places) -> None:
-    failure = p.to_failure(KeeperError("the keeper failed: disk on fire"))
+    failure = to_failure(KeeperError("the keeper failed: disk on fire"))
     with closing(Answering(places, lambda keeper: keeper.send(p.FAILED, failure))) as keeper:
         error = marked(keeper)
     assert isinstance(error, KeeperError)
@@ -156,7 +157,7 @@ def test_keepers_that_are_ready_live_on_while_another_restores(silent: KeeperRef
         connection.expect(p.POLL)
         connection.send(p.NEED_PROGRAM)
         connection.expect(p.PROGRAM)
-        failed = p.to_failure(KeeperError("the others were forgotten"))
+        failed = to_failure(KeeperError("the others were forgotten"))
         connection.send(*((p.ACK, ack) if renewed.wait(10) else (p.FAILED, failed)))
 
     ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", keeper="k")

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import IO
 
 from strandline.core.errors import ConfigurationError
-from strandline.core.ids import CheckpointId, Generation, Partition
+from strandline.core.ids import CheckpointId, Generation, Partition, unique_name
 
 _SOCKET_PATH_BYTES = 107
 _DRIVER_LOCK = "driver.lock"
+_RUN_SOCKETS = "run.??????.sock"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,17 @@ class Places:
 
     def socket(self, uid: str, partition: Partition, generation: Generation) -> Path:
         """Where a keeper of this run listens."""
-        path = self.root / f"{_short(uid)}-{partition}-{generation}.sock"
+        return self._fitting(self.root / f"{_short(uid)}-{partition}-{generation}.sock")
+
+    def run_socket(self) -> Path:
+        """Where the driver of a run listens, under a new name: no longer than a keeper's."""
+        return self._fitting(self.root / f"run.{unique_name()[:6]}.sock")
+
+    def run_sockets(self) -> list[Path]:
+        """Where drivers of this job listen, or have listened before they were killed."""
+        return sorted(self.root.glob(_RUN_SOCKETS))
+
+    def _fitting(self, path: Path) -> Path:
         if len(str(path).encode()) > _SOCKET_PATH_BYTES:
             raise ConfigurationError(
                 f"local_dir {self.local_dir} is too long: the socket {path} would have {len(str(path))} characters, "
@@ -91,6 +102,17 @@ class Places:
     def remove(self, held: IO[str]) -> None:
         """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""
         _remove(self.root, held)
+
+
+def run_sockets(local_dir: Path) -> list[Path]:
+    """Return where drivers of any job listen, or have listened before they were killed. Others' are left out."""
+    found = []
+    for path in local_dir.glob(f"????????????/{_RUN_SOCKETS}"):
+        # In a directory that others use too, they can make one; or it has gone meanwhile.
+        with contextlib.suppress(OSError):
+            if path.parent.lstat().st_uid == os.geteuid() == path.lstat().st_uid and path.is_socket():
+                found.append(path)
+    return sorted(found)
 
 
 def _remove(root: Path, lock: IO[str]) -> None:

@@ -29,6 +29,7 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
+from strandline.keeper.failure import to_failure
 from strandline.keeper.forks import Unshared
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
@@ -156,7 +157,7 @@ class Keeper:
     def _say_failed(self, connection: Connection, error: StrandlineError) -> None:
         log.error("%s", error)
         try:
-            connection.send(p.FAILED, p.to_failure(error))
+            connection.send(p.FAILED, to_failure(error))
         except OSError:
             pass
 

@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from strandline.core import errors
-from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.errors import KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
+from strandline.keeper.failure import Failure, from_failure
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -102,39 +102,6 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     next_processing_us: int | None = None
     reports: list[Report] = []
     metrics: dict[str, int] = {}
-
-
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """An error on its way to the driver."""
-
-    kind: str
-    message: str
-    hint: str = ""
-    fields: dict[str, Any] = {}
-
-
-def to_failure(error: StrandlineError) -> Failure:
-    """Make an error fit for sending, whatever the user's function put into it."""
-    fields = {name: _sendable(value) for name, value in error.fields.items()}
-    return Failure(kind=type(error).__name__, message=_text(error.message), hint=_text(error.hint), fields=fields)
-
-
-def _sendable(value: Any) -> Any:
-    if value is None or isinstance(value, float) or (isinstance(value, int) and value.bit_length() < 64):
-        return value
-    return _text(value if isinstance(value, str) else repr(value))
-
-
-def _text(text: str) -> str:
-    """Half a surrogate pair is no text, and would end the connection instead of the epoch."""
-    return text.encode(errors="backslashreplace").decode()
-
-
-def from_failure(failure: Failure) -> StrandlineError:
-    """Make the error again on the other side."""
-    kind = getattr(errors, failure.kind, StrandlineError)
-    error: StrandlineError = kind(failure.message, hint=failure.hint, **failure.fields)
-    return error
 
 
 class Connection:

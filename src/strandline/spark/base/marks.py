@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from strandline.core.errors import StrandlineError, UserCodeError
-from strandline.keeper import protocol as p
-from strandline.keeper.protocol import Failure
+from strandline.keeper.failure import Failure, from_failure, to_failure
 
 _MARK = "STRANDLINE-ERROR:"
 _MARKED = re.compile(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):")
@@ -21,7 +20,7 @@ _DATA_EXCEPTION = re.compile(r"\[[A-Z][A-Z_.0-9]*\] .{0,2000}? SQLSTATE: 22\w{3}
 
 def mark(error: StrandlineError) -> str:
     """Put an error into text that survives Spark's wrapping."""
-    return f"{_MARK}{base64.b64encode(msgspec.msgpack.encode(p.to_failure(error))).decode()}:"
+    return f"{_MARK}{base64.b64encode(msgspec.msgpack.encode(to_failure(error))).decode()}:"
 
 
 def find_error(error: BaseException) -> BaseException:
@@ -30,7 +29,7 @@ def find_error(error: BaseException) -> BaseException:
         return error
     said = str(error)
     if marked := _MARKED.search(said):
-        return p.from_failure(msgspec.msgpack.decode(base64.b64decode(marked[1]), type=Failure))
+        return from_failure(msgspec.msgpack.decode(base64.b64decode(marked[1]), type=Failure))
     if found := _DATA_EXCEPTION.search(said):
         return UserCodeError(
             f"rows do not fit an expression of the program: {found[0]}",

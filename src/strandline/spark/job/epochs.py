@@ -18,8 +18,9 @@ from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
+from strandline.runtime.reached import WatermarkStatus
 from strandline.runtime.state.timers import is_due
-from strandline.runtime.watermarks import Watermarks, WatermarkStatus
+from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.staging import Staging

@@ -7,13 +7,19 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import asdict
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
+from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats
+from strandline.control.server import ControlServer
+from strandline.control.status import State, Status
 from strandline.core.errors import (
     CheckpointError,
     ConfigurationError,
@@ -32,7 +38,7 @@ from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.starting import Starting
-from strandline.spark.job.status import State, Status, status_of_epochs
+from strandline.spark.job.status import status_of_epochs
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +47,7 @@ _PATIENCE_S = 10.0
 """How long a stop waits before it ends keepers that keep the job from ending."""
 _AGAIN_S = 1.0
 _LOOK_S = 0.02
+_TELL_S = 0.2
 _FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
@@ -65,6 +72,7 @@ class Run:
         self._excluded: frozenset[CheckpointId] = frozenset()
         self._least_id = CheckpointId(1)
         self._claim: Claim | None = None
+        self._control = ControlServer(self, blueprint.places, blueprint.clock.now_ms())
         self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self) -> None:
@@ -73,6 +81,7 @@ class Run:
         sweep(self._b.places.local_dir)
         hide_errors_of(EpochDriver.__call__.__code__)
         try:
+            self._control.start()
             self._begin_first()
             _live.add(self)
             self._thread.start()
@@ -80,6 +89,8 @@ class Run:
             if not self._thread.is_alive():
                 # Interrupted when the run was there, and nobody to look after it.
                 self._end_attempt()
+                self._control.end()
+                self._control.join()
                 self._held.close()
                 _live.discard(self)
             raise
@@ -123,8 +134,10 @@ class Run:
         attempt = self._attempt
         return list(attempt.coordinator.history) if attempt else []
 
-    def checkpoint(self, timeout: float | None = None) -> CheckpointStats:
-        """Take a checkpoint now and wait for it; return its figures.
+    def checkpoint(
+        self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
+    ) -> CheckpointStats:
+        """Take a checkpoint now and wait for it; return its figures. Meanwhile, `progress` is called with them.
 
         It covers at least every epoch that was complete when this was called. Raises CheckpointError if it fails.
         """
@@ -133,6 +146,8 @@ class Run:
         coordinator = self._attempt.coordinator
         asked = coordinator.request()
         try:
+            if progress is not None:
+                timeout = _tell(asked, timeout, coordinator, progress)
             number = asked.result(timeout)
         except TimeoutError:
             raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {timeout} s") from None
@@ -175,6 +190,9 @@ class Run:
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job ends, and raise what made it fail. Return False if the time was up before."""
         ended = self._ended.wait(timeout)
+        if ended:
+            # The program may end with this: who has asked for that should hear of it.
+            self._control.join()
         self._raise_if_failed()
         return ended
 
@@ -199,6 +217,7 @@ class Run:
             if (at_work := self._starting or self._attempt) is not None:
                 at_work.break_off()
         self._thread.join(timeout)
+        self._control.join()
 
     def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
         """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.
@@ -270,6 +289,7 @@ class Run:
             self._end_attempt()
             self._state = "failed"
         finally:
+            self._control.end()
             self._held.close()
             self._ended.set()
 
@@ -366,6 +386,24 @@ class Run:
             raise StrandlineError(
                 f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
             ) from self._error
+
+
+def _tell(
+    asked: Future[CheckpointId],
+    timeout: float | None,
+    coordinator: Coordinator,
+    progress: Callable[[CheckpointStats], object],
+) -> float | None:
+    """Tell how far a checkpoint is until it has ended or time is up; return how much of that is left."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        done, _ = wait_for([asked], _TELL_S if left is None else min(_TELL_S, left))
+        if done or left == 0.0:
+            return left
+        under_way = [stats for stats in coordinator.history if stats.status in ("triggered", "in_progress")]
+        if under_way:
+            progress(under_way[-1])
 
 
 def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:

@@ -1,0 +1,221 @@
+"""`strandline jobs`, `status`, `checkpoint`, `stop`: jobs that run on this machine, asked through their drivers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from strandline.cli.output import (
+    add_row,
+    console,
+    duration_text,
+    print_json,
+    say,
+    size_text,
+    table,
+    time_text,
+)
+from strandline.cli.stores import AsJson, LocalDir
+from strandline.control.client import Driver, call, find_driver, find_drivers
+from strandline.control.commands import CHECKPOINT, STATUS, STOP, Command, Nothing, Stop, TakeCheckpoint
+from strandline.control.status import Status
+from strandline.control.wire import Progress
+from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.settings import default_local_dir, parse_duration_ms
+
+RunningJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)]
+OfDirectory = Annotated[
+    str | None,
+    typer.Option(
+        "--directory", metavar="DIRECTORY", help="Its checkpoint directory; needed where several jobs have its name."
+    ),
+]
+_LOOK_S = 10.0
+"""How long a look may take."""
+
+
+def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
+    """List the jobs that run on this machine: those of this user whose Settings.local_dir this is."""
+    root = _root(local_dir)
+    found = [(driver, *_look(driver)) for driver in find_drivers(root)]
+    made = table("job", "state", "pid", "since", "epoch", "checkpoint directory", right=("pid", "epoch"))
+    for driver, status, trouble in found:
+        if json:
+            print_json({**_identity(driver), "state": status and status.state, "epoch": status and status.epoch})
+            continue
+        state, epoch = (status.state, status.epoch) if status is not None else (trouble, "-")
+        add_row(
+            made, driver.job or "-", state, driver.pid, time_text(driver.since_ms), epoch, driver.directory or "-"
+        )  # fmt: skip
+    if not found:
+        say(f"no job runs on this machine with the local_dir {root}")
+    elif not json:
+        console().print(made)
+
+
+def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir = None, json: AsJson = False) -> None:
+    """Show what a running job is doing: state, epoch, rows, event time, checkpoints, keepers."""
+    driver = find_driver(_root(local_dir), job, directory)
+    found = call(driver, STATUS, Nothing(), timeout_s=_LOOK_S)
+    if json:
+        print_json({**_identity(driver), **asdict(found)})
+    else:
+        _print_status(driver, found)
+
+
+def checkpoint(
+    job: RunningJob,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long to wait for it; by default, until it has ended.")
+    ] = None,
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    json: AsJson = False,
+) -> None:
+    """Have a running job take a checkpoint now, and wait for it. Exit code 1 if it fails."""
+    timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
+    driver = find_driver(_root(local_dir), job, directory)
+    stats = ask(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
+    if json:
+        print_json(asdict(stats))
+    else:
+        print(
+            f"checkpoint {stats.checkpoint} is complete: epoch {stats.epoch}, {size_text(stats.total_bytes)}, "
+            f"{size_text(stats.uploaded_bytes)} of them new, in {duration_text(stats.end_to_end_ms or 0)}"
+        )
+
+
+def stop(
+    job: RunningJob,
+    checkpoint: Annotated[
+        bool, typer.Option("--checkpoint", help="Take a last checkpoint before, so that nothing is repeated later.")
+    ] = False,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "60s",
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    json: AsJson = False,
+) -> None:
+    """Stop a running job and end its keepers, as run.stop() in its program would; the program goes on.
+
+    Without --checkpoint, rows after the last checkpoint stay invisible, and are processed again by the next start. If
+    the last checkpoint fails, the job goes on.
+    """
+    timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
+    driver = find_driver(_root(local_dir), job, directory)
+    ended = ask(driver, STOP, Stop(checkpoint=checkpoint, timeout_s=timeout_s))
+    if json:
+        print_json(msgspec.to_builtins(ended))
+    else:
+        print(f"job '{job}' has ended: {ended.state}")
+
+
+def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:
+    """Ask for what may take long: on a terminal, progress is shown on standard error."""
+    with _progress_bar() as tell:
+        try:
+            return call(driver, command, arguments, on_progress=tell)
+        except KeyboardInterrupt:
+            say(f"strandline: nobody waits for '{command.name}' any more; job '{driver.job}' goes on with it")
+            raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Callable[[Progress], object]]:
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("waiting", total=None, said="")
+
+        def tell(heard: Any) -> None:
+            bar.update(
+                task,
+                description=heard.step or "waiting",
+                total=heard.total or None,
+                completed=heard.done,
+                said=_said(heard),
+            )
+
+        yield tell
+
+
+def _said(heard: Progress) -> str:
+    if not heard.total:
+        return ""
+    if heard.unit == "bytes":
+        return f"{size_text(heard.done)} of {size_text(heard.total)}"
+    return f"{heard.done} of {heard.total} {heard.unit}"
+
+
+def _root(local_dir: Path | None) -> Path:
+    return (local_dir or default_local_dir()).absolute()
+
+
+def _identity(driver: Driver) -> dict[str, Any]:
+    return {
+        "job": driver.job or None,
+        "pid": driver.pid,
+        "since_ms": driver.since_ms or None,
+        "directory": driver.directory or None,
+        "engine": driver.engine or None,
+    }
+
+
+def _look(driver: Driver) -> tuple[Status | None, str]:
+    """Return a job's status, or why there is none."""
+    if not driver.answers:
+        return None, "does not answer"
+    try:
+        return call(driver, STATUS, Nothing(), patience_s=_LOOK_S, timeout_s=_LOOK_S), ""
+    except ConfigurationError:
+        return None, f"of Strandline {driver.engine}"
+    except UnavailableError:
+        return None, "does not answer"
+    except StrandlineError as error:
+        return None, error.message
+
+
+def _print_status(driver: Driver, found: Status) -> None:
+    last = found.last_checkpoint
+    taken = f"{last.checkpoint}, {time_text(last.completed_ms or 0)}, {size_text(last.total_bytes)}" if last else "-"
+    counts = ", ".join(f"{count} {what}" for what, count in found.checkpoints.items() if count)
+    facts: list[tuple[str, object]] = [
+        ("job", found.job),
+        ("state", found.state),
+        ("driver", f"process {driver.pid}, since {time_text(driver.since_ms)}"),
+        ("checkpoint directory", driver.directory),
+        ("generation", found.generation),
+        ("restored from", "-" if found.restored_from is None else f"checkpoint {found.restored_from}"),
+        ("restarts", found.restarts),
+        ("parallelism", found.parallelism),
+        ("epoch", f"{found.epoch}: {found.last_epoch_rows} rows in {duration_text(found.last_epoch_ms)}"),
+        ("rows", found.rows_in),
+        ("watermark", found.watermark or "-"),
+        ("late rows", found.late_rows),
+        ("last checkpoint", taken),
+        ("checkpoints", counts or "-"),
+        ("last failure", found.last_failure.partition("\n")[0] or "-"),
+    ]
+    made = table("what", "now")
+    for what, now in facts:
+        add_row(made, what, now)
+    console().print(made)
+    if found.keepers:
+        numbers = ("partition", "pid", "epoch", "rows in", "rows out", "time", "pause")
+        keepers = table("operator", *numbers[:2], "host", *numbers[2:], right=numbers)
+        for one in found.keepers:
+            add_row(
+                keepers, one.uid, one.partition, one.pid, one.host, one.epoch, one.rows_in, one.rows_out,
+                duration_text(one.process_ms), duration_text(one.pause_ms),
+            )  # fmt: skip
+        console().print(keepers)

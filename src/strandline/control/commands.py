@@ -1,0 +1,105 @@
+"""What a running job can be asked for. A new command is an entry of COMMANDS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from strandline.checkpoint.history import CheckpointStats
+from strandline.control.status import State, Status
+from strandline.control.wire import Progress
+from strandline.core.errors import UnavailableError
+
+A = TypeVar("A", bound=msgspec.Struct)
+R = TypeVar("R")
+Report = Callable[[Progress], None]
+
+
+class RunningJob(Protocol):
+    """What commands ask of a run, from threads of their own."""
+
+    def status(self) -> Status: ...
+
+    def checkpoint(
+        self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
+    ) -> CheckpointStats: ...
+
+    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None: ...
+
+
+@dataclass(frozen=True)
+class Command(Generic[A, R]):
+    """A command: its name, the types of its arguments and result, and what the driver does.
+
+    The handler may take its time, and may raise: errors of ours are the same where they are caught. `Report` is
+    called as often as there is news: what nobody is ready for is left out.
+    """
+
+    name: str
+    arguments: type[A]
+    result: type[R]
+    handler: Callable[[RunningJob, A, Report], R]
+
+
+class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No arguments."""
+
+
+class Pong(msgspec.Struct, frozen=True):
+    """The driver is there."""
+
+    job: str
+    state: State
+
+
+class TakeCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Take a checkpoint now."""
+
+    timeout_s: float | None = None
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Stop the job, perhaps after a last checkpoint."""
+
+    checkpoint: bool = False
+    timeout_s: float = 60.0
+
+
+def _ping(run: RunningJob, _: Nothing, report: Report) -> Pong:
+    status = run.status()
+    return Pong(status.job, status.state)
+
+
+def _status(run: RunningJob, _: Nothing, report: Report) -> Status:
+    return run.status()
+
+
+def _checkpoint(run: RunningJob, asked: TakeCheckpoint, report: Report) -> CheckpointStats:
+    def tell(stats: CheckpointStats) -> None:
+        report(Progress(f"checkpoint {stats.checkpoint}", stats.acknowledged, stats.total_partitions, "partitions"))
+
+    return run.checkpoint(asked.timeout_s, progress=tell)
+
+
+def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
+    if run.status().state == "starting":
+        # The program is inside of start(), which would have to raise something for it.
+        raise UnavailableError(
+            f"job '{run.status().job}' is starting: it cannot be stopped yet",
+            hint="ask again once it runs, or end its program with SIGTERM or Ctrl-C",
+        )
+    report(Progress("taking a last checkpoint" if asked.checkpoint else "stopping"))
+    run.stop(checkpoint=asked.checkpoint, timeout=asked.timeout_s)
+    status = run.status()
+    return Pong(status.job, status.state)
+
+
+PING = Command("ping", Nothing, Pong, _ping)
+STATUS = Command("status", Nothing, Status, _status)
+CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
+STOP = Command("stop", Stop, Pong, _stop)
+
+COMMANDS: dict[str, Command[Any, Any]] = {command.name: command for command in (PING, STATUS, CHECKPOINT, STOP)}

@@ -1,0 +1,170 @@
+"""`strandline jobs`, `status`, `checkpoint` and `stop`, beside drivers whose runs are fakes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from strandline.cli import jobs
+from strandline.control import server
+from tests.cli.conftest import Command, environment
+from tests.control.fake import FakeRun
+from tests.control.serving import Serve
+
+
+def test_jobs_are_listed_with_what_they_do(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    serve(FakeRun("alerts"), "file:///ck/a", since_ms=1_700_000_000_000)
+    serve(FakeRun("payments", state="restarting"), "s3://bucket/b")
+    found = strandline("jobs", "--local-dir", local_dir)
+    assert (found.code, found.stderr) == (0, "")
+    first, second = [line.split() for line in found.stdout.splitlines() if str(os.getpid()) in line]
+    assert [first[0], first[1], first[-2], first[-1]] == ["alerts", "running", "12", "file:///ck/a"]
+    assert [second[0], second[1], second[-1]] == ["payments", "restarting", "s3://bucket/b"]
+    data = strandline("jobs", "--local-dir", local_dir, "--json").json
+    assert [(one["job"], one["state"], one["pid"], one["epoch"], one["directory"]) for one in data] == [
+        ("alerts", "running", os.getpid(), 12, "file:///ck/a"),
+        ("payments", "restarting", os.getpid(), 12, "s3://bucket/b"),
+    ]
+    assert data[0]["since_ms"] == 1_700_000_000_000
+
+
+def test_a_driver_of_another_version_is_listed(
+    serve: Serve, local_dir: Path, strandline: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    with monkeypatch.context() as at_start:
+        at_start.setattr(server, "VERSION", "9.8.7")
+        serve(FakeRun())
+    assert "of Strandline 9.8.7" in strandline("jobs", "--local-dir", local_dir).stdout
+    (data,) = strandline("jobs", "--local-dir", local_dir, "--json").json
+    assert (data["job"], data["engine"], data["state"]) == ("alerts", "9.8.7", None)
+    refused = strandline("status", "alerts", "--local-dir", local_dir)
+    assert refused.code == 1
+    assert "the job's driver is Strandline 9.8.7" in refused.stderr
+
+
+def test_without_a_driver_commands_say_so(local_dir: Path, strandline: Command) -> None:
+    none = strandline("jobs", "--local-dir", local_dir)
+    assert (none.code, none.stdout) == (0, "")
+    assert none.stderr == f"no job runs on this machine with the local_dir {local_dir}\n"
+    for command in ("status", "checkpoint", "stop"):
+        found = strandline(command, "alerts", "--local-dir", local_dir, "--json")
+        assert (found.code, found.stdout) == (1, "")
+        first, second = found.stderr.splitlines()
+        assert first == f"error: {local_dir}: no driver of job 'alerts' runs on this machine"
+        assert second.startswith("  next step: ")
+
+
+def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    serve(FakeRun())
+    (data,) = strandline("status", "alerts", "--local-dir", local_dir, "--json").json
+    assert (data["state"], data["epoch"], data["pid"], data["directory"]) == ("running", 12, os.getpid(), "file:///ck")
+    assert data["last_checkpoint"]["checkpoint"] == 7
+    assert data["keepers"][0]["metrics"] == {"keys": 9}
+    shown = strandline("status", "alerts", "--local-dir", local_dir).stdout
+    for words in ("running", "checkpoint 5", "2 completed", "detect", "4711"):
+        assert words in shown
+
+
+def test_two_jobs_of_one_name_need_a_directory(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    serve(FakeRun(), "file:///ck/a")
+    serve(FakeRun(state="restarting"), "file:///ck/b")
+    found = strandline("status", "alerts", "--local-dir", local_dir)
+    assert found.code == 1
+    assert "next step: say which one with --directory" in found.stderr
+    (data,) = strandline("status", "alerts", "--local-dir", local_dir, "--directory", "/ck/b", "--json").json
+    assert data["state"] == "restarting"
+
+
+def test_a_checkpoint_is_taken(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    run = FakeRun()
+    serve(run)
+    run.finish.set()
+    found = strandline("checkpoint", "alerts", "--local-dir", local_dir, "--timeout", "5s")
+    assert (found.code, found.stderr) == (0, "")
+    assert found.stdout == "checkpoint 7 is complete: epoch 12, 2.0 KB, 0 B of them new, in 2.0 s\n"
+    assert run.asked == [("checkpoint", 5.0)]
+    (data,) = strandline("checkpoint", "alerts", "--local-dir", local_dir, "--json").json
+    assert (data["checkpoint"], data["status"]) == (7, "completed")
+
+
+def test_a_checkpoint_that_fails_is_exit_code_1(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    run = FakeRun()
+    serve(run)
+    run.stopped.set()
+    found = strandline("checkpoint", "alerts", "--local-dir", local_dir)
+    assert (found.code, found.stdout) == (1, "")
+    assert found.stderr.startswith("error: the checkpoint that was asked for was not taken")
+
+
+@pytest.mark.parametrize(("option", "last"), [((), False), (("--checkpoint",), True)])
+def test_a_job_is_stopped(
+    serve: Serve, local_dir: Path, strandline: Command, option: tuple[str, ...], last: bool
+) -> None:  # fmt: skip
+    run = FakeRun()
+    control = serve(run)
+    run.on_stop = control.end
+    found = strandline("stop", "alerts", *option, "--local-dir", local_dir, "--timeout", "7s")
+    assert (found.code, found.stdout, found.stderr) == (0, "job 'alerts' has ended: stopped\n", "")
+    assert run.asked == [("stop", (last, 7.0))]
+    assert strandline("stop", "alerts", "--local-dir", local_dir).code == 1
+
+
+def test_who_no_longer_waits_takes_nothing_back(
+    serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr(server, "_HEARTBEAT_S", 0.05)
+    run = FakeRun()
+    control = serve(run)
+    command = [sys.executable, "-m", "strandline.cli.main", "checkpoint", "alerts", "--local-dir", str(local_dir)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as asking:
+        assert run.began.wait(30)
+        asking.send_signal(signal.SIGINT)
+        _, said = asking.communicate(timeout=30)
+    assert asking.returncode == 130
+    assert said == "strandline: nobody waits for 'checkpoint' any more; job 'alerts' goes on with it\n"
+    assert control._workers
+    run.finish.set()
+
+
+def test_on_a_terminal_progress_is_shown(serve: Serve, local_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEARTBEAT_S", 0.05)
+    run = FakeRun()
+    serve(run)
+    threading.Timer(2.0, run.finish.set).start()
+    ours, theirs = pty.openpty()
+    command = [
+        sys.executable, "-m", "strandline.cli.main", "checkpoint", "alerts", "--local-dir", str(local_dir), "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm-256color", COLUMNS="100")
+    ) as asking:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                seen += os.read(ours, 65536)
+            except OSError:  # How Linux says that nobody holds the other end any more.
+                break
+        os.close(ours)
+        assert asking.stdout is not None
+        assert asking.stdout.read().startswith(b'{"checkpoint": 7, ')
+    assert b"checkpoint 7" in seen
+    assert b"0 of 2 partitions" in seen
+
+
+def test_progress_of_bytes_is_read_by_people() -> None:
+    assert jobs._said(jobs.Progress("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
+    assert jobs._said(jobs.Progress("waiting")) == ""
+
+
+def test_wrong_usage_is_exit_code_2(process: Command) -> None:
+    for args in (["status"], ["stop", "a", "b"], ["jobs", "alerts"]):
+        found = process(*args)
+        assert (found.code, found.stdout) == (2, ""), args

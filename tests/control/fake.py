@@ -1,0 +1,54 @@
+"""A run without Spark: what it is asked for happens when a test says so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from strandline.checkpoint.history import CheckpointStats
+from strandline.control.status import KeeperStatus, State, Status
+from strandline.core.errors import CheckpointError
+from strandline.core.ids import CheckpointId, Epoch
+from strandline.runtime.reached import WatermarkStatus
+
+STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
+KEEPER = KeeperStatus("detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9})
+REACHED = WatermarkStatus("ts", "clicks", "2026-01-01T00:00:00+00:00", "ann", 3, 1)
+
+
+class FakeRun:
+    """Takes a checkpoint when `finish` is set, and stops at once; a checkpoint under way then fails."""
+
+    def __init__(self, job: str = "alerts", state: State = "running") -> None:
+        self.job = job
+        self.state: State = state
+        self.began = threading.Event()
+        self.finish = threading.Event()
+        self.stopped = threading.Event()
+        self.asked: list[tuple[str, object]] = []
+        self.on_stop: Callable[[], None] = lambda: None
+
+    def status(self) -> Status:
+        return Status(
+            job=self.job, state=self.state, generation=3, restored_from=5, restarts=1, checkpoints={"completed": 2},
+            last_checkpoint=STATS, last_failure="", epoch=12, watermarks=[REACHED], keepers=[KEEPER],
+        )  # fmt: skip
+
+    def checkpoint(
+        self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
+    ) -> CheckpointStats:
+        self.asked.append(("checkpoint", timeout))
+        self.began.set()
+        if progress is not None:
+            progress(STATS)
+        while not self.finish.wait(0.005):
+            if self.stopped.is_set():
+                raise CheckpointError("the checkpoint that was asked for was not taken: the run ended", checkpoint=7)
+        return replace(STATS, status="completed", completed_ms=3_000, end_to_end_ms=2_000, total_bytes=2048)
+
+    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
+        self.asked.append(("stop", (checkpoint, timeout)))
+        self.state = "stopped"
+        self.stopped.set()
+        self.on_stop()
