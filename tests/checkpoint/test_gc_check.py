@@ -75,6 +75,17 @@ def test_garbage_is_planned_and_deleted(run: Run, clock: ManualClock) -> None:
     assert_restorable(run.jobdir, run.coordinator.confirmed)  # type: ignore[arg-type]
 
 
+def test_what_is_not_a_checkpoints_stays(run: Run, clock: ManualClock) -> None:
+    others = {"savepoint/_metadata", "savepoint/data/x", "README", "chk-07/_metadata", "shared/README"}
+    for path in others:
+        run.jobdir.put(path, b"somebody's")
+    later(run, clock)
+    found = plan(run.jobdir, clock)
+    assert not others & {item.path for item in found.garbage}
+    execute(found)
+    assert others <= stored(run.jobdir)
+
+
 def test_young_objects_stay(run: Run, clock: ManualClock) -> None:
     run.jobdir.put("shared/aa/young", b"12345")
     clock.advance(1)

@@ -19,7 +19,7 @@ from strandline.checkpoint import parallel
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.gc import execute, plan
 from strandline.core import failpoints, ids
-from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.errors import CorruptionError, FencedError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
 from strandline.snapshot.origin import decide, rollback
@@ -150,6 +150,26 @@ class Origins(RuleBasedStateMachine):
         self.highest = number
         self.lineage.append(number)
         self.foreign = None
+
+    @precondition(lambda self: self.job is not None)
+    @rule(wanted=st.sampled_from(WANTED), which=st.integers(0, 99))
+    def replaced_while_publishing(self, wanted: str, which: int) -> None:
+        """The worst moment: the checks are passed, the manifest is on its way, and another driver decides meanwhile."""
+        assert self.job is not None
+        old, number = self.job, self.job.coordinator.next_id
+        failpoints.arm("checkpoint.publish.before", lambda: self.start(wanted, which, None))
+        self.clock.advance(1000)
+        try:
+            with pytest.raises(FencedError):
+                old.checkpoint()
+        finally:
+            failpoints.disarm_all()
+        self.highest = number
+        if self.job is None:
+            # The other one claimed the job, and did not come to a decision: what was published before counts.
+            self.lineage.append(number)
+            self.foreign = None
+        self.job = None
 
     @precondition(lambda self: self.lineage)
     @rule(which=st.integers(0, 99), step=st.sampled_from((None, *BASE_STEPS)))

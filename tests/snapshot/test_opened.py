@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.checkpoint.restore import fetch
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.restore import Choice, fetch
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST
+from strandline.snapshot import opened as opening
 from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, plain_url
 from strandline.snapshot.origin import rollback
 from tests.checkpoint.helpers import every_epoch
@@ -110,7 +112,9 @@ def test_a_checkpoint_alone_is_not_enough(job: Path, tmp_path: Path) -> None:
 def test_a_void_checkpoint(job: Path, tmp_path: Path, clock: ManualClock) -> None:
     rollback(jobdir_at(tmp_path), CheckpointId(1), clock)
     assert opened(job).manifest.checkpoint == 1
-    with pytest.raises(CorruptionError, match="chk-3: void: published by generation 1") as caught:
+    with pytest.raises(
+        CorruptionError, match="chk-3: void: published by generation 1, from whose checkpoint 1 the job went on"
+    ) as caught:
         opened(job / "chk-3")
     assert "generations/" in caught.value.hint
     assert find_snapshot(str(job / "chk-3")).refused.startswith("void")
@@ -183,3 +187,20 @@ def test_a_folder_renamed_beside_its_job_is_no_checkpoint_of_it(job: Path, tmp_p
     snapshot = opened(job / "mine")
     assert snapshot.manifest == MANIFEST.decode(data, "")
     assert not snapshot.lies_in(jobdir_at(tmp_path))
+
+
+def test_a_job_that_takes_a_checkpoint_meanwhile(
+    job: Path, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Job(tmp_path, clock, seed=1)
+    original, found = opening.choose, []
+
+    def choose_and_go_on(jobdir: JobDirectory) -> Choice:
+        found.append(original(jobdir))
+        if len(found) == 1:
+            run.checkpoint()
+        return found[-1]
+
+    monkeypatch.setattr(opening, "choose", choose_and_go_on)
+    assert opened(job).manifest.checkpoint == 4
+    assert len(found) == 2

@@ -99,6 +99,8 @@ class Chain:
             return "", ""
         if self.broken_at is not None and manifest.generation < self.broken_at:
             return "", f"whether it counts is unknown: {self.damaged[self.broken_at]}"
+        if (limit := self.limits.get(manifest.generation)) is not None:
+            return f"published by generation {manifest.generation}, from whose checkpoint {limit} the job went on", ""
         return f"published by generation {manifest.generation}, which the job did not go on from", ""
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import Catalog, read_catalog
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_probe, manifest_id, manifest_path
+from strandline.checkpoint.jobdir import JobDirectory, is_checkpoints, is_probe, manifest_id, manifest_path
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
@@ -116,8 +116,9 @@ def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
     """Return why an object is garbage, None if it is not."""
     if is_probe(info.path):
         return "a start that was killed has left it"
-    # Claims, bases and the start stay for ever: fencing and the sources rely on them, and they are tiny.
-    if info.path in needed or info.path.startswith(f"{GENERATIONS}/"):
+    # Claims, bases and the start stay for ever: fencing and the sources rely on them, and they are tiny. What else lies
+    # here is somebody's, as a savepoint.
+    if info.path in needed or not is_checkpoints(info.path):
         return None
     checkpoint = manifest_id(info.path)
     if checkpoint is None:

@@ -18,6 +18,7 @@ _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"
 """Where the job's sources began, before its first checkpoint."""
+_SHARED = re.compile(r"shared/[^/]+/[^/]+")
 _PROBE = f"{GENERATIONS}/probe-"
 
 
@@ -91,6 +92,11 @@ turned_generation = _number_in(r"generations/#\.turned", Generation)
 """Return the generation of whose base record a path is the copy."""
 published_generation = _number_in(r"generations/#\.published", Generation)
 """Return the generation whose record of its first checkpoint a path is."""
+
+
+def is_checkpoints(path: str) -> bool:
+    """Whether an object of this path belongs to checkpoints, and may be garbage."""
+    return checkpoint_id(path) is not None or _SHARED.fullmatch(path) is not None
 
 
 class JobDirectory(Folder):

@@ -164,7 +164,7 @@ def _why_void(jobdir: JobDirectory, checkpoint: CheckpointId) -> str:
     return f"void: {void}" if void else catalog.unknown.get(checkpoint, "")
 
 
-def _newest_of_job(here: Folder, asked: str) -> Snapshot:
+def _newest_of_job(here: Folder, asked: str, again: bool = False) -> Snapshot:
     jobdir = as_job(here)
     if jobdir is None:
         raise _nothing(here)
@@ -179,7 +179,13 @@ def _newest_of_job(here: Folder, asked: str) -> Snapshot:
             hint=_NOTHING_YET,
         )
     path = manifest_path(choice.manifest.checkpoint)
-    manifest, sha256 = jobdir.read(path, _decode)
+    try:
+        manifest, sha256 = jobdir.read(path, _decode)
+    except NotFoundError:
+        if again:
+            raise
+        # The job runs, and a newer one has taken its place.
+        return _newest_of_job(here, asked, again=True)
     return Snapshot(manifest, jobdir, f"{here.url}/{path.rpartition('/')[0]}", asked, "checkpoint", sha256)
 
 

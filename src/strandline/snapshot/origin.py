@@ -84,7 +84,8 @@ def decide(
         return _from_snapshot(jobdir, choice, open_snapshot(wanted, options, fsync=fsync), claimed)
     if wanted is not None and choice.manifest is not None and owned is not None:
         log.warning(
-            "job '%s' goes on from its own checkpoint %d: it has restored %s before",
+            "job '%s' goes on from its own checkpoint %d: it has restored %s before; give it another path to "
+            "restore it once more",
             jobdir.job, choice.manifest.checkpoint, plain_url(wanted),
         )  # fmt: skip
     if choice.manifest is None and choice.foreign is not None:
