@@ -22,7 +22,7 @@ class _Node:
         self.size = size
         """Of all its rows that are known of."""
         self.open = open
-        """Part of it is another writer's."""
+        """Its first key groups are another writer's."""
 
 
 class KeyGroupTree:
@@ -107,8 +107,8 @@ class KeyGroupTree:
         size = left.size + right.size
         if size > self._file_bytes:
             # The left one was let go when the size became known.
-            self._let_go(right, whole=not right.open)
-        return _Node(left.level + 1, left.rows + right.rows, size, left.open or right.open)
+            self._let_go(right, whole=True)
+        return _Node(left.level + 1, left.rows + right.rows, size, left.open)
 
     def _settle(self) -> None:
         """Let go of nodes whose parents are not small: everything after a node is in its parent, too."""
