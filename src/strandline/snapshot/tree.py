@@ -34,6 +34,7 @@ class KeyGroupTree:
 
     def __init__(self, groups: range, leaves: int, file_bytes: int, give: Callable[[int, bool], None]) -> None:
         self._groups = groups
+        self._leaves = leaves
         self._depth = (leaves - 1).bit_length()
         self._file_bytes = file_bytes
         self._give = give
@@ -71,10 +72,10 @@ class KeyGroupTree:
         self.add(group, 0, self._file_bytes + 1)
         self._leaf_waiting = 0
 
-    def finish(self, leaves: int) -> None:
+    def finish(self) -> None:
         """No more rows come: decide of those that wait."""
         self._go_to(self._groups.stop)
-        if self._groups.stop == leaves:
+        if self._groups.stop == self._leaves:
             self._skip(1 << self._depth)
         for node in self._nodes:
             self._let_go(node, whole=node.level == self._depth and not node.open)
