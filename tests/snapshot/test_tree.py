@@ -24,7 +24,6 @@ class Writer:
         self.parts: list[Part] = []
         self.most = 0
         self._waiting: list[tuple[int, int]] = []
-        self._leaves = leaves
         self.tree = KeyGroupTree(groups, leaves, FILE, self._give)
 
     def write(self, number: int, group: int, size: int) -> None:
@@ -36,7 +35,7 @@ class Writer:
         self.most = max(self.most, self._size(len(self._waiting)))
 
     def finish(self) -> list[Part]:
-        self.tree.finish(self._leaves)
+        self.tree.finish()
         assert not self._waiting
         return self.parts
 

@@ -76,9 +76,9 @@ class TableWriter:
         self._directory = directory
         self._cut = cut
         self._first = groups.start if groups == BROADCAST_GROUPS else 0
-        self._leaves = 1 if groups == BROADCAST_GROUPS else max_parallelism
+        leaves = 1 if groups == BROADCAST_GROUPS else max_parallelism
         shifted = range(groups.start - self._first, groups.stop - self._first)
-        self._tree = KeyGroupTree(shifted, self._leaves, cut.file_bytes, self._give)
+        self._tree = KeyGroupTree(shifted, leaves, cut.file_bytes, self._give)
         self._waiting = _Waiting()
         self._last = groups.start
         self._piece: PieceWriter | None = None
@@ -118,7 +118,7 @@ class TableWriter:
 
     def finish(self) -> tuple[list[LocalTable], list[LocalTable]]:
         """Return the files, which are the savepoint's, and the pieces, which `join` makes files of, each in order."""
-        self._tree.finish(self._leaves)
+        self._tree.finish()
         self._end_piece()
         return self._files, self._pieces
 

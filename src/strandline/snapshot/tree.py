@@ -22,7 +22,7 @@ class _Node:
         self.size = size
         """Of all its rows that are known of."""
         self.open = open
-        """Part of it is another writer's."""
+        """Its first key groups are another writer's."""
 
 
 class KeyGroupTree:
@@ -34,6 +34,7 @@ class KeyGroupTree:
 
     def __init__(self, groups: range, leaves: int, file_bytes: int, give: Callable[[int, bool], None]) -> None:
         self._groups = groups
+        self._leaves = leaves
         self._depth = (leaves - 1).bit_length()
         self._file_bytes = file_bytes
         self._give = give
@@ -71,10 +72,10 @@ class KeyGroupTree:
         self.add(group, 0, self._file_bytes + 1)
         self._leaf_waiting = 0
 
-    def finish(self, leaves: int) -> None:
+    def finish(self) -> None:
         """No more rows come: decide of those that wait."""
         self._go_to(self._groups.stop)
-        if self._groups.stop == leaves:
+        if self._groups.stop == self._leaves:
             self._skip(1 << self._depth)
         for node in self._nodes:
             self._let_go(node, whole=node.level == self._depth and not node.open)
@@ -107,8 +108,8 @@ class KeyGroupTree:
         size = left.size + right.size
         if size > self._file_bytes:
             # The left one was let go when the size became known.
-            self._let_go(right, whole=not right.open)
-        return _Node(left.level + 1, left.rows + right.rows, size, left.open or right.open)
+            self._let_go(right, whole=True)
+        return _Node(left.level + 1, left.rows + right.rows, size, left.open)
 
     def _settle(self) -> None:
         """Let go of nodes whose parents are not small: everything after a node is in its parent, too."""
