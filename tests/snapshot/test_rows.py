@@ -24,6 +24,7 @@ from strandline.snapshot import rowcodec
 from strandline.snapshot.rows import has_rows, rows_of
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema, parse_type
+from strandline.types.murmur import key_group
 from tests.snapshot.strategies import Entries, Stored, list_states, operator_of, timer_states, value_states
 
 KEYS = parse_schema("card string, day date")
@@ -243,6 +244,25 @@ def test_columns_that_do_not_fit() -> None:
     )
     with pytest.raises(StateTypeError, match=r"row 1, column 'value' does not fit: .* outside the years 1 to 9999"):
         moments.encode(rows)
+
+
+def test_key_groups_follow_from_keys() -> None:
+    codec = codec_of("value", "bigint", keys="card string, n int")
+    keys = [("a", 1), ("b", 2), ("", -1)]
+    rows = rows_like(codec, *((int(key_group(k, codec._key_types, 128)), *k, 5) for k in keys))
+    wanted = codec.encode(rows, verify=True)
+    assert codec.encode(rows.drop_columns(["key_group"])) == wanted
+    wrong = rows.set_column(0, "key_group", pa.array([rows[0][0].as_py(), 1, 2], pa.int32()))
+    assert len(codec.encode(wrong)) == 3
+    with pytest.raises(
+        StateTypeError, match=r"row 1, column 'key_group' does not fit: it is 1, and the key's is \d+ of 128"
+    ):
+        codec.encode(wrong, verify=True)
+    panes = codec_of("panes", "struct<id:bigint,n:bigint>")
+    mark = rows_like(panes, (7, None, AT, None))
+    assert len(panes.encode(mark, verify=True)) == 1
+    rules = codec_of("broadcast", "bigint", key_type="string")
+    assert rules.encode(rows_like(rules, (None, "a", 1)).drop_columns(["key_group"]))[0][0].startswith(b"\xff\xff")
 
 
 def test_rows_out_of_order_are_refused_across_batches() -> None:

@@ -107,8 +107,7 @@ class PaneRows(RowCodec):
 
     # -- to entries
 
-    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
-        columns = self._columns.check(rows)
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
         is_mark = self._marks(columns)
         at = np.flatnonzero(is_mark)
         marks = spread([columns[0], columns[-2].view(pa.int64())], at)
