@@ -31,7 +31,7 @@ def declared(ttl: sl.TTL | None) -> list[StateInfo]:
 def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
-    check_compatible(made([stored]), [SimpleNamespace(**operator, states=now)], "rocksdb", [], [])  # type: ignore[list-item]
+    check_compatible(made([stored]), [SimpleNamespace(**operator, states=now)], [], [])  # type: ignore[list-item]
 
 
 def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Manifest:
@@ -52,7 +52,7 @@ def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Man
 def read_on(before: list[str] | None, now: list[str]) -> None:
     """Go on with sources of these names; before, there were those: none if one without a name."""
     blob = FileRef(name="source", size=0, sha256="")
-    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], "rocksdb", [], now)
+    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], [], now)
 
 
 TTLS = [None, sl.TTL("1h"), sl.TTL("2h", refresh="read"), sl.TTL("1h", time="event")]
@@ -155,4 +155,4 @@ def test_sources_that_do_not_fit(before: list[str] | None, now: list[str], found
 
 
 def test_what_was_never_read_may_change() -> None:
-    check_compatible(made([]), [], "rocksdb", [], ["a", "b"])
+    check_compatible(made([]), [], [], ["a", "b"])

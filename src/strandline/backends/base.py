@@ -86,6 +86,14 @@ class Backend(Protocol):
         """
         ...
 
+    def clip(self, groups: range) -> None:
+        """Forget every key group outside a range; what has none (`BROADCAST_GROUP`) stays. Before any other use."""
+        ...
+
+    def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
+        """Take in another snapshot's entries, in key order, of key groups that are not here. Before any other use."""
+        ...
+
     def metrics(self) -> dict[str, int]:
         """Return sizes and counts for people to look at; names end in their unit."""
         ...

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from strandline.checkpoint.start import Start
 from strandline.core.errors import IncompatibleStateError
-from strandline.core.settings import BackendName
 from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.plan.pipeline import Operator
 
@@ -14,7 +13,6 @@ from strandline.plan.pipeline import Operator
 def check_compatible(
     manifest: Manifest,
     operators: Sequence[Operator],
-    backend: BackendName,
     sinks: Sequence[str],
     sources: Sequence[str],
 ) -> None:
@@ -29,7 +27,7 @@ def check_compatible(
                 f"{', '.join(sorted(by_uid)) or 'none'}"
             )
         else:
-            found += _differences(stored, operator, backend)
+            found += _differences(stored, operator)
     found += [
         f"the program has no sink named '{sink.name}', which has {len(sink.pending)} committables pending"
         for sink in manifest.sinks
@@ -69,15 +67,13 @@ def _name_differences(before: Sequence[str], now: Sequence[str], knows: str) -> 
     return gone + [f"the source '{name}' is new; {known}" for name in now if name not in before]
 
 
-def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName) -> list[str]:
+def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
     where = f"operator '{stored.uid}'"
     found = [
         f"{where}: {what} is {now}, was {before}"
         for what, before, now in (
             ("its key", stored.key_schema, operator.key_schema),
             ("max_parallelism", stored.max_parallelism, operator.max_parallelism),
-            ("parallelism", stored.parallelism, operator.parallelism),
-            ("the backend", stored.backend, backend),
         )
         if before != now
     ]

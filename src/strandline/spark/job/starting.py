@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
@@ -50,6 +51,8 @@ class Starting:
     _least_id: CheckpointId
     claim: Claim | None
     """The newest claim that this job's driver has made."""
+    _rescaled: int | None = None
+    """The parallelism that the run was told to have, whatever else says so."""
 
     def __post_init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
@@ -160,14 +163,14 @@ class Starting:
 
     def _parallelism(self, manifest: Manifest | None) -> int:
         stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
-        return self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
+        return self._rescaled or self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
 
     def _settle(self, manifest: Manifest | None) -> list[Operator]:
         stored = {op.uid: op.max_parallelism for op in manifest.operators} if manifest else {}
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
+            check_compatible(manifest, operators, sinks, self._b.plan.sources.names)
         return operators
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
@@ -190,9 +193,10 @@ class Starting:
         b = self._b
         restore = None
         if manifest is not None:
-            parts = [part for stored in manifest.operators if stored.uid == operator.uid for part in stored.partitions]
-            files = {part.index: part.files for part in parts}
-            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
+            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch)
+            for stored in manifest.operators:
+                if stored.uid == operator.uid:
+                    restore = msgspec.structs.replace(restore, backend=stored.backend, parts=stored.partitions)
         return operator.program(
             job=b.name,
             generation=owned.generation,
