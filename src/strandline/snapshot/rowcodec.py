@@ -26,7 +26,7 @@ from strandline.types.datatypes import DataType, Field, TimestampType, parse_sch
 
 Entries = Sequence[tuple[bytes, bytes]]
 
-_READ_ENTRIES = 256
+_READ_ENTRIES = 64
 _PART_ENTRIES, _PART_BYTES = 16_384, 16 << 20
 _GROUP_BYTES = 2
 _TIME = struct.Struct(">Q")
