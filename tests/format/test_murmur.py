@@ -6,6 +6,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.types.columns import build, to_arrow_type
 from strandline.types.datatypes import (
     ArrayType,
     BinaryType,
@@ -22,7 +27,9 @@ from strandline.types.datatypes import (
     parse_type,
 )
 from strandline.types.murmur import key_group, spark_hash
+from strandline.types.murmurcolumns import key_groups
 from strandline.types.records import record_type
+from tests.format.strategies import key_types, values
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "spark_hash.json").read_text())
 
@@ -65,3 +72,14 @@ def test_equals_spark() -> None:
 def test_key_groups_are_never_negative() -> None:
     case = next(case for case in GOLDEN["cases"] if case["hash"] < 0 and case["types"] == ["bigint"])
     assert key_group(case["values"], [LongType()], 128) == case["hash"] % 128 >= 0
+
+
+@given(st.lists(key_types(), min_size=1, max_size=3), st.data())
+def test_hashes_of_columns_are_those_of_their_values(types: list[DataType], draw: st.DataObject) -> None:
+    rows = draw.draw(st.lists(st.tuples(*[values(kind) for kind in types]), max_size=6))
+    columns = [build(list(column), kind) for column, kind in zip(zip(*rows, strict=True), types, strict=bool(rows))]
+    if not rows:
+        columns = [pa.nulls(0, to_arrow_type(kind)) for kind in types]
+    cut = draw.draw(st.integers(0, len(rows)))
+    found = key_groups([column.slice(cut) for column in columns], types, 1000)
+    assert found.tolist() == [key_group(row, types, 1000) for row in rows[cut:]]

@@ -6,11 +6,14 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo, TTLInfo
 from strandline.format.values import ExpiringCodec, ValueCodec
+from strandline.runtime.state.panebytes import MARK_END, key_of, pack_batch, pack_mark
+from strandline.types.columns import arrow_schema, build
 from strandline.types.datatypes import ArrayType, DataType, Field, LongType, StructType
 from tests.format.strategies import key_types, structs, types, values
 
@@ -115,6 +118,35 @@ def list_states(draw: Any) -> tuple[Stored, Entries]:
     fields = {"ttl": ttl} if ttl else {}
     state = StateInfo(name="s", kind="list", value_type=kind.ddl, **fields)
     return Stored(operator_of(keys, state), state, entries), joined
+
+
+@st.composite
+def pane_states(draw: Any) -> tuple[Stored, dict[tuple[bytes, int], tuple[int, Any]]]:
+    """Panes in entries of several epochs, and by key and end what their sum and their last value must be."""
+    keys, kind = draw(key_schemas()), draw(types())
+    kinds = [field.type for field in keys.fields]
+    codec, stored = KeyCodec(kinds), StructType((*keys.fields, Field("pane n", LongType()), Field("pane last", kind)))
+    keyed = draw(st.lists(st.tuples(GROUPS, keys_of(kinds)), max_size=5))
+    wanted: dict[tuple[bytes, int], tuple[int, Any]] = {}
+    entries: Entries = []
+    for group in sorted({group for group, _ in keyed}):
+        if draw(st.booleans()):
+            entries.append((key_of(group, MARK_END, 0), pack_mark(draw(TIMES))))
+        for end in sorted(draw(st.sets(TIMES.filter(lambda us: us > MARK_END), max_size=2))):
+            for epoch in sorted(draw(st.sets(st.integers(0, 1 << 40), max_size=3))):
+                of_keys = {codec.encode(group, key): key for g, key in keyed if g == group and draw(st.booleans())}
+                rows = []
+                for encoded, key in of_keys.items():
+                    n, last = draw(st.integers(-9, 9)), draw(values(kind))
+                    wanted[encoded, end] = (wanted.get((encoded, end), (0, None))[0] + n, last)
+                    rows.append((*(key if len(kinds) > 1 else [key]), n, last))
+                columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in stored.fields]
+                arrays = [build(column, field.type) for column, field in zip(columns, stored.fields, strict=True)]
+                batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(stored))
+                entries.append((key_of(group, end, epoch), pack_batch(batch)))
+    merge = {"pane n": "sum", "pane last": "last"}
+    state = StateInfo(name="panes", kind="panes", value_type=stored.ddl, merge=merge)
+    return Stored(operator_of(keys, state), state, entries), wanted
 
 
 def fields_of(*pairs: tuple[str, DataType]) -> StructType:

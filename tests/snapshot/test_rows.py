@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -19,12 +21,23 @@ from strandline.core.errors import ConfigurationError, CorruptionError, StateTyp
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo, TTLInfo
 from strandline.format.values import ExpiringCodec, ValueCodec
-from strandline.runtime.state.panebytes import MARK_END, key_of, pack_batch, pack_mark
+from strandline.runtime.state.panebytes import MARK_END, key_of, pack_batch, pack_mark, read_batch
 from strandline.snapshot import rowcodec
 from strandline.snapshot.rows import has_rows, rows_of
-from strandline.types.columns import arrow_schema
+from strandline.types.columns import arrow_schema, to_python
 from strandline.types.datatypes import parse_schema, parse_type
-from tests.snapshot.strategies import Entries, Stored, list_states, operator_of, timer_states, value_states
+from strandline.types.murmur import key_group
+from tests.format.strategies import same
+from tests.snapshot.strategies import (
+    Entries,
+    Stored,
+    list_states,
+    operator_of,
+    pane_states,
+    timer_states,
+    value_states,
+)
+from tests.soak import examples
 
 KEYS = parse_schema("card string, day date")
 HOUR = TTLInfo(duration_ms=3_600_000, refresh="write", time="event")
@@ -56,24 +69,34 @@ def check_round_trip(stored: Stored, wanted: Entries, draw: st.DataObject) -> pa
     rows = codec.decode(stored.entries)
     rows.validate(full=True)
     assert rows.schema == codec.schema
-    assert codec.encode(rows) == wanted
+    wanted = readable(stored, wanted)
+    assert readable(stored, codec.encode(rows)) == wanted
     order = draw.draw(st.permutations(range(rows.num_rows)))
-    assert codec.encode(rows.take(pa.array(order, pa.int64()))) == wanted
+    assert readable(stored, codec.encode(rows.take(pa.array(order, pa.int64())))) == wanted
     parts = list(codec.decode_groups(iter(stored.entries)))
+    assert readable(stored, [entry for part in codec.encode_groups(parts) for entry in part]) == wanted
+    seen: set[int | None] = set()
     for part in parts:
-        groups = part.column(0).to_pylist()
+        groups = set(part.column(0).to_pylist())
         # Whole key groups, or a part of one.
-        assert len(set(groups)) == 1 or [g for p in parts for g in p.column(0).to_pylist()].count(groups[-1]) == (
-            groups.count(groups[-1])
-        )
-    assert (
-        codec.encode(pa.Table.from_batches(parts, codec.schema).combine_chunks().to_batches()[0] if parts else rows)
-        == wanted
-    )
+        assert len(groups) == 1 or not groups & seen
+        seen |= groups
     cuts = sorted(draw.draw(st.lists(st.integers(0, rows.num_rows), max_size=3)))
     pieces = [rows.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, rows.num_rows], strict=True)]
-    assert [entry for some in codec.encode_groups(pieces) for entry in some] == wanted
+    assert readable(stored, [entry for some in codec.encode_groups(pieces) for entry in some]) == wanted
     return rows
+
+
+def readable(stored: Stored, entries: Entries) -> list[Any]:
+    """Return entries such that equal ones are equal: Arrow's bytes also say how batches were cut."""
+    if stored.state.kind != "panes":
+        return list(entries)
+    schema = arrow_schema(parse_type(stored.state.value_type))  # type: ignore[arg-type]
+    is_mark = [key[2:10] == b"\0" * 8 for key, _ in entries]
+    return [
+        (key, value if mark else repr(read_batch("s", value, schema).to_pylist()))
+        for (key, value), mark in zip(entries, is_mark, strict=True)
+    ]
 
 
 @given(value_states(), st.data())
@@ -157,6 +180,46 @@ def test_rows_of_panes_are_merged_and_in_the_order_of_keys() -> None:
     assert codec.encode(rows.take(pa.array([4, 3, 2, 1, 0]))) == again
     assert [e for some in codec.encode_groups([rows.slice(0, 2), rows.slice(2)]) for e in some] == again
     assert pa.concat_batches(list(codec.decode_groups(entries))).equals(rows)
+
+
+@given(pane_states(), st.data())
+@examples(40)
+def test_panes(panes: tuple[Stored, dict[tuple[bytes, int], tuple[int, Any]]], draw: st.DataObject) -> None:
+    stored, wanted = panes
+    codec = rows_of(stored.operator, stored.state)
+    rows = codec.decode(stored.entries)
+    rows.validate(full=True)
+    marked = rows.column("value").is_null()
+    there = rows.filter(pc.invert(marked))
+    keys = KeyCodec(codec._key_types).encode_arrow(there.column(0), there.columns[1:-2])
+    ends = there.column("window_end").view(pa.int64()).to_pylist()
+    at = list(zip(keys, ends, strict=True))
+    assert at == sorted(wanted)
+    numbers, lasts = there.column("value").flatten()
+    assert numbers.to_pylist() == [wanted[one][0] for one in at]
+    kind = parse_type(stored.state.value_type).fields[-1].type  # type: ignore[attr-defined]
+    assert same(to_python(lasts, kind), [wanted[one][1] for one in at])
+    encoded = codec.encode(rows)
+    check_round_trip(Stored(stored.operator, stored.state, encoded), encoded, draw)
+    marks = [entry for entry in stored.entries if entry[0][2:10] == b"\0" * 8]
+    assert [entry for entry in encoded if entry[0][2:10] == b"\0" * 8] == marks
+    parts = list(codec.decode_groups(stored.entries))
+    assert [entry for part in codec.encode_groups(parts) for entry in readable(stored, part)] == readable(
+        stored, encoded
+    )
+
+
+@pytest.mark.parametrize("store_schema", [True, False])
+@given(st.one_of(value_states(), timer_states(), list_states().map(itemgetter(0))))
+@examples(60)
+def test_rows_come_back_from_parquet(store_schema: bool, stored: Stored) -> None:
+    codec = rows_of(stored.operator, stored.state)
+    rows = codec.decode(stored.entries)
+    sink = pa.BufferOutputStream()
+    # Without the schema it is as other writers have it.
+    pq.write_table(pa.Table.from_batches([rows]), sink, store_schema=store_schema)
+    found = pq.read_table(pa.BufferReader(sink.getvalue())).combine_chunks().to_batches()
+    assert [entry for batch in found for entry in codec.encode(batch)] == codec.encode(rows)
 
 
 def test_what_has_expired_can_be_left_out() -> None:
@@ -243,6 +306,25 @@ def test_columns_that_do_not_fit() -> None:
     )
     with pytest.raises(StateTypeError, match=r"row 1, column 'value' does not fit: .* outside the years 1 to 9999"):
         moments.encode(rows)
+
+
+def test_key_groups_follow_from_keys() -> None:
+    codec = codec_of("value", "bigint", keys="card string, n int")
+    keys = [("a", 1), ("b", 2), ("", -1)]
+    rows = rows_like(codec, *((int(key_group(k, codec._key_types, 128)), *k, 5) for k in keys))
+    wanted = codec.encode(rows, verify=True)
+    assert codec.encode(rows.drop_columns(["key_group"])) == wanted
+    wrong = rows.set_column(0, "key_group", pa.array([rows[0][0].as_py(), 1, 2], pa.int32()))
+    assert len(codec.encode(wrong)) == 3
+    with pytest.raises(
+        StateTypeError, match=r"row 1, column 'key_group' does not fit: it is 1, and the key's is \d+ of 128"
+    ):
+        codec.encode(wrong, verify=True)
+    panes = codec_of("panes", "struct<id:bigint,n:bigint>")
+    mark = rows_like(panes, (7, None, AT, None))
+    assert len(panes.encode(mark, verify=True)) == 1
+    rules = codec_of("broadcast", "bigint", key_type="string")
+    assert rules.encode(rows_like(rules, (None, "a", 1)).drop_columns(["key_group"]))[0][0].startswith(b"\xff\xff")
 
 
 def test_rows_out_of_order_are_refused_across_batches() -> None:

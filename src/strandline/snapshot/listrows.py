@@ -56,8 +56,7 @@ class ListRows(RowCodec):
             found += spread([expires], first[of_chunk])
         return self._rows(found)
 
-    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
-        columns = self._columns.check(rows)
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
         at = 1 + len(self._key_types)
         keys = self._codec.encode_arrow(columns[0], columns[1 : at + 1])
         order = self._in_order(keys)

@@ -88,7 +88,7 @@ class PaneRows(RowCodec):
             values = self._accumulators.merge(values, Groups(of_row, len(coded.dictionary)))
         # Dictionaries have what is in them in the order in which it came.
         keys = coded.dictionary.to_pylist()
-        order = np.array(sorted(range(len(keys)), key=keys.__getitem__))
+        order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         found_groups, columns = self._codec.decode_arrow([keys[row] for row in order.tolist()])
         struct = pa.StructArray.from_arrays(spread(values, order), fields=list(self.schema.field(VALUE).type))
         return self._columns.batch([pa.array(found_groups), *columns, struct])
@@ -107,8 +107,7 @@ class PaneRows(RowCodec):
 
     # -- to entries
 
-    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
-        columns = self._columns.check(rows)
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
         is_mark = self._marks(columns)
         at = np.flatnonzero(is_mark)
         marks = spread([columns[0], columns[-2].view(pa.int64())], at)
@@ -127,7 +126,7 @@ class PaneRows(RowCodec):
         self._in_order(keys)
         # Within a key group panes come before keys.
         moved = [key[:2] + key[-_END_BYTES:] + key[2:-_END_BYTES] for key in keys]
-        order = np.array(sorted(range(len(keys)), key=moved.__getitem__))
+        order = np.array(sorted(range(len(keys)), key=moved.__getitem__), np.int64)
         groups, *stored, ends, values = spread(columns, order)
         batch = pa.RecordBatch.from_arrays([*stored, *values.flatten()], schema=self._stored_schema)
         group_numbers, end_numbers = groups.to_numpy(), ends.view(pa.int64()).to_numpy()

@@ -22,11 +22,11 @@ from strandline.format.values import expiry_of
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
 from strandline.runtime.state.ttl.lifetimes import step_us, tag_of
 from strandline.snapshot.tablecolumns import EXPIRES_AT, KEY_GROUP, TableColumns, key_fields
-from strandline.types.datatypes import DataType, Field, IntegerType, TimestampType, parse_schema
+from strandline.types.datatypes import DataType, Field, TimestampType, parse_schema
 
 Entries = Sequence[tuple[bytes, bytes]]
 
-_READ_ENTRIES = 256
+_READ_ENTRIES = 64
 _PART_ENTRIES, _PART_BYTES = 16_384, 16 << 20
 _GROUP_BYTES = 2
 _TIME = struct.Struct(">Q")
@@ -52,11 +52,9 @@ class RowCodec:
         self._keys = [] if state.kind == "broadcast" else key_fields(parse_schema(operator.key_schema))
         self._key_types: list[DataType] = [field.type for field in self._keys]
         self._ttl: TTLInfo | None = state.ttl or None
-        fields = [Field(KEY_GROUP, IntegerType()), *self._keys, *own]
-        if self._ttl is not None:
-            fields.append(Field(EXPIRES_AT, TimestampType()))
+        expiry = [] if self._ttl is None else [Field(EXPIRES_AT, TimestampType())]
         where = f"operator '{operator.uid}', state '{state.name}'"
-        self._columns = TableColumns(where, fields, operator.max_parallelism, self._nullable())
+        self._columns = TableColumns(where, self._keys, [*own, *expiry], operator.max_parallelism, self._nullable())
 
     @property
     def schema(self) -> pa.Schema:
@@ -71,12 +69,13 @@ class RowCodec:
         keys, values = zip(*entries, strict=True) if entries else ((), ())
         return self._decoded(keys, values)
 
-    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
+    def encode(self, rows: pa.RecordBatch, *, verify: bool = False) -> list[tuple[bytes, bytes]]:
         """Return rows, in any order, as a keeper stores them, in the order of their keys.
 
-        Raises StateTypeError, with fields column and row, for the first row that does not fit.
+        They may lack `key_group`, which follows from the key; with `verify`, it is compared with that. Raises
+        StateTypeError, with fields column and row, for the first row that does not fit.
         """
-        raise NotImplementedError
+        return self._encoded(self._columns.check(rows, verify=verify))
 
     def decode_groups(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         """Return all entries of some key groups, in the order of their keys, as batches of rows.
@@ -89,7 +88,9 @@ class RowCodec:
             if batch.num_rows:
                 yield batch
 
-    def encode_groups(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[tuple[bytes, bytes]]]:
+    def encode_groups(
+        self, batches: Iterable[pa.RecordBatch], *, verify: bool = False
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
         """Return rows in the order of their key groups as lists of entries; each goes on where the one before ended.
 
         Rows must come in the order that `decode` gives them; with states whose entries hold several rows, those of a
@@ -97,7 +98,7 @@ class RowCodec:
         """
         before = b""
         for rows in self._gathered(batches) if self.whole_groups or self.whole_keys else batches:
-            found = self.encode(rows)
+            found = self.encode(rows, verify=verify)
             if not found:
                 continue
             if found[0][0] <= before:
@@ -140,6 +141,11 @@ class RowCodec:
     # -- for each kind of state
 
     def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
+        """Return the rows of entries, which are in order."""
+        raise NotImplementedError
+
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
+        """Return the entries of checked columns, in order."""
         raise NotImplementedError
 
     def _nullable(self) -> list[str]:
@@ -202,6 +208,11 @@ class RowCodec:
         """Cut rows between key groups."""
         waiting: list[pa.RecordBatch] = []
         for batch in batches:
+            if KEY_GROUP not in batch.schema.names:
+                raise StateTypeError(
+                    f"{self._columns.where}: rows in the order of their key groups have no column '{KEY_GROUP}'",
+                    hint="give them in one batch, or with their key groups",
+                )
             groups = batch.column(KEY_GROUP).to_numpy(zero_copy_only=False)
             if not len(groups):
                 continue

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from strandline.core.errors import StateTypeError, StrandlineError
 from strandline.types.columns import arrow_schema, check_moments, conform
-from strandline.types.datatypes import DataType, Field, StructType
+from strandline.types.datatypes import DataType, Field, IntegerType, StructType
+from strandline.types.murmurcolumns import key_groups
 from strandline.types.scalars import Numbers
 
 KEY_GROUP, MAP_KEY, POSITION, TIME, WINDOW_END = "key_group", "map_key", "position", "time", "window_end"
@@ -48,10 +49,13 @@ def key_fields(schema: StructType) -> list[Field]:
 class TableColumns:
     """The columns of one state's table."""
 
-    def __init__(self, where: str, fields: Sequence[Field], max_parallelism: int, nullable: Sequence[str]) -> None:
+    def __init__(
+        self, where: str, keys: Sequence[Field], own: Sequence[Field], max_parallelism: int, nullable: Sequence[str]
+    ) -> None:
         """`where` names operator and state in errors; `nullable` columns may hold nulls."""
         self.where = where
-        self.fields = list(fields)
+        fields = [Field(KEY_GROUP, IntegerType()), *keys, *own]
+        self._keys, self._others = list(keys), fields[1:]
         self.schema = arrow_schema(StructType(tuple(fields)))
         self._max_parallelism = max_parallelism
         self._nullable = set(nullable)
@@ -60,23 +64,47 @@ class TableColumns:
         """Return rows of our own making."""
         return pa.RecordBatch.from_arrays(list(columns), schema=self.schema)
 
-    def check(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns of rows in their exact types.
+    def check(self, rows: pa.RecordBatch, *, verify: bool) -> list[pa.Array]:
+        """Return the columns of rows in their exact types; key groups may be left out.
 
-        Raises StateTypeError, with fields column and row, for the first value that does not fit.
+        Raises StateTypeError, with fields column and row, for the first value that does not fit; with `verify`, also
+        for a key group that is not the key's.
         """
         names = rows.schema.names
         wanted = self.schema.names
-        if sorted(names) != sorted(wanted):
+        if sorted({*names, KEY_GROUP}) != sorted(wanted) or len(set(names)) < len(names):
             raise StateTypeError(
                 f"{self.where}: its table has the columns {', '.join(wanted)}; the rows have {', '.join(names)}",
                 hint="give exactly these columns, in any order",
                 expected=wanted,
                 actual=names,
             )
-        found = [self._checked(rows.column(field.name), field) for field in self.fields]
-        self._check_groups(found[0])
-        return found
+        found = [self._checked(rows.column(field.name), field) for field in self._others]
+        keys = found[: len(self._keys)]
+        if KEY_GROUP not in names:
+            return [self._groups_of(keys, rows.num_rows), *found]
+        groups = self._checked(rows.column(KEY_GROUP), Field(KEY_GROUP, IntegerType()))
+        self._check_groups(groups)
+        if verify:
+            self._verify(groups, keys)
+        return [groups, *found]
+
+    def _groups_of(self, keys: Sequence[pa.Array], count: int) -> pa.Array:
+        if not keys:
+            return pa.nulls(count, pa.int32())
+        return pa.array(key_groups(keys, [field.type for field in self._keys], self._max_parallelism))
+
+    def _verify(self, groups: pa.Array, keys: Sequence[pa.Array]) -> None:
+        if not keys:
+            return
+        wanted = self._groups_of(keys, len(groups)).to_numpy()
+        differs = groups.fill_null(0).to_numpy() != wanted
+        # A mark has no key.
+        differs &= keys[0].is_valid().to_numpy(zero_copy_only=False)
+        if differs.any():
+            row = first_row(differs)
+            why = f"it is {groups[row]}, and the key's is {wanted[row]} of {self._max_parallelism}"
+            raise self.refused(KEY_GROUP, row, why, hint="leave the column out: key groups follow from the keys")
 
     def _checked(self, array: pa.Array, field: Field) -> pa.Array:
         column = self.attempt(array, field.name, lambda some: conform(some, field.type))

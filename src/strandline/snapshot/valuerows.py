@@ -84,10 +84,9 @@ class ValueRows(RowCodec):
         groups, columns = self._codec.decode_arrow(keys)
         return self._rows([self._groups(groups), *columns, *self._values.decode(values)])
 
-    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
-        columns = self._columns.check(rows)
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
         at = 1 + len(self._codec.types)
-        keys = self._encoded(columns[0], columns[1:at])
+        keys = self._keys_of(columns[0], columns[1:at])
         order = self._in_order(keys)
         if order is not None:
             columns, keys = spread(columns, order), [keys[row] for row in order.tolist()]
@@ -97,7 +96,7 @@ class ValueRows(RowCodec):
     def _groups(self, groups: Numbers) -> pa.Array:
         return pa.array(groups)
 
-    def _encoded(self, groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
+    def _keys_of(self, groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
         return self._codec.encode_arrow(groups, columns)
 
 
@@ -112,7 +111,7 @@ class BroadcastRows(ValueRows):
             raise CorruptionError(f"{self._columns.where}: an entry of broadcast state belongs to a key group")
         return pa.nulls(len(groups), pa.int32())
 
-    def _encoded(self, groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
+    def _keys_of(self, groups: pa.Array, columns: Sequence[pa.Array]) -> list[bytes]:
         if groups.null_count < len(groups):
             row = int(np.flatnonzero(groups.is_valid().to_numpy(zero_copy_only=False))[0])
             raise self._columns.refused(KEY_GROUP, row, "broadcast state has no key group: expected null")
@@ -134,8 +133,7 @@ class TimerRows(RowCodec):
         groups, columns = self._codec.decode_arrow(sorted(moved))
         return self._rows([pa.array(groups), *columns])
 
-    def encode(self, rows: pa.RecordBatch) -> list[tuple[bytes, bytes]]:
-        columns = self._columns.check(rows)
+    def _encoded(self, columns: list[pa.Array]) -> list[tuple[bytes, bytes]]:
         keys = self._codec.encode_arrow(columns[0], columns[1:])
         self._in_order(keys)
         moved = sorted([key[:2] + key[-8:] + key[2:-8] for key in keys])

@@ -33,7 +33,7 @@ from strandline.types.scalars import FIXED_SCALARS
 SEED = 42
 _MASK = 0xFFFFFFFF
 _C1, _C2 = 0xCC9E2D51, 0x1B873593
-_LONG_DECIMAL_PRECISION = 18
+LONG_DECIMAL_PRECISION = 18
 _LONGS = (LongType, TimestampType, TimestampNTZType)
 
 Hash = Callable[[Any, int], int]
@@ -42,7 +42,7 @@ Hash = Callable[[Any, int], int]
 
 def spark_hash(values: Sequence[Any], types: Sequence[DataType]) -> int:
     """Return what Spark's `hash(columns…)` gives: a signed 32-bit integer. Values are in their Python forms."""
-    found = _chain(values, map(_hasher, types), SEED)
+    found = _chain(values, map(hasher, types), SEED)
     return found - (1 << 32) if found & 0x80000000 else found
 
 
@@ -51,7 +51,8 @@ def key_group(values: Sequence[Any], types: Sequence[DataType], max_parallelism:
     return KeyGroup(spark_hash(values, types) % max_parallelism)
 
 
-def _hasher(kind: DataType) -> Hash:
+def hasher(kind: DataType) -> Hash:
+    """Return the hash of one value of a type."""
     if isinstance(kind, StringType):
         return lambda value, seed: _hash_bytes(value.encode(), seed)
     if isinstance(kind, BinaryType):
@@ -61,13 +62,13 @@ def _hasher(kind: DataType) -> Hash:
     if isinstance(kind, DecimalType):
         return _decimal_hasher(kind)
     if isinstance(kind, ArrayType):
-        element = _hasher(kind.element)
+        element = hasher(kind.element)
         return lambda value, seed: _chain(value, [element] * len(value), seed)
     if isinstance(kind, MapType):
-        pair = [_hasher(kind.key), _hasher(kind.value)]
+        pair = [hasher(kind.key), hasher(kind.value)]
         return lambda value, seed: _chain([p for item in value.items() for p in item], pair * len(value), seed)
     if isinstance(kind, StructType):
-        fields = [_hasher(field.type) for field in kind.fields]
+        fields = [hasher(field.type) for field in kind.fields]
         return lambda value, seed: _chain(value, fields, seed)
     number = FIXED_SCALARS[kind].to_number or (int if isinstance(kind, BooleanType) else None)
     words = _hash_long if isinstance(kind, _LONGS) else _hash_int
@@ -83,7 +84,7 @@ def _chain(values: Sequence[Any], hashers: Iterable[Hash], seed: int) -> int:
 
 def _decimal_hasher(kind: DecimalType) -> Hash:
     digits = unscaled(kind.scale)
-    if kind.precision <= _LONG_DECIMAL_PRECISION:
+    if kind.precision <= LONG_DECIMAL_PRECISION:
         return lambda value, seed: _hash_long(digits(value), seed)
 
     def hash_large(value: Any, seed: int) -> int:
