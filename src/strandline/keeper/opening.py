@@ -22,6 +22,7 @@ from strandline.keeper.paths import drop_copies, local_copy
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
+from strandline.runtime.state.moving import move_states
 from strandline.runtime.task.task import Task
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
@@ -95,6 +96,7 @@ def open_task(program: Program, process: Process, partition: Partition, database
     """Bind a partition's function to a backend in a directory that is empty or holds a snapshot's files."""
     backend = open_backend(program, process, database)
     try:
+        move_states(backend, program, process)
         return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
     except BaseException:
         # Whoever asks again finds the database free, and hears the same error.

@@ -7,7 +7,7 @@ import logging
 import math
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +167,8 @@ class Starting:
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
+            upgrade = check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
+            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
@@ -190,8 +191,8 @@ class Starting:
         b = self._b
         restore = None
         if manifest is not None:
-            parts = [part for stored in manifest.operators if stored.uid == operator.uid for part in stored.partitions]
-            files = {part.index: part.files for part in parts}
+            stored = operator.migration.stored
+            files = {part.index: part.files for part in stored.partitions} if stored else {}
             restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
         return operator.program(
             job=b.name,
