@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msgspec import UNSET, structs
-
 from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
@@ -57,12 +55,7 @@ class Operator:
     @property
     def states(self) -> list[StateInfo]:
         """The declared states, with the schemas that their values are, or may be, stored with."""
-        return [
-            structs.replace(info, schema_id=known.schema_id, older=known.older or UNSET)
-            if (known := self.migration.schemas.get(info.name))
-            else info
-            for info in state_infos(self.node.process)
-        ]
+        return self.migration.infos(state_infos(self.node.process))
 
     def info(self, backend: str) -> OperatorInfo:
         """Return what manifests say of it, with no partitions yet."""

@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from msgspec import UNSET, structs
+
 from strandline.api.states import State
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo, StateInfo
@@ -43,6 +45,16 @@ class Migration:
     """By state of the program: what it is called in the snapshot, where that is something else."""
     dropped: Sequence[str] = ()
     """States of the snapshot that are to be forgotten."""
+
+    def infos(self, declared: Sequence[StateInfo]) -> list[StateInfo]:
+        """Return what manifests say of declared states: also how their values are, or may be, stored."""
+        found = []
+        for info in declared:
+            known = self.schemas.get(info.name)
+            if known is not None:
+                info = structs.replace(info, schema_id=known.schema_id, older=known.older or UNSET)
+            found.append(info)
+        return found
 
 
 @dataclass(frozen=True)
