@@ -190,14 +190,16 @@ class _Planner:
         """Note what becomes of a stored state; return its schemas. Without hints, its type stays what it is."""
         schemas, details, reasons = Schemas.of(before), tuple[str, ...](), _differences(before, now)
         if before.value_type != now.value_type:
-            if reasons or hints is None:
-                reasons.append(_said("type", now.name, now.value_type, before.value_type))
-            else:
-                try:
+            said = _said("type", now.name, now.value_type, before.value_type)
+            try:
+                if reasons:
+                    reasons.append(said)
+                elif hints is None:
+                    reasons.append(f"{said}: agg() can neither be given more aggregates nor be left with fewer")
+                else:
                     schemas, details = _changed(schemas, before, now, hints)
-                except ConfigurationError as error:
-                    said = _said("type", now.name, now.value_type, before.value_type)
-                    reasons.append(f"{said}: {error.message}")
+            except ConfigurationError as error:
+                reasons.append(f"{said}: {error.message}")
         was = "" if before.name == now.name else before.name
         if reasons:
             self._refusals += [f"operator '{uid}': {reason}" for reason in reasons]
