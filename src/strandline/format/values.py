@@ -161,18 +161,23 @@ class ValueCodec:
         at: dict[int, list[int]] = {}
         for position, item in enumerate(data):
             at.setdefault(item[1] if len(item) >= _HEADER_BYTES else self.schema_id, []).append(position)
+        if len(at) == 1:
+            (schema_id,) = at
+            return self._decode_written_with(schema_id, data)
         found: list[Any] = [None] * len(data)
         for schema_id, positions in at.items():
-            some = [data[position] for position in positions]
-            if schema_id in self._older:
-                codec, convert = self._older[schema_id]
-                values = codec.decode_many(some)
-                values = values if convert is None else list(map(convert, values))
-            else:
-                values = (len(at) > 1 and self._try_at_once(some)) or list(map(self.decode, some))
+            values = self._decode_written_with(schema_id, [data[position] for position in positions])
             for position, value in zip(positions, values, strict=True):
                 found[position] = value
         return found
+
+    def _decode_written_with(self, schema_id: int, data: Sequence[bytes]) -> list[Any]:
+        if schema_id not in self._older:
+            values = self._try_at_once(data)
+            return list(map(self.decode, data)) if values is None else values
+        codec, convert = self._older[schema_id]
+        values = codec.decode_many(data)
+        return values if convert is None else list(map(convert, values))
 
     def _packed_decode(self, data: bytes) -> Any:
         if data[:_HEADER_BYTES] != self._head:
