@@ -69,12 +69,11 @@ class ValueCodec:
         self._plain_class = plain_class(kind)
         self._unpack = msgspec.msgpack.Decoder(self._plain_class).decode
         self._unpack_many = msgspec.msgpack.Decoder(list).decode
-        self.encode = self._guard_encode(self._layout.encoder() if self._layout else self._packed_encoder())
-        self.decode = self._guard_decode(self._layout.decoder(self._usual) if self._layout else self._packed_decode)
         self._older = {id: (ValueCodec(was, id), convert) for id, (was, convert) in (older or {}).items()}
-        if self._older:
-            # Only then: a look at each header costs what all others should not pay.
-            self.decode = self._decoding_older(self.decode)
+        self.encode = self._guard_encode(self._layout.encoder() if self._layout else self._packed_encoder())
+        decode = self._layout.decoder(self._usual) if self._layout else self._packed_decode
+        # Where nothing is older, nobody looks whether a value is.
+        self.decode = self._guard_decode(self._decoding_older(decode) if self._older else decode)
 
     def coerce(self, value: Any) -> Any:
         """Return a user's value checked and in its one form, sharing nothing mutable with it; raise StateTypeError."""
@@ -144,13 +143,12 @@ class ValueCodec:
         return plain if self._from_plain is None else list(map(self._from_plain, plain))
 
     def _decoding_older(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        older = self._older
+        older, newest = self._older, self.schema_id
 
         def decode_any(data: bytes) -> Any:
-            found = older.get(data[1]) if len(data) >= _HEADER_BYTES else None
-            if found is None:
+            if data[1] == newest or data[1] not in older:
                 return decode(data)
-            codec, convert = found
+            codec, convert = older[data[1]]
             value = codec.decode(data)
             return value if convert is None else convert(value)
 
