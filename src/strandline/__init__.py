@@ -13,6 +13,7 @@ from strandline.api.config import Checkpoints, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
+from strandline.api.uids import uid
 from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import Settings
@@ -66,6 +67,7 @@ __all__ = [  # noqa: RUF022
     "sinks",
     "spark_settings",
     "stream",
+    "uid",
 ]
 
 _LAZY = {

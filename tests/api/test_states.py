@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from strandline.api.config import Checkpoints, Restart
+from strandline.api.joins import Broadcast
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
+from strandline.api.uids import uid
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import StateInfo
 from strandline.plan.checks import check_process
@@ -56,6 +58,14 @@ def test_what_stands_in_a_manifest() -> None:
         (lambda: Value(int), "Value: its type is <class 'int'>"),
         (lambda: Map("string", ""), "Map: its type is ''"),
         (lambda: Map(str, "int"), "Map: its key type is <class 'str'>"),
+        (lambda: Value("int", was=""), "Value: was is '', expected the attribute"),
+        (lambda: List("int", was=5), "List: was is 5"),
+        (lambda: Map("int", "int", renamed="a"), "Map: renamed is 'a', expected a dict by fields' paths"),
+        (lambda: Reducing("int", max, renamed={"a": 1}), "Reducing: renamed is {'a': 1}"),
+        (lambda: Broadcast("int", "int", fill=[("a", 1)]), "Broadcast: fill is [('a', 1)]"),
+        (lambda: uid("", was="old"), "uid: its name is ''"),
+        (lambda: uid("new", was=""), "uid: was is ''"),
+        (lambda: uid("same", was="same"), "uid: 'same' was called 'same' before"),
     ],
 )
 def test_a_declaration_without_a_type_is_refused_at_once(make: Any, said: str) -> None:
@@ -79,6 +89,13 @@ class Custom(State):
         (KeyedProcess, Custom("int"), "state 'it' of P is a Custom, not a state that this release knows"),
         (KeyedProcess, Value("int", default="x"), "state 'it' of P: "),
         (KeyedProcess, Value("int", default=1 << 40), "state 'it' of P: "),
+        (
+            KeyedProcess,
+            Value("struct<a: int>", renamed={"b": "c"}),
+            "state 'it' of P: renamed names 'b', and struct<a:int>",
+        ),
+        (KeyedProcess, List("struct<a: int>", fill={"a": "x"}), "state 'it' of P: fill does not fit struct<a:int>"),
+        (KeyedProcess, Value("int", was="it"), "state 'it' of P was 'it', and 'it' is declared too"),
         (KeyedBatchProcess, List("int"), "state 'it' of P is a List, but a KeyedBatchProcess can only have Value"),
     ],
 )
@@ -87,6 +104,25 @@ def test_a_state_that_cannot_work_is_refused_before_the_job_runs(base: type, sta
     with pytest.raises(ConfigurationError) as caught:
         state_infos(process)
     assert said in caught.value.message
+
+
+def test_two_states_cannot_have_been_one() -> None:
+    process = type("P", (KeyedProcess,), {"a": Value("int", was="x"), "b": Value("int", was="x")})()
+    with pytest.raises(ConfigurationError, match="state 'a' of P was 'x', and so was 'b'"):
+        state_infos(process)
+
+
+def test_what_a_declaration_says_of_before_costs_nothing_now() -> None:
+    hints: Any = {"was": "old", "renamed": {"b.c": "d"}, "fill": {"a": 1}}
+    process = type("P", (KeyedProcess,), {"it": Value("struct<a: bigint, b: struct<c: int>>", **hints)})()
+    (info,) = state_infos(process)
+    assert info == StateInfo(name="it", kind="value", value_type="struct<a:bigint,b:struct<c:int>>")
+    assert declared_states(process)["it"].was == "old"
+
+
+def test_a_misspelt_word_is_no_hint() -> None:
+    with pytest.raises(TypeError, match=r"Value\(\) got an unexpected keyword argument 'rename'"):
+        Value("int", rename={})  # type: ignore[call-arg]
 
 
 class BatchTimers(KeyedBatchProcess):

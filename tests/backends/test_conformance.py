@@ -301,3 +301,35 @@ def test_a_reader_gives_the_range_it_is_asked_for(lab: Lab) -> None:
         assert list(reader.scan("a", groups)) == wanted
     assert list(reader.scan("a", range(BROADCAST_GROUP, BROADCAST_GROUP + 1))) == WITHOUT_GROUP
     reader.close()
+
+
+# -- a state gets another name, or is given up
+
+
+def test_a_state_is_moved_and_forgotten_for_good(lab: Lab) -> None:
+    backend = lab.open(states=("a", "b", "old"))
+    backend.write({"old": numbered(3000), "b": numbered(10), "a": []})
+    files = backend.persist({}, lab.place())
+    moved = lab.restore(files, ("a", "new"))
+    moved.move("old", "new")
+    moved.forget("b")
+    moved.write({"new": [(numbered(1)[0][0], None), (b"\0\2", b"more")]})
+    expected = {**dict(numbered(3000)[1:]), b"\0\2": b"more"}
+    for _ in range(2):
+        assert contents(moved, "new") == expected
+        assert contents(moved, "a") == {}
+        for gone in ("old", "b"):
+            with pytest.raises(KeyError, match=gone):
+                moved.get_many(gone, [b"k"])
+        moved = lab.restore(moved.persist({}, lab.place()), ("a", "new"))
+    # Under a name that was given up, a state begins empty.
+    again = lab.restore(moved.persist({}, lab.place()), ("a", "b", "new", "old"))
+    assert contents(again, "b") == contents(again, "old") == {}
+
+
+def test_to_move_or_forget_what_is_not_there_does_nothing(lab: Lab) -> None:
+    backend = lab.open()
+    backend.write({"a": [(b"\0\1", b"v")]})
+    backend.move("missing", "a")
+    backend.forget("missing")
+    assert contents(backend, "a") == {b"\0\1": b"v"}

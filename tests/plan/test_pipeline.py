@@ -128,3 +128,23 @@ def test_each_sources_rows_are_counted_once() -> None:
     assert Pipeline([operator("one", a), operator("two", b), c]).counting == {"one", "two"}
     assert Pipeline([operator("one", a), operator("two", a)]).counting == {"one"}
     assert Pipeline([a]).counting == set()
+
+
+ONE_SOURCE = source()
+
+
+def renamed(uid: str, was: str) -> OperatorNode:
+    return OperatorNode(LOOK, ONE_SOURCE, uid=uid, was=was, name=f"the {uid}")
+
+
+def test_state_under_one_uid_goes_to_one_operator() -> None:
+    assert len(Pipeline([renamed("a", "x"), renamed("b", "y"), renamed("c", "")]).operators) == 3
+    with pytest.raises(sl.errors.ConfigurationError, match=r"'b' was 'a', and so is 'a' \(the a\)"):
+        Pipeline([renamed("a", ""), renamed("b", "a")])
+    with pytest.raises(sl.errors.ConfigurationError, match=r"'a' was 'x', and so was 'b' \(the b\)"):
+        Pipeline([renamed("a", "x"), renamed("b", "x")])
+
+
+def test_max_parallelism_is_found_under_the_old_uid() -> None:
+    (settled,) = Pipeline([renamed("b", "a")]).settle(2, {"a": 64})
+    assert (settled.uid, settled.was, settled.max_parallelism) == ("b", "a", 64)

@@ -20,6 +20,7 @@ from strandline.core.ids import Epoch, Partition
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, pickle_process, state_infos
 from strandline.runtime.rowlayout import RowLayout
+from strandline.runtime.state.moving import move_states
 from strandline.runtime.state.store import Frozen
 from strandline.runtime.task.task import EpochTimes, Task
 from strandline.types.columns import arrow_schema, from_python
@@ -255,6 +256,7 @@ class Bench:
             limit = self.program.limit_bytes if inline else None
             self.backend = HeapBackend(directory, states, inline=inline, limit_bytes=limit)
         self._backends.append(self.backend)
+        move_states(self.backend, self.program, process)
         self.process = process
         self.task = Task(self.program, process, self.number, self.backend, self.cache_bytes)
         self.partition = OperatorPartition(self.task, Epoch(self.epoch))

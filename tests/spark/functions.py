@@ -42,6 +42,17 @@ class CountText(sl.KeyedProcess):
         yield (ctx.key, int(self.seen.value))
 
 
+class CountMore(sl.KeyedProcess):
+    """Count, with the state of Count under another name and of a wider type."""
+
+    count = sl.Value("decimal(20,0)", default=0, was="seen")
+    last = sl.Value("string")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.count.value += 1
+        yield (ctx.key, int(self.count.value))
+
+
 class CountList(sl.KeyedProcess):
     """Count, with a state of the same name and another kind."""
 

@@ -31,7 +31,8 @@ def declared(ttl: sl.TTL | None) -> list[StateInfo]:
 def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
-    check_compatible(made([stored]), [SimpleNamespace(**operator, states=now)], [], [])  # type: ignore[list-item]
+    program: Any = SimpleNamespace(**operator, states=now, was="", declared={})
+    check_compatible(made([stored]), [program], [], [])
 
 
 def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Manifest:
@@ -122,8 +123,9 @@ def test_windows_that_may_be_cut_otherwise() -> None:
 
 
 def test_a_state_with_a_ttl_may_not_vanish() -> None:
-    with pytest.raises(IncompatibleStateError, match="the state 'seen' is not declared any more"):
+    with pytest.raises(IncompatibleStateError, match="the state 'seen' is not declared any more") as caught:
         go_on(declared(sl.TTL("1h")), [])
+    assert 'write drop=["op.seen"]; else run the program that made it' in str(caught.value)
 
 
 @pytest.mark.parametrize(

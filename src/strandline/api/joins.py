@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from strandline.api.process import Context, KeyedProcess
-from strandline.api.states import Declaration, MapState
+from strandline.api.states import Before, Declaration, MapState
 
 
 class KeyedCoProcess(KeyedProcess):
@@ -47,8 +47,8 @@ class Broadcast(Declaration[MapState]):
     kind = "broadcast"
     change = "self.{0}[key] = … in on_broadcast"
 
-    def __init__(self, key: str, value: str) -> None:
-        super().__init__(value, key)
+    def __init__(self, key: str, value: str, **before: Unpack[Before]) -> None:
+        super().__init__(value, key, **before)
 
 
 class KeyedBroadcastProcess(KeyedProcess):

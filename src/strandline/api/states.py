@@ -6,12 +6,13 @@ state of the current key; the Protocols here say what the handles can do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypedDict, TypeVar, Unpack
 
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
+from strandline.types.evolution import Hints
 
 if TYPE_CHECKING:
     import numpy as np
@@ -160,6 +161,20 @@ class TTL:
         return parse_duration_ms(self.duration, "TTL: its duration")
 
 
+class Before(TypedDict, total=False):
+    """What a declaration may say about what is stored already, as an older version of the program declared it.
+
+    Paths are those of the present type: `price`, `address.city`, `items[].price`, `prices{}.net`.
+    """
+
+    was: str
+    """The attribute that the state was declared as."""
+    renamed: Mapping[str, str]
+    """By path: what a field was called, in the same struct."""
+    fill: Mapping[str, Any]
+    """By path: what a field that is new has in values that are stored without it; else null."""
+
+
 class State:
     """Root of all declarations."""
 
@@ -167,7 +182,7 @@ class State:
     change: ClassVar[str]
     """How its handle is told a new value, for people who assign to the attribute."""
 
-    def __init__(self, value_type: str, key_type: str = "", ttl: TTL | None = None) -> None:
+    def __init__(self, value_type: str, key_type: str = "", ttl: TTL | None = None, **before: Unpack[Before]) -> None:
         for what, text in (("type", value_type), ("key type", key_type or "int")):
             if not isinstance(text, str) or not text.strip():
                 raise ConfigurationError(
@@ -182,9 +197,31 @@ class State:
         self.key_type = key_type
         self.ttl = ttl
         self.name = ""
+        self._check_before(before)
+        self.was = before.get("was", "")
+        self.hints = Hints(before.get("renamed", {}), before.get("fill", {}))
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+
+    def _check_before(self, before: Before) -> None:
+        kind = type(self).__name__
+        unknown = sorted(set(before) - Before.__annotations__.keys())
+        if unknown:
+            raise TypeError(f"{kind}() got an unexpected keyword argument '{unknown[0]}'")
+        was = before.get("was", "unsaid")
+        if not isinstance(was, str) or not was.strip():
+            raise ConfigurationError(
+                f"{kind}: was is {was!r}, expected the attribute that the state was declared as",
+                hint='write it like was="seen"',
+            )
+        for what, example in (("renamed", '{"city": "town"}'), ("fill", '{"city": "unknown"}')):
+            given: Any = before.get(what, {})
+            texts = [*given, *(given.values() if what == "renamed" else ())] if isinstance(given, Mapping) else [None]
+            if not all(isinstance(text, str) and text for text in texts):
+                raise ConfigurationError(
+                    f"{kind}: {what} is {given!r}, expected a dict by fields' paths", hint=f"write {what}={example}"
+                )
 
     def assigned(self, value: Any) -> UserCodeError:
         """Return the error of a function that assigns to the attribute: that would replace the handle."""
@@ -216,8 +253,8 @@ class Value(Declaration[ValueState]):
     kind = "value"
     change = "self.{0}.value = …, or self.{0}.put_many(keys, …) in a KeyedBatchProcess"
 
-    def __init__(self, type: str, *, default: Any = None, ttl: TTL | None = None) -> None:
-        super().__init__(type, ttl=ttl)
+    def __init__(self, type: str, *, default: Any = None, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+        super().__init__(type, ttl=ttl, **before)
         self.default = default
 
 
@@ -231,8 +268,8 @@ class List(Declaration[ListState]):
     kind = "list"
     change = "self.{0}.set(…), or self.{0}.append(…)"
 
-    def __init__(self, type: str, *, ttl: TTL | None = None) -> None:
-        super().__init__(type, ttl=ttl)
+    def __init__(self, type: str, *, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+        super().__init__(type, ttl=ttl, **before)
 
 
 class Map(Declaration[MapState]):
@@ -245,8 +282,8 @@ class Map(Declaration[MapState]):
     kind = "map"
     change = "self.{0}[key] = …"
 
-    def __init__(self, key: str, value: str, *, ttl: TTL | None = None) -> None:
-        super().__init__(value, key, ttl)
+    def __init__(self, key: str, value: str, *, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+        super().__init__(value, key, ttl, **before)
 
 
 class Reducing(Declaration[ReducingState]):
@@ -259,8 +296,10 @@ class Reducing(Declaration[ReducingState]):
     kind = "reducing"
     change = "self.{0}.add(…), or self.{0}.value = …"
 
-    def __init__(self, type: str, reduce: Callable[[Any, Any], Any], *, ttl: TTL | None = None) -> None:
-        super().__init__(type, ttl=ttl)
+    def __init__(
+        self, type: str, reduce: Callable[[Any, Any], Any], *, ttl: TTL | None = None, **before: Unpack[Before]
+    ) -> None:
+        super().__init__(type, ttl=ttl, **before)
         self.reduce = reduce
 
 
@@ -283,8 +322,9 @@ class Aggregating(Declaration[AggregatingState]):
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = lambda accumulator: accumulator,
         ttl: TTL | None = None,
+        **before: Unpack[Before],
     ) -> None:
-        super().__init__(type, ttl=ttl)
+        super().__init__(type, ttl=ttl, **before)
         self.create = create
         self.add = add
         self.result = result

@@ -94,6 +94,17 @@ class Backend(Protocol):
         """Take in another snapshot's entries, in key order, of key groups that are not here. Before any other use."""
         ...
 
+    def move(self, state: str, to: str) -> None:
+        """Give all entries of a state to another, which has none, and forget it; nothing if it is not there.
+
+        After opening, before anything is read or written.
+        """
+        ...
+
+    def forget(self, state: str) -> None:
+        """Delete a state with all of its entries; nothing if it is not there. After opening, like `move`."""
+        ...
+
     def metrics(self) -> dict[str, int]:
         """Return sizes and counts for people to look at; names end in their unit."""
         ...

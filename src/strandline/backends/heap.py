@@ -109,6 +109,16 @@ class HeapBackend:
             yield state, entries
         self._encoded_bytes = size_bytes
 
+    def move(self, state: str, to: str) -> None:
+        if state in self._kept:
+            self._entries(to).update(self._entries(state))
+            del self._kept[state]
+
+    def forget(self, state: str) -> None:
+        if state in self._kept:
+            self._kept_bytes -= _size(self._entries(state))
+            del self._kept[state]
+
     def metrics(self) -> dict[str, int]:
         """Return the entries and bytes held here, and the state's encoded size when it was last measured."""
         return {

@@ -262,6 +262,21 @@ class RocksDBBackend:
         path.unlink()
         return None
 
+    def move(self, state: str, to: str) -> None:
+        """Copy: RocksDB's column families keep their names for life."""
+        if state in self._families:
+            self.write({to: self.scan(state)})
+            self.forget(state)
+
+    def forget(self, state: str) -> None:
+        family = self._families.pop(state, None)
+        if family is not None:
+            self._forget_walks()
+            del self._handles[state]
+            with self._translating:
+                family.close()
+                self._db.drop_column_family(state)
+
     def metrics(self) -> dict[str, int]:
         """Return memory in use, what is on disk, and what flushes and merges wrote since the backend was opened."""
         with self._translating:

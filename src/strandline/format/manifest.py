@@ -84,6 +84,16 @@ def _by(time: str) -> str:
     return " by the clock" if time == "processing" else ""
 
 
+class OlderSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A type that a state's values had, and how they become those of the next higher schema id."""
+
+    value_type: str
+    renamed: dict[str, str] = {}
+    """By path in the next type: what a field was called in this one."""
+    fill: dict[str, bytes] = {}
+    """By path in the next type: what a field has that this one lacks, encoded as a value of its type; else null."""
+
+
 class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A declared state: enough to read its bytes without the program."""
 
@@ -94,6 +104,9 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     key_type: str = ""
     """Spark DDL of a map's keys; empty for other kinds."""
     schema_id: int = 0
+    """What values of `value_type` are stored with."""
+    older: dict[int, OlderSchema] | msgspec.UnsetType = msgspec.UNSET
+    """By schema id: what values may still be stored with; left out when none are."""
     ttl: TTLInfo | msgspec.UnsetType = msgspec.UNSET
     """Left out for a state that does not expire."""
     windows: Windows | msgspec.UnsetType = msgspec.UNSET

@@ -7,7 +7,7 @@ values can be looked at without decoding them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from strandline.format.fixed import FixedLayout, is_fixed
 from strandline.types.coercion import MisfitError, coercion, shown
 from strandline.types.columns import build, conform, to_arrow_type
 from strandline.types.datatypes import DataType
-from strandline.types.plain import copier, from_plain, plain_class, same, to_plain
+from strandline.types.plain import Convert, copier, from_plain, plain_class, same, to_plain
 from strandline.types.plaincolumns import arrow_to_plain, plain_to_arrow
 
 _HAS_TTL = 1
@@ -32,6 +32,9 @@ MAX_SCHEMA_ID = 254
 _MAX_FIXINT = 127
 _AT_ONCE = 2048
 
+Older = Mapping[int, tuple[DataType, Convert | None]]
+"""By schema id: the type of values that were written before, and how they become values of today's."""
+
 _DOES_NOT_FIT = (TypeError, ValueError, ArithmeticError, AttributeError, struct.error, msgspec.MsgspecError)
 _IS_DAMAGED = (TypeError, ValueError, ArithmeticError, struct.error, msgspec.MsgspecError, IndexError)
 
@@ -40,7 +43,8 @@ class ValueCodec:
     """Encodes and decodes the values of one type, never None: that means "no value" and is the callers'.
 
     `encode` and `encode_many` take what `coerce` returns, or values whose type is `exact`; they raise StateTypeError
-    for what is out of range. Decoding raises CorruptionError for bytes that are no value of this type and schema id.
+    for what is out of range. Decoding raises CorruptionError for bytes that are no value of this type and schema id,
+    nor of an older one: those are read through their own type, and become what `older` makes of them.
     """
 
     encode: Callable[[Any], bytes]
@@ -48,7 +52,7 @@ class ValueCodec:
     copy: Callable[[Any], Any]
     """Deep copy of what is mutable in a value, so that nobody can change what a cache holds."""
 
-    def __init__(self, kind: DataType, schema_id: int = 0) -> None:
+    def __init__(self, kind: DataType, schema_id: int = 0, older: Older | None = None) -> None:
         if not 0 <= schema_id <= MAX_SCHEMA_ID:
             raise ConfigurationError(f"the schema id is {schema_id}, expected 0 to {MAX_SCHEMA_ID}")
         self.type = kind
@@ -67,8 +71,11 @@ class ValueCodec:
         self._plain_class = plain_class(kind)
         self._unpack = msgspec.msgpack.Decoder(self._plain_class).decode
         self._unpack_many = msgspec.msgpack.Decoder(list).decode
+        self._older = {id: (ValueCodec(was, id), convert) for id, (was, convert) in (older or {}).items()}
         self.encode = self._guard_encode(self._layout.encoder() if self._layout else self._packed_encoder())
-        self.decode = self._guard_decode(self._layout.decoder(self._usual) if self._layout else self._packed_decode)
+        decode = self._layout.decoder(self._usual) if self._layout else self._packed_decode
+        # Where nothing is older, nobody looks whether a value is.
+        self.decode = self._guard_decode(self._decoding_older(decode) if self._older else decode)
 
     def coerce(self, value: Any) -> Any:
         """Return a user's value checked and in its one form, sharing nothing mutable with it; raise StateTypeError."""
@@ -94,12 +101,9 @@ class ValueCodec:
     def decode_many(self, data: Sequence[bytes | None]) -> list[Any]:
         """Decode values, in order; None stays None."""
         present: Any = [item for item in data if item is not None] if None in data else data
-        try:
-            found = self._decode_at_once(present)
-        except _IS_DAMAGED:
-            found = None
+        found = self._try_at_once(present)
         if found is None:
-            found = list(map(self.decode, present))
+            found = self._decode_mixed(present) if self._older else list(map(self.decode, present))
         if present is data:
             return found
         each = iter(found)
@@ -142,6 +146,12 @@ class ValueCodec:
 
     # -- decoding
 
+    def _try_at_once(self, data: Sequence[bytes]) -> list[Any] | None:
+        try:
+            return self._decode_at_once(data)
+        except _IS_DAMAGED:
+            return None
+
     def _decode_at_once(self, data: Sequence[bytes]) -> list[Any] | None:
         """Decode values at once; None if they must be looked at one by one."""
         if self._layout is not None:
@@ -161,6 +171,41 @@ class ValueCodec:
             return None
         return plain
 
+    def _decoding_older(self, decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        older, newest = self._older, self.schema_id
+
+        def decode_any(data: bytes) -> Any:
+            if data[1] == newest or data[1] not in older:
+                return decode(data)
+            codec, convert = older[data[1]]
+            value = codec.decode(data)
+            return value if convert is None else convert(value)
+
+        return decode_any
+
+    def _decode_mixed(self, data: Sequence[bytes]) -> list[Any]:
+        """Decode values of several schemas: those of each at once."""
+        at: dict[int, list[int]] = {}
+        for position, item in enumerate(data):
+            at.setdefault(item[1] if len(item) >= _HEADER_BYTES else self.schema_id, []).append(position)
+        if len(at) == 1:
+            (schema_id,) = at
+            return self._decode_written_with(schema_id, data)
+        found: list[Any] = [None] * len(data)
+        for schema_id, positions in at.items():
+            values = self._decode_written_with(schema_id, [data[position] for position in positions])
+            for position, value in zip(positions, values, strict=True):
+                found[position] = value
+        return found
+
+    def _decode_written_with(self, schema_id: int, data: Sequence[bytes]) -> list[Any]:
+        if schema_id not in self._older:
+            values = self._try_at_once(data)
+            return list(map(self.decode, data)) if values is None else values
+        codec, convert = self._older[schema_id]
+        values = codec.decode_many(data)
+        return values if convert is None else list(map(convert, values))
+
     def _packed_decode(self, data: bytes) -> Any:
         if data[:_HEADER_BYTES] != self._head:
             data = self._usual(data)
@@ -178,8 +223,9 @@ class ValueCodec:
                 hint="it was written by a newer release, or damaged",
             )
         if schema_id != self.schema_id:
+            known = " or ".join(map(str, (self.schema_id, *self._older)))
             raise CorruptionError(
-                f"a stored {self.type.ddl} has the schema id {schema_id}, expected {self.schema_id}",
+                f"a stored {self.type.ddl} has the schema id {schema_id}, expected {known}",
                 hint="it was written by a program with another schema for this state, or damaged",
             )
         return self._head + data[_HEADER_BYTES + (_TTL_BYTES if flags & _HAS_TTL else 0) :]

@@ -22,6 +22,7 @@ from strandline.keeper.restoring import Restoring
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
+from strandline.runtime.state.moving import move_states
 from strandline.runtime.task.task import Task
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
@@ -100,6 +101,7 @@ def open_task(
     try:
         if restoring is not None:
             restoring.fill(backend, [info.name for info in state_infos(process)], database)
+        move_states(backend, program, process)
         return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
     except BaseException:
         # Whoever asks again finds the database free, and hears the same error.

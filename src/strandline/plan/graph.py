@@ -153,6 +153,8 @@ class OperatorNode(Node):
     """A keyed operator. Its columns are the main output's; if it has sides, the nodes that follow tell them apart."""
 
     uid: str = ""
+    was: str = ""
+    """The uid that it had before, if it is said to have had another."""
     name: str = ""
     keys: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()

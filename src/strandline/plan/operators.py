@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
@@ -112,7 +113,8 @@ def make_operator(parent: Node, uid: str, output: str, **said: Any) -> OperatorN
     return OperatorNode(
         Columns.of(output, hidden),
         parent,
-        uid=uid,
+        uid=str(uid),
+        was=uid.was if isinstance(uid, Uid) else "",
         input_schema=parent.columns.schema(f"operator '{uid}'").ddl,
         output_schema=output,
         **said,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
 from strandline.plan.operators import movers_of
+from strandline.plan.upgrade import Migration
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
@@ -26,11 +28,23 @@ class Operator:
     max_parallelism: int
     is_measured: bool = False
     """Whether its events come straight from a watermark, so that their times are what moves it."""
+    migration: Migration = field(default_factory=Migration)
+    """How it goes on from what is stored."""
 
     @property
     def uid(self) -> str:
         """The operator's uid."""
         return self.node.uid
+
+    @property
+    def was(self) -> str:
+        """The uid that it had before, if it is said to have had another."""
+        return self.node.was
+
+    @property
+    def declared(self) -> Mapping[str, State]:
+        """The declarations of its states, by name."""
+        return declared_states(self.node.process)
 
     @property
     def key_schema(self) -> str:
@@ -40,8 +54,8 @@ class Operator:
 
     @property
     def states(self) -> list[StateInfo]:
-        """The declared states."""
-        return state_infos(self.node.process)
+        """The declared states, with the schemas that their values are, or may be, stored with."""
+        return self.migration.infos(state_infos(self.node.process))
 
     def info(self, backend: str) -> OperatorInfo:
         """Return what manifests say of it, with no partitions yet."""
@@ -64,6 +78,9 @@ class Operator:
             layout=node.layout,
             measured=self.is_measured,
             broadcast_order=list(node.broadcast_order or ()),
+            schemas=dict(self.migration.schemas),
+            was=dict(self.migration.was),
+            dropped=list(self.migration.dropped),
             parallelism=self.parallelism,
             max_parallelism=self.max_parallelism,
             **run,
@@ -100,7 +117,8 @@ class Pipeline:
         """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
         settled = []
         for node in self.operators:
-            most = node.max_parallelism or stored.get(node.uid) or default_max_parallelism(parallelism)
+            known = stored.get(node.uid) or stored.get(node.was)
+            most = node.max_parallelism or known or default_max_parallelism(parallelism)
             check_parallelism(node.uid, parallelism, most)
             settled.append(Operator(node, parallelism, most, node.uid in self.measuring))
         return settled
@@ -152,6 +170,15 @@ class Pipeline:
                 f"the uid '{twice[0]}' is used by {counted[twice[0]]} operators ({names})",
                 hint="give each operator a uid of its own: its state is found by it",
             )
+        heirs = Counter(node.was for node in self.operators if node.was)
+        for node in self.operators:
+            if node.was in counted or heirs[node.was] > 1:
+                other = next(o for o in self.operators if o is not node and node.was in (o.uid, o.was))
+                raise ConfigurationError(
+                    f"the operator '{node.uid}' was '{node.was}', and so {'is' if node.was in counted else 'was'} "
+                    f"'{other.uid}' ({other.name})",
+                    hint="the state that is stored under one uid goes to one operator: leave was= out of the other",
+                )
 
     def _check_late(self) -> None:
         uids = {node.uid for node in self.operators}

@@ -24,6 +24,7 @@ from strandline.format.manifest import (
     StateInfo,
     TTLInfo,
 )
+from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.rowlayout import RowLayout
@@ -120,6 +121,12 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of the broadcast stream that say in which order the rules of an epoch apply."""
     sides: dict[str, str] = {}
     """DDL of the side outputs, by name."""
+    schemas: dict[str, Schemas] = {}
+    """By state whose type was changed: what values may be stored with beside the declared type."""
+    was: dict[str, str] = {}
+    """By state: what it is called in what is restored, where that is something else."""
+    dropped: list[str] = []
+    """States in what is restored that are to be forgotten."""
     python_path: list[str] = []
     """The driver's: modules that lie beside the main script are found on the same machine."""
 
@@ -173,6 +180,18 @@ def state_infos(process: Process) -> list[StateInfo]:
 def check_state(process: Process, name: str, state: State) -> None:
     """Refuse a declaration that cannot work, naming class and attribute."""
     where = f"state '{name}' of {type(process).__name__}"
+    declared = declared_states(process)
+    if state.was in declared:
+        raise ConfigurationError(
+            f"{where} was '{state.was}', and '{state.was}' is declared too",
+            hint="a state has one name: leave was= out, or give the other one another name",
+        )
+    rivals = [other for other, its in declared.items() if state.was and its.was == state.was]
+    if len(rivals) > 1:
+        raise ConfigurationError(
+            f"{where} was '{state.was}', and so was '{rivals[rivals[0] == name]}'",
+            hint="one state goes on from it, and the other begins empty: leave was= out there",
+        )
     if isinstance(process, KeyedBatchProcess) and not isinstance(state, Value):
         raise ConfigurationError(
             f"{where} is a {type(state).__name__}, but a KeyedBatchProcess can only have Value states",
@@ -192,5 +211,6 @@ def check_state(process: Process, name: str, state: State) -> None:
         default = getattr(state, "default", None)
         if default is not None:
             ValueCodec(value_type).coerce(default)
+        state.hints.checked(value_type)
     except (ConfigurationError, StateTypeError) as error:
         raise ConfigurationError(f"{where}: {error.message}", hint=error.hint) from None

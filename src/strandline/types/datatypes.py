@@ -186,7 +186,7 @@ class Field:
     @property
     def ddl(self) -> str:
         """The field as it stands inside struct<…>."""
-        return f"{_quoted(self.name)}:{self.type.ddl}"
+        return f"{quoted(self.name)}:{self.type.ddl}"
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class StructType(DataType):
         return any(field.type.contains_map() for field in self.fields)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """Return a column or field name as DDL needs it."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 

@@ -35,10 +35,10 @@ def to_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
         digits = unscaled(kind.scale)
         return lambda value: str(digits(value))
     if isinstance(kind, ArrayType):
-        each = _each(to_plain(kind.element, hashable=hashable))
+        each = each_element(to_plain(kind.element, hashable=hashable))
         return each if each is None or not hashable else lambda elements: tuple(each(elements))
     if isinstance(kind, MapType):
-        return _entry_by_entry(to_plain(kind.key, hashable=True), to_plain(kind.value))
+        return entry_by_entry(to_plain(kind.key, hashable=True), to_plain(kind.value))
     if isinstance(kind, StructType):
         parts = [to_plain(field.type, hashable=hashable) for field in kind.fields]
         return part_by_part(parts, same) if any(parts) else None
@@ -51,12 +51,12 @@ def from_plain(kind: DataType, *, hashable: bool = False) -> Convert | None:
     if isinstance(kind, DecimalType):
         return scaled(kind.scale)
     if isinstance(kind, ArrayType):
-        each = _each(from_plain(kind.element, hashable=hashable))
+        each = each_element(from_plain(kind.element, hashable=hashable))
         if not hashable:
             return each
         return tuple if each is None else lambda elements: tuple(each(elements))
     if isinstance(kind, MapType):
-        return _entry_by_entry(from_plain(kind.key, hashable=True), from_plain(kind.value))
+        return entry_by_entry(from_plain(kind.key, hashable=True), from_plain(kind.value))
     if isinstance(kind, StructType):
         return _struct_from_plain(kind, hashable)
     scalar = FIXED_SCALARS.get(kind)
@@ -89,9 +89,9 @@ def plain_class(kind: DataType) -> type[Any]:
 def copier(kind: DataType) -> Convert | None:
     """Return the deep copy of what is mutable in a value; None if nothing is."""
     if isinstance(kind, ArrayType):
-        return _each(copier(kind.element)) or list
+        return each_element(copier(kind.element)) or list
     if isinstance(kind, MapType):
-        return _entry_by_entry(None, copier(kind.value)) or dict
+        return entry_by_entry(None, copier(kind.value)) or dict
     if isinstance(kind, StructType):
         parts = [copier(field.type) for field in kind.fields]
         return part_by_part(parts, record_type(kind.names)._make) if any(parts) else None
@@ -114,11 +114,13 @@ def part_by_part(converts: Sequence[Convert | None], make: Convert) -> Convert:
     return made
 
 
-def _each(one: Convert | None) -> Convert | None:
+def each_element(one: Convert | None) -> Convert | None:
+    """Return the function that converts each element of an array that is not null; None for None."""
     return None if one is None else lambda elements: [None if v is None else one(v) for v in elements]
 
 
-def _entry_by_entry(key: Convert | None, value: Convert | None) -> Convert | None:
+def entry_by_entry(key: Convert | None, value: Convert | None) -> Convert | None:
+    """Return the function that converts the keys and the values of a map; None if both are None."""
     if key is None and value is None:
         return None
     one_key, one_value = key or same, value or same

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from strandline.api.joins import Broadcast
 from strandline.api.states import List, Map, State
 from strandline.backends.base import Backend
 from strandline.format.keys import KeyCodec
+from strandline.format.schemas import Schemas
 from strandline.format.values import ExpiringCodec, ValueCodec
 from strandline.runtime.state.broadcast import Broadcasts
 from strandline.runtime.state.columnar import VectorValueHandle
@@ -25,7 +27,7 @@ from strandline.runtime.state.ttl.handles import (
 )
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
-from strandline.types.datatypes import ArrayType, LongType, parse_type
+from strandline.types.datatypes import LongType, parse_type
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,14 @@ class Binder:
     broadcasts: Broadcasts | None
     cache_bytes: int
     vectorised: bool
+    schemas: Mapping[str, Schemas]
+    """By state, where its type was changed."""
 
     def bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
         """Return a state's table and its handle."""
         if isinstance(state, Broadcast):
             assert self.broadcasts is not None
-            return self.broadcasts.bind(name, state, self.backend, self.cache_bytes)
+            return self.broadcasts.bind(name, state, self._codec(name, state), self.backend, self.cache_bytes)
         kind: Any = self._bind_vector if self.vectorised else self._bind_value
         if isinstance(state, Map | List):
             kind = self._bind_map if isinstance(state, Map) else self._bind_list
@@ -57,7 +61,7 @@ class Binder:
         return table, wrapped(handle, state)
 
     def _bind_map(self, name: str, state: Map, life: Lifetime | None) -> tuple[MapTable, Any]:
-        sub, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
+        sub, values = KeyCodec([parse_type(state.key_type)]), self._codec(name, state)
         table = self._map_table(name, sub, values, life)
         if life is None:
             # A declaration of ours may have a handle of its own.
@@ -66,13 +70,14 @@ class Binder:
 
     def _bind_list(self, name: str, state: List, life: Lifetime | None) -> tuple[MapTable, Any]:
         element = parse_type(state.value_type)
-        table = self._map_table(name, KeyCodec([LongType()]), ValueCodec(ArrayType(element)), life)
+        chunks = self._schemas(name).codec_of_chunks(element)
+        table = self._map_table(name, KeyCodec([LongType()]), chunks, life)
         if life is None:
             return table, ListHandle(self.scope, table, ValueCodec(element), name)
         return table, ExpiringListHandle(self.scope, table, ValueCodec(element), name, life)
 
     def _bind_value(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
-        codec, default = ValueCodec(parse_type(state.value_type)), getattr(state, "default", None)
+        codec, default = self._codec(name, state), getattr(state, "default", None)
         stored = codec if life is None else ExpiringCodec(codec)
         encode, decode = self.keys.encode_many, self._decode_key
         table = ValueTable(name, self.backend, encode, stored.encode_many, decode, stored.decode_many, self.cache_bytes)
@@ -82,7 +87,7 @@ class Binder:
         return table, ExpiringValueHandle(self.scope, table, codec, name, default, life)
 
     def _bind_vector(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
-        codec, default = ValueCodec(parse_type(state.value_type)), getattr(state, "default", None)
+        codec, default = self._codec(name, state), getattr(state, "default", None)
         table = ValueTable(name, self.backend, list, list, bytes, list, self.cache_bytes)
         if life is None:
             return table, VectorValueHandle(self.scope, table, codec, name, default)
@@ -94,6 +99,12 @@ class Binder:
             name, self.backend, self.keys.encode, self.keys.decode, sub.encode_sub, sub.decode_sub, stored,
             self.cache_bytes,
         )  # fmt: skip
+
+    def _codec(self, name: str, state: State) -> ValueCodec:
+        return self._schemas(name).codec(parse_type(state.value_type))
+
+    def _schemas(self, name: str) -> Schemas:
+        return self.schemas.get(name, Schemas())
 
     def _decode_key(self, entry: bytes) -> Any:
         return self.keys.decode(entry)[0]

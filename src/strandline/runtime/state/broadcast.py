@@ -103,9 +103,11 @@ class Broadcasts:
         self._order = [(at, comparable(rule.fields[at].type)) for at in map(rule.names.index, order_by)]
         self._waiting: list[tuple[Any, Any, int | None]] = []
 
-    def bind(self, name: str, state: Broadcast, backend: Backend, cache_bytes: int) -> tuple[MapTable, MapHandle]:
+    def bind(
+        self, name: str, state: Broadcast, values: ValueCodec, backend: Backend, cache_bytes: int
+    ) -> tuple[MapTable, MapHandle]:
         """Return the table and the handle of a state."""
-        sub, values = KeyCodec([parse_type(state.key_type)]), ValueCodec(parse_type(state.value_type))
+        sub = KeyCodec([parse_type(state.key_type)])
         table = BroadcastTable(
             name,
             backend,

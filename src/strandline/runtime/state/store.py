@@ -126,6 +126,7 @@ class Store:
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys)
+        self._schemas = program.schemas
         own = process.bind(backend, groups, cache_bytes) if isinstance(process, ColumnarProcess) else ()
         bound = self._bind_states(cache_bytes)
         self._values = [table for table in bound if isinstance(table, ValueTable)]
@@ -253,7 +254,7 @@ class Store:
         states = declared_states(self._process)
         binder = Binder(
             self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
-            cache_bytes // max(1, len(states)), self._vectorised,
+            cache_bytes // max(1, len(states)), self._vectorised, self._schemas,
         )  # fmt: skip
         bound: list[StateTable[Any]] = []
         for name, state in states.items():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Sequence
 
 from strandline.checkpoint.start import Start
 from strandline.core.errors import IncompatibleStateError
 from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade, plan_upgrade
 
 
 def check_compatible(
@@ -15,18 +17,17 @@ def check_compatible(
     operators: Sequence[Operator],
     sinks: Sequence[str],
     sources: Sequence[str],
-) -> None:
-    """Raise IncompatibleStateError naming every difference."""
-    by_uid = {operator.uid: operator for operator in operators}
-    found: list[str] = []
-    for stored in manifest.operators:
-        operator = by_uid.get(stored.uid)
-        if operator is None:
-            found.append(
-                f"the program has no operator with uid '{stored.uid}', which has state; it has "
-                f"{', '.join(sorted(by_uid)) or 'none'}"
-            )
-        else:
+    drop: Collection[str] = (),
+) -> Upgrade:
+    """Return what becomes of what is stored; raise IncompatibleStateError naming all that stands against it.
+
+    `drop` names operators, as "uid", and states, as "uid.state", that may be lost.
+    """
+    upgrade = plan_upgrade(manifest.operators, operators, drop)
+    found = list(upgrade.refusals)
+    for operator in operators:
+        stored = upgrade.migrations[operator.uid].stored
+        if stored is not None:
             found += _differences(stored, operator)
     found += [
         f"the program has no sink named '{sink.name}', which has {len(sink.pending)} committables pending"
@@ -40,9 +41,16 @@ def check_compatible(
         raise IncompatibleStateError(
             f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
             hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
+            + _to_drop(drop, upgrade)
             + "run the program that made it, or start afresh with another job name or checkpoint directory",
             differences=found,
         )
+    return upgrade
+
+
+def _to_drop(drop: Collection[str], upgrade: Upgrade) -> str:
+    names = sorted({*drop, *upgrade.drop})
+    return f"to go on without what is gone, write drop={json.dumps(names)}; else " if upgrade.drop else ""
 
 
 def check_start(job: str, start: Start, sources: Sequence[str]) -> None:
@@ -68,34 +76,8 @@ def _name_differences(before: Sequence[str], now: Sequence[str], knows: str) -> 
 
 
 def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
-    where = f"operator '{stored.uid}'"
-    found = [
-        f"{where}: {what} is {now}, was {before}"
-        for what, before, now in (
-            ("its key", stored.key_schema, operator.key_schema),
-            ("max_parallelism", stored.max_parallelism, operator.max_parallelism),
-        )
+    return [
+        f"operator '{operator.uid}': {what} is {now}, was {before}"
+        for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
         if before != now
     ]
-    states = {state.name: state for state in operator.states}
-    for before_state in stored.states:
-        now_state = states.get(before_state.name)
-        if now_state is None:
-            if before_state.kind == "ttl":
-                # No state has a TTL any more: what the cleaning would have done next is carried along unused.
-                continue
-            found.append(f"{where}: the state '{before_state.name}' is not declared any more")
-            continue
-        for what, was, is_now in (
-            ("kind", before_state.kind, now_state.kind),
-            ("type", before_state.value_type, now_state.value_type),
-            ("key type", before_state.key_type, now_state.key_type),
-        ):
-            if was != is_now:
-                found.append(f"{where}: the {what} of state '{before_state.name}' is {is_now}, was {was}")
-        if before_state.windows and before_state.windows != now_state.windows:
-            found.append(
-                f"{where}: the windows of state '{before_state.name}' are {now_state.windows or 'of another kind'}, "
-                f"were {before_state.windows}"
-            )
-    return found

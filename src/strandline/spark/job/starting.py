@@ -7,7 +7,7 @@ import logging
 import math
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,8 @@ class Starting:
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            check_compatible(manifest, operators, sinks, self._b.plan.sources.names)
+            upgrade = check_compatible(manifest, operators, sinks, self._b.plan.sources.names)
+            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
@@ -192,7 +193,7 @@ class Starting:
         b = self._b
         restore = None
         if manifest is not None:
-            stored = next((stored for stored in manifest.operators if stored.uid == operator.uid), None)
+            stored = operator.migration.stored
             restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=stored)
         return operator.program(
             job=b.name,

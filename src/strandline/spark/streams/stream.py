@@ -93,7 +93,7 @@ class Aggregates:
         Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
         windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
-        given as a dict first. `uid` names the state in every checkpoint: choose it once, never change it.
+        given as a dict first. `uid` names the state in every checkpoint: `uid=sl.uid("new", was="old")` to rename it.
         """
         keyed, kind, rules = self._cut()
         given = named(results, more)
@@ -142,9 +142,8 @@ class Processed(Generic[_Process]):
         """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
         `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
-        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint for
-        the life of the job: choose it once, never change it. `max_parallelism` bounds the number of partitions for
-        life.
+        sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint:
+        `uid=sl.uid("new", was="old")` to rename it. `max_parallelism` bounds the number of partitions for life.
         """
         return _main_output(
             process_on(self._keyed, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)

@@ -1,0 +1,263 @@
+"""From a snapshot's states to those of a program: what is kept, what changes, what is lost, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from msgspec import UNSET, structs
+
+from strandline.api.states import State
+from strandline.core.errors import ConfigurationError
+from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.schemas import Schemas
+from strandline.types.datatypes import parse_type
+from strandline.types.evolution import Hints, Refusal, evolve
+
+Action = Literal["kept", "migrated", "renamed", "new", "dropped", "refused"]
+
+
+class Upgradable(Protocol):
+    """What is asked of an operator of the program."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def was(self) -> str: ...
+    @property
+    def key_schema(self) -> str: ...
+    @property
+    def states(self) -> Sequence[StateInfo]: ...
+    @property
+    def declared(self) -> Mapping[str, State]: ...
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What the keepers of an operator must know to go on from what is stored."""
+
+    stored: OperatorInfo | None = None
+    """The operator in the snapshot; None for a new one."""
+    schemas: Mapping[str, Schemas] = field(default_factory=dict)
+    """By state of the program: what its values are, or may be, stored with. Left out where that is the first schema."""
+    was: Mapping[str, str] = field(default_factory=dict)
+    """By state of the program: what it is called in the snapshot, where that is something else."""
+    dropped: Sequence[str] = ()
+    """States of the snapshot that are to be forgotten."""
+
+    def infos(self, declared: Sequence[StateInfo]) -> list[StateInfo]:
+        """Return what manifests say of declared states: also how their values are, or may be, stored."""
+        found = []
+        for info in declared:
+            known = self.schemas.get(info.name)
+            if known is not None:
+                info = structs.replace(info, schema_id=known.schema_id, older=known.older or UNSET)
+            found.append(info)
+        return found
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of an operator or of one of its states."""
+
+    uid: str
+    """As the program has it, or else the snapshot."""
+    state: str
+    """Empty: the operator itself."""
+    action: Action
+    was: str = ""
+    """What it is called in the snapshot, where that is something else."""
+    details: tuple[str, ...] = ()
+    """What changes, or why it is refused."""
+
+    def __str__(self) -> str:
+        what = f"state '{self.uid}.{self.state}'" if self.state else f"operator '{self.uid}'"
+        was = f", was '{self.was}'" if self.was else ""
+        details = f" ({'; '.join(self.details)})" if self.details else ""
+        return f"{what}: {self.action}{was}{details}"
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What becomes of a snapshot's operators and states in a program."""
+
+    changes: tuple[Change, ...]
+    """Operators as the program has them, each with its states, and then those of the snapshot alone."""
+    refusals: tuple[str, ...]
+    """Everything that stands against it, as sentences; empty if the program can go on."""
+    drop: tuple[str, ...]
+    """What `drop` must name, beside what it does, for the program to go on without it."""
+    unused: tuple[str, ...]
+    """What `drop` names and the snapshot does not have."""
+    migrations: Mapping[str, Migration]
+    """By uid of the program."""
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the changes as rows of a table, or as JSON: `operator`, `state`, `action`, `was`, `details`."""
+        return [
+            {"operator": c.uid, "state": c.state, "action": c.action, "was": c.was, "details": list(c.details)}
+            for c in self.changes
+        ]
+
+
+def plan_upgrade(
+    stored: Sequence[OperatorInfo], operators: Sequence[Upgradable], drop: Collection[str] = ()
+) -> Upgrade:
+    """Return what becomes of each stored operator and state; nothing is raised for what is refused.
+
+    An operator is found by its uid, or by what it was; a state by its name, or by what it was. `drop` names what may be
+    lost: an operator as "uid", a state as "uid.state", both as the snapshot has them. It never takes away what the
+    program has.
+    """
+    planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop))
+    return planner.plan()
+
+
+class _Planner:
+    def __init__(
+        self, stored: Mapping[str, OperatorInfo], operators: Sequence[Upgradable], drop: frozenset[str]
+    ) -> None:
+        self._stored = stored
+        self._operators = operators
+        self._drop = drop
+        self._changes: list[Change] = []
+        self._refusals: list[str] = []
+        self._missing: list[str] = []
+        self._migrations: dict[str, Migration] = {}
+
+    def plan(self) -> Upgrade:
+        for operator in self._operators:
+            info = self._stored.get(operator.uid) or self._stored.get(operator.was)
+            self._operator(operator, info)
+        found = {migration.stored.uid for migration in self._migrations.values() if migration.stored}
+        for uid, info in self._stored.items():
+            if uid not in found:
+                self._gone(info)
+        names = {f"{uid}.{state.name}" for uid, info in self._stored.items() for state in info.states}
+        return Upgrade(
+            changes=tuple(self._changes),
+            refusals=tuple(self._refusals),
+            drop=tuple(self._missing),
+            unused=tuple(sorted(self._drop - names - self._stored.keys())),
+            migrations=self._migrations,
+        )
+
+    def _operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
+        uid = operator.uid
+        if info is None:
+            self._changes.append(Change(uid, "", "new"))
+            self._changes += [Change(uid, state.name, "new") for state in operator.states]
+            self._migrations[uid] = Migration()
+            return
+        if info.uid == uid:
+            self._changes.append(Change(uid, "", "kept"))
+        else:
+            self._changes.append(Change(uid, "", "renamed", info.uid))
+        if info.uid in self._drop:
+            self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
+        if operator.key_schema != info.key_schema:
+            self._refuse(uid, "", f"its key is {operator.key_schema}, was {info.key_schema}")
+        stored = {state.name: state for state in info.states}
+        schemas: dict[str, Schemas] = {}
+        was: dict[str, str] = {}
+        merges = any(state.merge for state in (*info.states, *operator.states))
+        for state in operator.states:
+            declared = operator.declared.get(state.name)
+            before = stored.pop(state.name, None)
+            if before is None and declared is not None:
+                before = stored.pop(declared.was, None)
+            if before is None:
+                self._changes.append(Change(uid, state.name, "new"))
+                continue
+            if before.name != state.name:
+                was[state.name] = before.name
+            name = f"{info.uid}.{before.name}"
+            if name in self._drop:
+                self._refuse(uid, state.name, f"drop names '{name}', and the program has it")
+                continue
+            hints = None if merges or declared is None else declared.hints
+            found = self._state(uid, before, state, hints)
+            if found != Schemas():
+                schemas[state.name] = found
+        dropped = [state.name for state in stored.values() if self._left(uid, info.uid, state)]
+        self._migrations[uid] = Migration(info, schemas, was, dropped)
+
+    def _state(self, uid: str, before: StateInfo, now: StateInfo, hints: Hints | None) -> Schemas:
+        """Note what becomes of a stored state; return its schemas. Without hints, its type stays what it is."""
+        schemas, details, reasons = Schemas.of(before), tuple[str, ...](), _differences(before, now)
+        if before.value_type != now.value_type:
+            said = _said("type", now.name, now.value_type, before.value_type)
+            try:
+                if reasons:
+                    reasons.append(said)
+                elif hints is None:
+                    reasons.append(f"{said}: agg() can neither be given more aggregates nor be left with fewer")
+                else:
+                    schemas, details = _changed(schemas, before, now, hints)
+            except ConfigurationError as error:
+                reasons.append(f"{said}: {error.message}")
+        was = "" if before.name == now.name else before.name
+        if reasons:
+            self._refusals += [f"operator '{uid}': {reason}" for reason in reasons]
+            self._changes.append(Change(uid, now.name, "refused", was, tuple(reasons)))
+            return Schemas()
+        action: Action = "migrated" if details else "renamed" if was else "kept"
+        self._changes.append(Change(uid, now.name, action, was, details))
+        return schemas
+
+    def _left(self, uid: str, stored_uid: str, state: StateInfo) -> bool:
+        """Note a stored state that the program does not have; return whether it is to be forgotten."""
+        name = f"{stored_uid}.{state.name}"
+        if name in self._drop:
+            self._changes.append(Change(uid, state.name, "dropped"))
+            return True
+        # When no state has a TTL any more, what the cleaning would have done next is carried along unused.
+        if state.kind != "ttl":
+            self._missing.append(name)
+            self._refuse(uid, state.name, f"the state '{state.name}' is not declared any more")
+        return False
+
+    def _gone(self, info: OperatorInfo) -> None:
+        if info.uid in self._drop or not info.states:
+            self._changes.append(Change(info.uid, "", "dropped"))
+            return
+        self._missing.append(info.uid)
+        uids = ", ".join(sorted(operator.uid for operator in self._operators)) or "none"
+        said = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"
+        self._refusals.append(said)
+        self._changes.append(Change(info.uid, "", "refused", "", (said,)))
+
+    def _refuse(self, uid: str, state: str, why: str) -> None:
+        self._refusals.append(f"operator '{uid}': {why}")
+        self._changes.append(Change(uid, state, "refused", "", (why,)))
+
+
+def _differences(before: StateInfo, now: StateInfo) -> list[str]:
+    """Return what of a state may never be another; of its type, each case is looked at."""
+    found = [
+        _said(what, now.name, is_now, was)
+        for what, was, is_now in (("kind", before.kind, now.kind), ("key type", before.key_type, now.key_type))
+        if was != is_now
+    ]
+    if before.windows and before.windows != now.windows:
+        cut = now.windows or "of another kind"
+        found.append(f"the windows of state '{now.name}' are {cut}, were {before.windows}")
+    return found
+
+
+def _said(what: str, state: str, now: str, was: str) -> str:
+    return f"the {what} of state '{state}' is {now}, was {was}"
+
+
+def _changed(schemas: Schemas, before: StateInfo, now: StateInfo, hints: Hints) -> tuple[Schemas, tuple[str, ...]]:
+    """Return a state's schemas with a new type after those that it had, and what changes."""
+    old, new = parse_type(before.value_type), parse_type(now.value_type)
+    checked = hints.checked(new)
+    found = evolve(old, new, checked)
+    if isinstance(found, Refusal):
+        raise ConfigurationError("; ".join(found.reasons))
+    return schemas.followed_by(old, new, checked), found.changes

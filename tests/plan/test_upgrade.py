@@ -1,0 +1,241 @@
+"""From what is stored to what a program declares: what becomes of each operator and state, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.api.states import State, declared_states
+from strandline.format.manifest import OlderSchema, OperatorInfo, StateInfo
+from strandline.format.schemas import Schemas
+from strandline.plan.upgrade import Change, Upgrade, plan_upgrade
+from strandline.plan.windows import fold, operator_of
+from strandline.runtime.operators.aggregates.accumulators import Accumulators
+from strandline.runtime.operators.windows.operator import Rules
+from strandline.runtime.program import state_infos
+from tests.runtime.aggregating import COUNTS, FIELDS, RESULTS, process_of
+
+
+class Function(sl.KeyedProcess):
+    """A function with states that are given."""
+
+    def __init__(self, **states: State) -> None:
+        self.own_states = states
+
+    def on_event(self, event: Any, ctx: Any) -> None: ...
+
+
+@dataclass
+class Op:
+    """An operator of a program, and what a manifest says of it."""
+
+    uid: str
+    process: Any
+    was: str = ""
+    key_schema: str = "`k` string"
+    declared: dict[str, State] = field(init=False)
+    states: list[StateInfo] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.declared, self.states = declared_states(self.process), state_infos(self.process)
+
+    def stored(self, **schemas: Schemas) -> OperatorInfo:
+        states = [
+            StateInfo(name=s.name, kind=s.kind, value_type=s.value_type, key_type=s.key_type, ttl=s.ttl,
+                      windows=s.windows, merge=s.merge, schema_id=schemas.get(s.name, Schemas()).schema_id,
+                      older=schemas.get(s.name, Schemas()).older)
+            for s in self.states
+        ]  # fmt: skip
+        return OperatorInfo(
+            uid=self.uid, backend="rocksdb", parallelism=1, max_parallelism=128, key_schema=self.key_schema,
+            states=states, partitions=[],
+        )  # fmt: skip
+
+
+def op(uid: str = "op", was: str = "", **states: State) -> Op:
+    return Op(uid, Function(**states), was)
+
+
+def go_on(before: Op, now: Op, *drop: str) -> Upgrade:
+    return plan_upgrade([before.stored()], [now], drop)
+
+
+def told(upgrade: Upgrade) -> list[str]:
+    return str(upgrade).splitlines()
+
+
+def test_what_stays_is_kept() -> None:
+    same = op(seen=sl.Value("bigint"), by=sl.Map("string", "int"))
+    found = go_on(same, same)
+    assert told(found) == ["operator 'op': kept", "state 'op.seen': kept", "state 'op.by': kept"]
+    assert not found.refusals
+    migration = found.migrations["op"]
+    assert migration.stored == same.stored()
+    assert (migration.schemas, migration.was, migration.dropped) == ({}, {}, [])
+
+
+def test_what_is_new_begins_empty() -> None:
+    found = plan_upgrade([op().stored()], [op(seen=sl.Value("int")), op("other", n=sl.List("int"))])
+    assert told(found) == [
+        "operator 'op': kept", "state 'op.seen': new", "operator 'other': new", "state 'other.n': new",
+    ]  # fmt: skip
+    assert not found.refusals
+    assert found.migrations["other"].stored is None
+    assert str(plan_upgrade([], [])) == "nothing is stored, and the program keeps nothing"
+
+
+KINDS: list[Any] = [
+    lambda ddl, **hints: sl.Value(ddl, **hints),
+    lambda ddl, **hints: sl.List(ddl, **hints),
+    lambda ddl, **hints: sl.Map("string", ddl, **hints),
+    lambda ddl, **hints: sl.Reducing(ddl, max, **hints),
+    lambda ddl, **hints: sl.Aggregating(ddl, create=tuple, add=max, **hints),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_type_evolves_with_a_new_schema_id(kind: Any) -> None:
+    before = op(seen=kind("struct<n: int, town: string>"))
+    hints = {"renamed": {"city": "town"}, "fill": {"more": 7}}
+    now = op(seen=kind("struct<n: bigint, city: string, more: int>", **hints))
+    found = go_on(before, now)
+    assert not found.refusals
+    details = ("value.n: int -> bigint", "value.city: renamed, was town", "value.more: added, int, filled with 7")
+    assert found.changes[1] == Change("op", "seen", "migrated", "", details)
+    older = OlderSchema(
+        value_type="struct<n:int,town:string>", renamed={"city": "town"}, fill={"more": b"\0\0\7\0\0\0"}
+    )
+    schemas = Schemas(schema_id=1, older={0: older})
+    assert found.migrations["op"].schemas == {"seen": schemas}
+    # Once that is stored, the same program goes on from it, and the next one has one id more.
+    assert plan_upgrade([now.stored(seen=schemas)], [now]).migrations["op"].schemas == {"seen": schemas}
+    third = op(seen=kind("struct<n: bigint, more: int>"))
+    (made,) = plan_upgrade([now.stored(seen=schemas)], [third]).migrations["op"].schemas.values()
+    assert made.schema_id == 2
+    assert made.older == {0: older, 1: OlderSchema(value_type="struct<n:bigint,city:string,more:int>")}
+
+
+def test_operators_and_states_are_renamed() -> None:
+    before = op("sums", total=sl.Value("int"), kept=sl.Value("int"))
+    now = op("totals", "sums", amount=sl.Value("bigint", was="total"), kept=sl.Value("int", was="older"))
+    found = go_on(before, now)
+    assert not found.refusals
+    assert told(found) == [
+        "operator 'totals': renamed, was 'sums'",
+        "state 'totals.amount': migrated, was 'total' (value: int -> bigint)",
+        "state 'totals.kept': kept",
+    ]
+    migration = found.migrations["totals"]
+    assert migration.stored is not None
+    assert migration.stored.uid == "sums"
+    assert migration.was == {"amount": "total"}
+    assert migration.schemas["amount"].schema_id == 1
+    # Under its own name already: what it was before means nothing any more.
+    again = plan_upgrade([now.stored()], [now])
+    assert again.migrations["totals"].was == {}
+    assert [change.action for change in again.changes] == ["kept"] * 3
+    assert found.to_rows()[1] == {
+        "operator": "totals", "state": "amount", "action": "migrated", "was": "total",
+        "details": ["value: int -> bigint"],
+    }  # fmt: skip
+
+
+def test_what_is_gone_must_be_named() -> None:
+    stored = [op("a", x=sl.Value("int"), y=sl.List("int")).stored(), op("b", z=sl.Value("int")).stored()]
+    program = [op("a", x=sl.Value("int"))]
+    found = plan_upgrade(stored, program)
+    assert found.refusals == (
+        "operator 'a': the state 'y' is not declared any more",
+        "the program has no operator with uid 'b', which has state; it has a",
+    )
+    assert found.drop == ("a.y", "b")
+    assert [change.action for change in found.changes] == ["kept", "kept", "refused", "refused"]
+    partly = plan_upgrade(stored, program, ["b", "c", "a.typo"])
+    assert partly.drop == ("a.y",)
+    assert partly.unused == ("a.typo", "c")
+    done = plan_upgrade(stored, program, ["b", "a.y"])
+    assert not done.refusals
+    assert told(done)[2:] == ["state 'a.y': dropped", "operator 'b': dropped"]
+    assert done.migrations["a"].dropped == ["y"]
+
+
+def test_an_operator_without_state_may_go() -> None:
+    found = plan_upgrade([op("a").stored()], [])
+    assert not found.refusals
+    assert told(found) == ["operator 'a': dropped"]
+
+
+def test_drop_takes_nothing_that_the_program_has() -> None:
+    """A restart would do it again."""
+    before = op(seen=sl.Value("int"))
+    found = go_on(before, before, "op", "op.seen")
+    assert found.refusals == (
+        "operator 'op': drop names 'op', and the program has it",
+        "operator 'op': drop names 'op.seen', and the program has it",
+    )
+    renamed = go_on(before, op(sight=sl.Value("int", was="seen")), "op.seen")
+    assert renamed.refusals == ("operator 'op': drop names 'op.seen', and the program has it",)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (sl.Value("bigint"), sl.List("bigint"), "the kind of state 'seen' is list, was value"),
+        (
+            sl.Value("bigint"),
+            sl.Value("int"),
+            "the type of state 'seen' is int, was bigint: value: bigint -> int would lose numbers",
+        ),
+        (
+            sl.Value("struct<items: array<struct<price: bigint, id: int>>>"),
+            sl.Value("struct<items: array<struct<price: int, id: string>>>"),
+            "the type of state 'seen' is struct<items:array<struct<price:int,id:string>>>, was "
+            "struct<items:array<struct<price:bigint,id:int>>>: value.items[].price: bigint -> int would lose numbers; "
+            "value.items[].id: int -> string is another kind of value",
+        ),
+        (sl.Map("string", "int"), sl.Map("binary", "int"), "the key type of state 'seen' is binary, was string"),
+        (sl.Map("int", "int"), sl.Map("bigint", "int"), "the key type of state 'seen' is bigint, was int"),
+    ],
+)
+def test_what_is_refused(before: State, now: State, reason: str) -> None:
+    found = go_on(op(seen=before), op(seen=now))
+    assert found.refusals == (f"operator 'op': {reason}",)
+    assert found.changes[1] == Change("op", "seen", "refused", "", (reason,))
+
+
+def test_another_key_is_refused() -> None:
+    now = op(seen=sl.Value("int"))
+    now.key_schema = "`k` int"
+    found = go_on(op(seen=sl.Value("int")), now)
+    assert found.refusals == ("operator 'op': its key is `k` int, was `k` string",)
+
+
+def test_a_type_cannot_be_changed_for_ever() -> None:
+    stored = op(seen=sl.Value("int")).stored(seen=Schemas(schema_id=254))
+    (refusal,) = plan_upgrade([stored], [op(seen=sl.Value("bigint"))]).refusals
+    assert "its type was changed 254 times" in refusal
+
+
+def test_values_of_windows_evolve_and_their_cut_does_not() -> None:
+    made = [
+        Op("op", operator_of(sl.Tumbling(size), fold(ddl, 0, max, max, "x").contents, Rules()))
+        for size, ddl in (("10s", "n int"), ("10s", "n bigint"), ("20s", "n bigint"))
+    ]
+    found = go_on(made[0], made[1])
+    assert not found.refusals
+    assert found.changes[1].details == ("value.value: int -> bigint",)
+    assert [reason.partition(" are")[0] for reason in go_on(made[1], made[2]).refusals] == [
+        "operator 'op': the windows of state 'windows'"
+    ]
+
+
+@pytest.mark.parametrize("kind", [None, sl.Global(count=3), sl.Session("1s"), sl.Tumbling("10s")])
+def test_built_in_aggregates_keep_their_types(kind: Any) -> None:
+    before = Op("op", process_of(kind, COUNTS, Rules()))
+    fewer = Op("op", process_of(kind, Accumulators(FIELDS[:1], RESULTS[:1]), Rules()))
+    assert not go_on(before, before).refusals
+    found = go_on(before, fewer)
+    assert found.refusals[0].startswith(f"operator 'op': the type of state '{before.states[0].name}' is ")
