@@ -164,11 +164,12 @@ class Origins(RuleBasedStateMachine):
                 old.checkpoint()
         finally:
             failpoints.disarm_all()
-        self.highest = number
         if self.job is None:
             # The other one claimed the job, and did not come to a decision: what was published before counts.
+            self.highest = number
             self.lineage.append(number)
             self.foreign = None
+        # Else it is void, and nobody has seen it: once it is deleted, its number may come again.
         self.job = None
 
     @precondition(lambda self: self.lineage)
