@@ -19,7 +19,9 @@ from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.sessions import NEWEST
 from strandline.runtime.operators.aggregates.windows import PANES
 from tests.runtime import test_broadcast as broadcast
+from tests.runtime import test_joins as joins
 from tests.runtime import test_times as times
+from tests.runtime import windowed
 from tests.runtime.aggregating import FIELDS, RESULTS, Aggregating
 from tests.runtime.bench import KINDS, OPS, Bench
 from tests.runtime.living import Living, epoch
@@ -78,7 +80,8 @@ def test_states_of_functions(ttl: TTL | None, epochs: list[Any]) -> None:
                     bench.snapshot()
         check_equal(made)
         for now in (130, 200):
-            found = [epoch(bench, ASK, now_s=now) for bench in made.values()]
+            # What is appended stands behind what was there.
+            found = [epoch(bench, [("a", "append", 9, 0), *ASK], now_s=now) for bench in made.values()]
             assert found[0] == found[1] == found[2]
         if ttl is not None:
             # All has expired, and the cleaning has found it.
@@ -144,4 +147,54 @@ def test_broadcast_state(epochs: Sequence[Any]) -> None:
         assert rules_now.schema.names == ["key_group", "map_key", "value"]
         assert rules_now.column(0).null_count == rules_now.num_rows
         found = [bench.run(broadcast.batch([("a", 1)], [])) for bench in made.values()]
+        assert found[0] == found[1] == found[2]
+
+
+ARRIVALS = st.lists(
+    st.builds(joins.Arrival, st.booleans(), st.sampled_from("ab"), st.integers(0, 12), st.integers(0, 99)), max_size=6
+)
+
+
+@pytest.mark.parametrize("how", ["inner", "full"])
+@given(st.lists(st.tuples(ARRIVALS, st.integers(0, 9)), max_size=4))
+@examples(8)
+def test_buffers_of_joins(how: Any, epochs: Sequence[Any]) -> None:
+    layout = joins.Layout(joins.LEFTS, joins.RIGHTS, ("k",))
+
+    def make(kind: str, root: Path) -> Bench:
+        return joins.bench_of(kind, root, joins.IntervalJoin(layout, -3, 4, how), layout)
+
+    with benches(make) as made:
+        for kind, bench in made.items():
+            reached = 0
+            for rows, watermark in epochs:
+                reached = max(reached, watermark)
+                joins.run(bench, rows, reached)
+                if kind == "rocksdb":
+                    bench.snapshot()
+        check_equal(made)
+        found = [sorted(joins.run(bench, [joins.Arrival(True, "a", 11, 7)], 9), key=repr) for bench in made.values()]
+        found += [sorted(joins.run(bench, [], joins.FOREVER), key=repr) for bench in made.values()]
+        assert found[0] == found[1] == found[2]
+        assert found[3] == found[4] == found[5]
+
+
+SOME = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 30)), max_size=6)
+
+
+@pytest.mark.parametrize("contents", [windowed.joined, windowed.folded], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: type(window).__name__)
+@given(st.lists(st.tuples(SOME, st.integers(0, 20)), max_size=4))
+@examples(6)
+def test_windows_of_functions(window: Any, contents: Any, epochs: Sequence[Any]) -> None:
+    with benches(lambda kind, root: windowed.WindowBench(kind, root, window, contents(), lateness=5)) as made:
+        for kind, bench in made.items():
+            reached = 0
+            for rows, watermark in epochs:
+                reached = max(reached, watermark)
+                bench.step(rows, reached)  # type: ignore[attr-defined]
+                if kind == "rocksdb":
+                    bench.snapshot()
+        check_equal(made)
+        found = [bench.step([("a", 1, 29)], 500) for bench in made.values()]  # type: ignore[attr-defined]
         assert found[0] == found[1] == found[2]
