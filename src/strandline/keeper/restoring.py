@@ -84,35 +84,41 @@ class Restoring:
         base = self.base
         if base is not None and range(base.first_key_group, base.last_key_group + 1) != self.groups:
             backend.clip(self.groups)
+        # Names are changed later, by who knows them, where a part is taken as it is; else now.
+        known = [info.name for info in self._stored.states if info.name not in self._program.dropped]
+        renamed = {} if base else {was: name for name, was in self._program.was.items()}
+        names = {name: renamed.get(name, name) for name in known}
+        if base is None:
+            names = {name: now for name, now in names.items() if now in states}
         for part in self.parts:
             if part is not base:
                 failpoints.hit("keeper.restore.part")
-                self._take_in(backend, states, part, _beside(database, part), whole=base is None)
+                self._take_in(backend, names, part, _beside(database, part))
         if self._stored.tables:
-            self._read_tables(backend, states, database)
+            self._read_tables(backend, names, database)
 
-    def _take_in(self, backend: Backend, states: list[str], part: PartitionInfo, directory: Path, whole: bool) -> None:
-        """Read our key groups of a part; of the first one what all have, too, if no part is taken as a `whole`."""
+    def _take_in(self, backend: Backend, names: dict[str, str], part: PartitionInfo, directory: Path) -> None:
+        """Read our key groups of a part; of the first one what all have, too, if no part is taken as it is."""
         reader = open_reader(file_kind(self._stored.backend), directory)
         try:
-            for state in states:
-                backend.load(state, reader.scan(state, self.groups))
-                if whole and part is self.parts[0]:
-                    backend.load(state, reader.scan(state, _WITHOUT_GROUP))
+            for state, name in names.items():
+                backend.load(name, reader.scan(state, self.groups))
+                if self.base is None and part is self.parts[0]:
+                    backend.load(name, reader.scan(state, _WITHOUT_GROUP))
         finally:
             reader.close()
         shutil.rmtree(directory, ignore_errors=True)
 
-    def _read_tables(self, backend: Backend, states: list[str], database: Path) -> None:
+    def _read_tables(self, backend: Backend, names: dict[str, str], database: Path) -> None:
         database.parent.mkdir(parents=True, exist_ok=True)
         opening = fetching(self._folder, database.parent)
         for info in self._stored.states:
             files = (self._stored.tables or {}).get(info.name)
-            if files and info.name in states:
+            if files and info.name in names:
                 failpoints.hit("keeper.restore.table")
                 codec = rows_of(self._stored, info)
                 rows = codec.encode_groups(read_tables(files, self.groups, opening))
-                backend.load(info.name, self._noted(backend, codec, rows))
+                backend.load(names[info.name], self._noted(backend, codec, rows))
 
     def _noted(
         self, backend: Backend, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]

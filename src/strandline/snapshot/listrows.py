@@ -13,11 +13,12 @@ import pyarrow as pa
 from strandline.core.errors import StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.schemas import codec_of
 from strandline.format.values import ValueCodec, with_expiry
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.tablecolumns import EXPIRES_AT, POSITION, VALUE, first_row, spread
 from strandline.snapshot.valuerows import StoredValues, from_times
-from strandline.types.datatypes import ArrayType, Field, LongType, parse_type
+from strandline.types.datatypes import Field, LongType, parse_type
 from strandline.types.scalars import Numbers
 
 _SUB_BYTES = 8
@@ -34,10 +35,10 @@ class ListRows(RowCodec):
         element = parse_type(state.value_type)
         super().__init__(operator, state, [Field(POSITION, LongType()), Field(VALUE, element)], over_us)
         self._codec = KeyCodec([*self._key_types, LongType()])
-        self._chunks = ValueCodec(ArrayType(element), state.schema_id)
+        self._chunks = codec_of(state)
         self._element = ValueCodec(element, state.schema_id)
         # A list's head has the time of all its chunks.
-        self._values = StoredValues(self._chunks.type, state.schema_id, expiring=True)
+        self._values = StoredValues(self._chunks, expiring=True)
         chunk, head = (KeyCodec([LongType()]).encode_sub(number) for number in (_CHUNK, _HEAD))
         self._chunk_key, self._head_key = chunk, head
 

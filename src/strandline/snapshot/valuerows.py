@@ -11,10 +11,11 @@ import pyarrow as pa
 from strandline.core.errors import CorruptionError
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.schemas import codec_of
 from strandline.format.values import ValueCodec, pack_expiry, packed_expiry, with_expiry, without_expiry
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.tablecolumns import KEY_GROUP, MAP_KEY, TIME, VALUE, TableColumns, spread
-from strandline.types.datatypes import DataType, Field, TimestampType, parse_type
+from strandline.types.datatypes import Field, TimestampType, parse_type
 from strandline.types.scalars import Numbers
 
 _BIAS = np.uint64(1 << 63)
@@ -28,8 +29,8 @@ _TIME_END = 10
 class StoredValues:
     """The value column of a table, and when each value expires."""
 
-    def __init__(self, kind: DataType, schema_id: int, *, expiring: bool) -> None:
-        self._codec = ValueCodec(kind, schema_id)
+    def __init__(self, codec: ValueCodec, *, expiring: bool) -> None:
+        self._codec = codec
         self._expiring = expiring
 
     def decode(self, data: Sequence[bytes]) -> list[pa.Array]:
@@ -78,7 +79,7 @@ class ValueRows(RowCodec):
         own = [Field(MAP_KEY, parse_type(state.key_type))] if state.key_type else []
         super().__init__(operator, state, [*own, Field(VALUE, kind)], over_us)
         self._codec = KeyCodec([*self._key_types, *(field.type for field in own)])
-        self._values = StoredValues(kind, state.schema_id, expiring=self._ttl is not None)
+        self._values = StoredValues(codec_of(state), expiring=self._ttl is not None)
 
     def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         groups, columns = self._codec.decode_arrow(keys)
