@@ -59,7 +59,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     database = directory / f"db-{program.generation}"
     if restoring is not None and restore is not None:
         failpoints.hit("keeper.restore.before")
-        with damage_in(restore.checkpoint):
+        with damage_in(restore.own_checkpoint):
             from_copy, from_storage = restoring.fetch(database, copies=True)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
@@ -81,7 +81,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         shutil.rmtree(database, ignore_errors=True)
         assert restore is not None
         assert restoring is not None
-        with damage_in(restore.checkpoint):
+        with damage_in(restore.own_checkpoint):
             database = directory / f"db-{program.generation}-again"
             restoring.fetch(database, copies=False)
             opened = open_task(program, process, partition, database, restoring)

@@ -79,6 +79,11 @@ class Restore(msgspec.Struct, frozen=True, kw_only=True):
     place: Place | None = None
     """Where the snapshot's files are, if it is somebody else's; None: they are the job's own."""
 
+    @property
+    def own_checkpoint(self) -> CheckpointId | None:
+        """The checkpoint, if it is the job's own."""
+        return self.checkpoint if self.place is None else None
+
     def parts_of(self, groups: range) -> list[PartitionInfo]:
         """Return the parts that hold some of these key groups, that which holds most of them first."""
         parts = self.stored.partitions if self.stored else []

@@ -36,6 +36,16 @@ _IDLE_S = 0.15
 _FENCE_LOOK_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a run is to begin with instead of the job's newest checkpoint, and what may be lost on the way."""
+
+    url: str = ""
+    """Of the snapshot to restore; "" if none is named."""
+    claim: bool = False
+    drop: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Blueprint:
     """Everything an attempt needs that does not change between attempts."""
@@ -49,6 +59,7 @@ class Blueprint:
     places: Places
     trigger: dict[str, Any]
     clock: Clock
+    wanted: Wanted = Wanted()
 
 
 @dataclass

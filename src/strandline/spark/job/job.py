@@ -17,7 +17,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.keeper.paths import Places
 from strandline.spark.base.session import check_session, session_warnings
-from strandline.spark.job.attempt import Blueprint
+from strandline.spark.job.attempt import Blueprint, Wanted
 from strandline.spark.job.run import Run
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.checks import relations_of, source_warnings
@@ -60,11 +60,28 @@ class Job:
                 f"job '{name}': checkpoints is {checkpoints!r}", hint="write checkpoints=Checkpoints('…', every='10s')"
             )
 
-    def start(self, spark: SparkSession | None = None) -> Run:
+    def start(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        restore: str | Path | None = None,
+        claim: bool = False,
+        drop: Sequence[str] = (),
+    ) -> Run:
         """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
+
+        `restore` names a snapshot to begin with instead: a savepoint, a checkpoint (`…/job/chk-17`) or a job's folder
+        (its newest), of this job or another one, wherever it lies. It is restored once: started again with the same
+        `restore`, the job goes on from its own newest checkpoint. A snapshot of somebody else stays as it is, and is
+        needed until the job's first own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An
+        older checkpoint of its own sets the job back: sinks take back what came later.
+
+        `drop` names stored operators, as "uid", and states, as "uid.state", that the program does not have any more and
+        that may be lost.
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
+        wanted = Wanted(str(restore or ""), claim, tuple(drop))
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
@@ -74,7 +91,7 @@ class Job:
         for warning in [*session_warnings(spark), *source_warnings(read)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
-        run = self._run = Run(self._blueprint(spark), self.restart)
+        run = self._run = Run(self._blueprint(spark, wanted), self.restart)
         try:
             run.start()
         except BaseException:
@@ -82,7 +99,7 @@ class Job:
             raise
         return run
 
-    def _blueprint(self, spark: SparkSession) -> Blueprint:
+    def _blueprint(self, spark: SparkSession, wanted: Wanted) -> Blueprint:
         ck = self.checkpoints
         if str(ck.directory).startswith("memory:"):
             raise ConfigurationError(
@@ -101,6 +118,7 @@ class Job:
             places=places,
             trigger=self._trigger,
             clock=SystemClock(),
+            wanted=wanted,
         )
 
 

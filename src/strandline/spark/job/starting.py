@@ -15,7 +15,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
-from strandline.checkpoint.restore import choose
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
@@ -24,6 +23,7 @@ from strandline.format.manifest import Manifest
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
+from strandline.snapshot.origin import Origin, decide
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
@@ -37,6 +37,7 @@ from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
+from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Starting:
 
     @errors_reported()
     def start(self) -> Attempt:
-        """Restore the newest complete checkpoint and start the query after it."""
+        """Restore the newest complete checkpoint, or the snapshot that is wanted, and start the query after it."""
         try:
             return self._start()
         except BaseException:
@@ -80,34 +81,34 @@ class Starting:
     def _start(self) -> Attempt:
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = choose(b.jobdir, exclude=self._exclude).manifest
+        found = self._decide().manifest
         self._settle(found)
         self._load_start(found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
-        choice = choose(b.jobdir, claim=owned, exclude=self._exclude)
+        origin = self._decide(owned)
+        choice, manifest = origin.choice, origin.manifest
         for damaged in choice.damaged_bases:
             log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
         lost = [skipped for skipped in choice.skipped if skipped.lost]
         for skipped in lost:
             log.warning("checkpoint %d is skipped: %s", skipped.checkpoint, skipped.reason)
-        if lost and choice.manifest is None:
+        if lost and manifest is None:
             raise CorruptionError(
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint="bring the missing files back, or start empty with another job name or checkpoint directory",
             )
-        manifest = choice.manifest
         operators = self._settle(manifest)
         start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
-        owned.set_base(None if manifest is None else manifest.checkpoint)
+        origin.make_base(owned)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
         exchange = Exchange(b.spark, self._parallelism(manifest), f"strandline-{b.places.root.name}-{owned.generation}")
         self._cleanup.callback(exchange.close)
-        programs = [self._program(owned, operator, manifest) for operator in operators]
+        programs = [self._program(owned, operator, origin) for operator in operators]
         fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
         self._cleanup.callback(fleet.close)
         # Before: those that have restored little wait for those that restore much.
@@ -118,7 +119,7 @@ class Starting:
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
-        rewind(b.jobdir, spark_dir, manifest, start)
+        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later.
         self._recover_sinks(owned, manifest)
@@ -126,8 +127,8 @@ class Starting:
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, owned, b.checkpoints, b.clock, next_id, manifest,
-            [operator.info(b.settings.backend) for operator in operators], staging.commit,
+            b.jobdir, owned, b.checkpoints, b.clock, next_id, origin.confirmed,
+            [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on,
         )  # fmt: skip
         progress = manifest.source if manifest else None
         batch = progress.batch if progress else -1
@@ -135,7 +136,8 @@ class Starting:
         source = b.plan.sources.together(names)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
-        if manifest is not None and batch >= 0:
+        # Of a snapshot that is somebody else's, the files it covers may be, too.
+        if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
@@ -156,6 +158,13 @@ class Starting:
         watch = SourceWatch(query, between_ms)
         return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup)
 
+    def _decide(self, owned: Claim | None = None) -> Origin:
+        b = self._b
+        return decide(
+            b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim, owned=owned,
+            exclude=self._exclude, fsync=b.settings.fsync,
+        )  # fmt: skip
+
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
         stored = manifest.watermarks if manifest else {}
         return Watermarks(self._b.plan.pipeline.watermarks, stored, int(self._b.clock.monotonic_ms() * 1000))
@@ -169,7 +178,7 @@ class Starting:
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            upgrade = check_compatible(manifest, operators, sinks, self._b.plan.sources.names)
+            upgrade = check_compatible(manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop)
             operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
 
@@ -182,19 +191,24 @@ class Starting:
 
     def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
         b = self._b
-        pending = {sink.name: sink.pending for sink in manifest.sinks} if manifest else {}
+        # A fork begins a life of its own: what is staged, or was shown, is the other job's.
+        fresh = manifest is None or manifest.life != owned.life
+        pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(SinkContext(b.spark, b.name, owned.life, owned.generation, name, fsync=b.settings.fsync))
-            sink.recover(pending.get(name, []), epoch, fresh=manifest is None)
+            sink.recover(pending.get(name, []), epoch, fresh=fresh)
 
-    def _program(self, owned: Claim, operator: Operator, manifest: Manifest | None) -> Program:
-        b = self._b
-        restore = None
-        if manifest is not None:
-            stored = operator.migration.stored
-            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=stored)
+    def _program(self, owned: Claim, operator: Operator, origin: Origin) -> Program:
+        b, restore = self._b, None
+        if origin.manifest is not None:
+            folder, options = origin.folder, b.checkpoints.storage_options
+            place = None if origin.is_own else Place(url=folder.store.url, path=folder.path, options=options)
+            restore = Restore(
+                checkpoint=origin.manifest.checkpoint, epoch=origin.manifest.epoch, stored=operator.migration.stored,
+                place=place,
+            )  # fmt: skip
         return operator.program(
             job=b.name,
             generation=owned.generation,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in
@@ -29,7 +30,9 @@ _NEEDED_BATCHES = 2
 """A checkpoint needs Spark's log of its batch, and of the one before."""
 
 
-def rewind(jobdir: JobDirectory, directory: Path, manifest: Manifest | None, start: Start | None) -> None:
+def rewind(
+    folder: Folder, directory: Path, manifest: Manifest | None, start: Start | None, *, own: bool = True
+) -> None:
     """Make the directory `spark-{generation}`, from which Spark goes on: after the checkpoint, or where it all began.
 
     Those of older generations go. A newer driver may be at work on this machine already: its own is left alone.
@@ -40,10 +43,10 @@ def rewind(jobdir: JobDirectory, directory: Path, manifest: Manifest | None, sta
         if number.isdigit() and int(number) <= generation:
             shutil.rmtree(old, ignore_errors=True)
     if manifest is not None and manifest.source is not None:
-        with damage_in(manifest.checkpoint):
-            restore_source(jobdir, manifest.source, directory)
+        with damage_in(manifest.checkpoint if own else None):
+            restore_source(folder, manifest.source, directory)
     elif start is not None:
-        write_start(jobdir, start, directory)
+        write_start(folder, start, directory)
 
 
 @dataclass
