@@ -23,7 +23,8 @@ demo:
 	$(RUN) python scripts/demo.py $(ARGS)
 
 # All tests run in two processes, a file in one of them; those that are named run in one.
-test: lint $(if $(ARGS),,archive)
+test: setup
+	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive)
 	$(RUN) python -m pytest $(or $(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.

@@ -169,6 +169,10 @@ def _serve(spark: SparkSession, directory: Path, commands: IO[str], answers: IO[
                     answer = {"seconds": time_plain_query(spark, directory)}
                 elif command == "checkpoint":
                     answer = asdict(run.checkpoint())
+                elif command.startswith("rescale "):
+                    started_s = time.monotonic()
+                    run.rescale(int(command.partition(" ")[2]))
+                    answer = {"started_s": started_s, "ended_s": time.monotonic()}
                 elif command == "checkpoints":
                     answer = {"checkpoints": [asdict(stats) for stats in run.checkpoints()]}
                 elif command == "progress":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,9 @@ import pyarrow.parquet as pq
 
 import strandline as sl
 from benchmarks._harness import durability
+from strandline.checkpoint.jobdir import manifest_path
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,6 +128,23 @@ class Feed:
         self._newest_ns = max(time.time_ns(), self._newest_ns + 10_000_000)
         os.utime(hidden, ns=(self._newest_ns, self._newest_ns))
         hidden.rename(hidden.with_name(hidden.name[1:]))
+
+
+def copy_newest(directory: Path, status: dict[str, Any]) -> tuple[float, int]:
+    """Copy the newest checkpoint's files with `cp -r`; return how long that took, and their bytes."""
+    job = directory / "checkpoints" / JOB
+    path = job / manifest_path(CheckpointId(status["last_checkpoint"]["checkpoint"]))
+    files = [file for file in MANIFEST.decode(path.read_bytes(), str(path)).files() if file.path]
+    tree, copy = directory / "cp-from", directory / "cp-to"
+    tree.mkdir()
+    for at, file in enumerate(files):
+        os.link(job / file.path, tree / str(at))
+    started = time.perf_counter()
+    subprocess.run(["cp", "-r", str(tree), str(copy)], check=True)
+    seconds = time.perf_counter() - started
+    shutil.rmtree(tree)
+    shutil.rmtree(copy)
+    return seconds, sum(file.size for file in files)
 
 
 def make_session() -> SparkSession:

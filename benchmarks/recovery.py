@@ -17,7 +17,6 @@ import argparse
 import os
 import shutil
 import signal
-import subprocess
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -27,10 +26,7 @@ from typing import Any
 
 from benchmarks._driver import Answer, driver
 from benchmarks._harness import emit, end_on_sigterm, progress, scratch
-from benchmarks._large_state import JOB, RESTART_DELAY, Feed
-from strandline.checkpoint.jobdir import manifest_path
-from strandline.core.ids import CheckpointId
-from strandline.format.manifest import MANIFEST
+from benchmarks._large_state import RESTART_DELAY, Feed, copy_newest
 
 BENCHMARK = "recovery"
 KEEPER, DRIVER, STORAGE = "keeper-killed", "driver-killed", "driver-killed-copies-lost"
@@ -99,7 +95,7 @@ class Bench:
 
     def kill_keeper(self) -> Round:
         """Kill one keeper; the driver finds out with the next epoch."""
-        cp_s, size_bytes = self._copy_newest()
+        cp_s, size_bytes = copy_newest(self._directory, self._job.call("status"))
         restarts = self._job.call("status")["restarts"]
         victim = self._job.call("status")["keepers"][-1]["pid"]
         killed_s = time.monotonic()
@@ -112,7 +108,7 @@ class Bench:
 
     def kill_driver(self, *, lose_copies: bool) -> Round:
         """Kill the driver and start it again."""
-        cp_s, size_bytes = self._copy_newest()
+        cp_s, size_bytes = copy_newest(self._directory, self._job.call("status"))
         self._job.kill()
         self._job.wait_gone()
         if lose_copies:
@@ -134,23 +130,6 @@ class Bench:
         self._job.call("checkpoint")
         # Merges that the recovery or the load set off are not part of what comes next.
         time.sleep(_SETTLE_S)
-
-    def _copy_newest(self) -> tuple[float, int]:
-        """Copy the newest checkpoint's files with `cp -r`; return how long that took, and their bytes."""
-        job = self._directory / "checkpoints" / JOB
-        number = self._job.call("status")["last_checkpoint"]["checkpoint"]
-        path = job / manifest_path(CheckpointId(number))
-        files = [file for file in MANIFEST.decode(path.read_bytes(), str(path)).files() if file.path]
-        tree, copy = self._directory / "cp-from", self._directory / "cp-to"
-        tree.mkdir()
-        for at, file in enumerate(files):
-            os.link(job / file.path, tree / str(at))
-        started = time.perf_counter()
-        subprocess.run(["cp", "-r", str(tree), str(copy)], check=True)
-        seconds = time.perf_counter() - started
-        shutil.rmtree(tree)
-        shutil.rmtree(copy)
-        return seconds, sum(file.size for file in files)
 
 
 def _restore_ms(status: Answer) -> float:

@@ -8,9 +8,11 @@ import threading
 import pytest
 
 from strandline.backends.base import Backend
+from strandline.backends.reading import file_kind, open_reader
 from strandline.core.errors import UnavailableError
+from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
-from .conftest import Lab
+from .conftest import Lab, restore_files
 
 
 def contents(backend: Backend, state: str) -> dict[bytes, bytes]:
@@ -240,6 +242,65 @@ def test_a_closed_backend_can_be_opened_again_elsewhere_at_once(lab: Lab) -> Non
     backend.close()
     assert contents(lab.restore(files), "a") == dict(numbered(10))
     lab.open(directory)
+
+
+GROUPED = [(group_key + rest, b"v" + rest) for group_key in (b"\0\0", b"\0\1", b"\0\7", b"\0\xff", b"\1\0", b"\x7f\xff")
+           for rest in (b"", b"\0", b"a", b"\xff\xff")]  # fmt: skip
+WITHOUT_GROUP = [(b"\xff\xffrule", b"1"), (b"\xff\xff\xff", b"2")]
+
+
+@pytest.mark.parametrize(
+    "groups", [range(1), range(1, 8), range(7, 256), range(255, 257), range(300, 400), range(32768)]
+)
+def test_a_clipped_snapshot_holds_its_key_groups_and_what_has_none(lab: Lab, groups: range) -> None:
+    backend = lab.open()
+    backend.write({"a": [*GROUPED, *WITHOUT_GROUP], "b": GROUPED})
+    restored = lab.restore(backend.persist({}, lab.place()))
+    restored.clip(groups)
+    ours = {key: value for key, value in GROUPED if int.from_bytes(key[:2], "big") in groups}
+    # What was cut off does not come back with what is written later, nor with the next snapshot.
+    restored.write({"b": [(first_key(groups.start) + b"new", b"n")]})
+    again = lab.restore(restored.persist({}, lab.place()))
+    for opened in (restored, again):
+        assert contents(opened, "a") == {**ours, **dict(WITHOUT_GROUP)}
+        assert contents(opened, "b") == {**ours, first_key(groups.start) + b"new": b"n"}
+        assert opened.get_many("a", [GROUPED[0][0]]) == [ours.get(GROUPED[0][0])]
+
+
+def test_entries_of_other_snapshots_are_taken_in_beside_our_own(lab: Lab) -> None:
+    """Many, so that several files of them are made."""
+    one, other = lab.open(), lab.open()
+    one.write({"a": [(first_key(1) + b"%06d" % n, b"one") for n in range(1000)], "b": [(first_key(1) + b"x", b"old")]})
+    other.write({"a": [(first_key(2) + b"%06d" % n, b"other" * 20) for n in range(30_000)]})
+    base = lab.restore(one.persist({}, lab.place()))
+    files = restore_files(other.persist({}, lab.place()), lab.place())
+    reader = open_reader(file_kind(lab.kind), files)
+    assert set(reader.states) == {"a", "b"}
+    base.load("a", reader.scan("a", range(2, 3)))
+    base.load("b", reader.scan("b", range(2, 3)))
+    assert list(reader.scan("never there", range(128))) == []
+    reader.close()
+    base.write({"a": [(first_key(2) + b"000007", b"new"), (first_key(2) + b"000008", None)]})
+    again = lab.restore(base.persist({}, lab.place()))
+    for opened in (base, again):
+        found = contents(opened, "a")
+        assert len(found) == 30_999
+        assert found[first_key(1) + b"000999"] == b"one"
+        assert found[first_key(2) + b"000007"] == b"new"
+        assert opened.get_many("a", [first_key(2) + b"029999"]) == [b"other" * 20]
+        assert contents(opened, "b") == {first_key(1) + b"x": b"old"}
+    assert not [path for path in lab.root.iterdir() if "load" in path.name]
+
+
+def test_a_reader_gives_the_range_it_is_asked_for(lab: Lab) -> None:
+    backend = lab.open()
+    backend.write({"a": [*GROUPED, *WITHOUT_GROUP]})
+    reader = open_reader(file_kind(lab.kind), restore_files(backend.persist({}, lab.place()), lab.place()))
+    for groups in (range(1), range(1, 8), range(8, 255), range(255, 32768)):
+        wanted = sorted((key, value) for key, value in GROUPED if int.from_bytes(key[:2], "big") in groups)
+        assert list(reader.scan("a", groups)) == wanted
+    assert list(reader.scan("a", range(BROADCAST_GROUP, BROADCAST_GROUP + 1))) == WITHOUT_GROUP
+    reader.close()
 
 
 # -- a state gets another name, or is given up

@@ -72,6 +72,20 @@ def test_an_increment_uploads_only_what_is_new(run: Run) -> None:
     assert any(f.path in before for f in manifest.files())
 
 
+def test_what_somebody_reads_is_not_subsumed_meanwhile(run: Run) -> None:
+    run.checkpoint()
+    with run.coordinator.holding():
+        for _ in range(3):
+            run.checkpoint()
+        live = read_catalog(run.jobdir).live
+        assert sorted(live) == [1, 2, 3, 4]
+        for manifest in live.values():
+            assert_restorable(run.jobdir, manifest)
+    run.checkpoint()
+    assert sorted(read_catalog(run.jobdir).live) == [5]
+    restorable(run)
+
+
 def test_retention(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
     run = Run(store, tmp_path, clock, config=every_epoch(retain=2))
     for _ in range(5):

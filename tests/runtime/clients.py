@@ -285,7 +285,7 @@ def answers(frames: Sequence[bytes]) -> list[tuple[str, str]]:
 
 def restore_of(report: Report, epoch: int) -> Restore:
     assert report.info is not None, report.failure
-    return Restore(checkpoint=report.checkpoint, epoch=epoch, files={0: report.info.files})
+    return Restore(checkpoint=report.checkpoint, epoch=epoch, parts=[report.info])
 
 
 def shared(files: Sequence[FileRef]) -> dict[str, str]:

@@ -188,7 +188,7 @@ def test_a_keeper_of_an_older_run_leaves_a_newer_one_alone(nursery: Nursery) -> 
 
 @pytest.mark.parametrize("epoch", [1, 4, 6])
 def test_a_keeper_that_would_start_at_another_epoch_refuses_before_it_restores(nursery: Nursery, epoch: int) -> None:
-    keeper = nursery.start(restore=Restore(checkpoint=7, epoch=4, files={0: []}))
+    keeper = nursery.start(restore=Restore(checkpoint=7, epoch=4))
     with pytest.raises(VersionMismatchError, match="would start at epoch 4"):
         keeper.run(epoch=epoch)
     if epoch != 4:

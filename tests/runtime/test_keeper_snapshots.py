@@ -367,7 +367,7 @@ def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:
 def test_a_confirmed_checkpoint_that_this_keeper_took_no_part_in_has_none_of_its_files(bench: Bench) -> None:
     """One that died has: which files of the restored one it still references, nobody here knows."""
     base = {"7.sst": FileRef(name="7.sst", size=1, sha256="0" * 64, path="shared/ab/cd", shared=True)}
-    bench.program = msgspec.structs.replace(bench.program, restore=Restore(checkpoint=5, epoch=9, files={}))
+    bench.program = msgspec.structs.replace(bench.program, restore=Restore(checkpoint=5, epoch=9))
     snapshots = snapshots_of(bench, bench.backend, MIB, base)
     snapshots.heed(CheckpointId(5), None)
     assert snapshots._base == base

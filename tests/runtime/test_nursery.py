@@ -77,7 +77,7 @@ def nurseries(driver: int) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_text().split("\0")
+            words = (process / "cmdline").read_text(errors="replace").split("\0")
         except OSError:
             continue
         if words[1:3] == ["-m", "strandline.keeper.nursery"] and words[4] == str(driver):

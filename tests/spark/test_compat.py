@@ -32,7 +32,7 @@ def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
     program: Any = SimpleNamespace(**operator, states=now, was="", declared={})
-    check_compatible(made([stored]), [program], "rocksdb", [], [])
+    check_compatible(made([stored]), [program], [], [])
 
 
 def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Manifest:
@@ -53,7 +53,7 @@ def made(operators: list[OperatorInfo], source: SourceInfo | None = None) -> Man
 def read_on(before: list[str] | None, now: list[str]) -> None:
     """Go on with sources of these names; before, there were those: none if one without a name."""
     blob = FileRef(name="source", size=0, sha256="")
-    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], "rocksdb", [], now)
+    check_compatible(made([], SourceInfo(batch=1, blob=blob, names=before or UNSET)), [], [], now)
 
 
 TTLS = [None, sl.TTL("1h"), sl.TTL("2h", refresh="read"), sl.TTL("1h", time="event")]
@@ -157,4 +157,4 @@ def test_sources_that_do_not_fit(before: list[str] | None, now: list[str], found
 
 
 def test_what_was_never_read_may_change() -> None:
-    check_compatible(made([]), [], "rocksdb", [], ["a", "b"])
+    check_compatible(made([]), [], [], ["a", "b"])

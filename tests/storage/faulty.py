@@ -48,6 +48,11 @@ class FaultyStore:
     def put_file(self, path: str, source: Path) -> None:
         self._do("put_file", path, lambda: self._write(path, lambda: self.inner.put_file(path, source)))
 
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        inner = source.inner if isinstance(source, FaultyStore) else source
+        work = lambda: self.inner.take(path, inner, source_path)  # noqa: E731
+        return bool(self._do("take", path, work))
+
     def get(self, path: str) -> bytes:
         return self._do("get", path, lambda: self.inner.get(path))
 

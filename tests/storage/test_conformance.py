@@ -148,3 +148,24 @@ def test_unusual_names(store: ObjectStore) -> None:
 def test_a_path_that_leaves_the_root_is_refused(store: ObjectStore) -> None:
     with pytest.raises(ConfigurationError):
         store.put("../outside", b"x")
+
+
+def test_an_object_of_another_store_is_taken_or_nothing_happens(store: ObjectStore, tmp_path: Path) -> None:
+    """Whoever asks copies it himself, then: no bytes are lost, whatever the two stores are."""
+    for source in (open_store(f"file://{tmp_path}/other"), open_store("memory://")):
+        source.put("from/here", b"data")
+        if store.take("to/there", source, "from/here"):
+            source.delete(["from/here"])
+            assert store.get("to/there") == b"data"
+            store.delete(["to/there"])
+        assert paths(store, "to") == []
+        assert not store.take("to/there", source, "never/there")
+        assert paths(store, "to") == []
+
+
+def test_between_local_directories_an_object_is_taken(tmp_path: Path) -> None:
+    here, there = open_store(f"file://{tmp_path}/here"), open_store(f"file://{tmp_path}/there")
+    there.put("from", b"data")
+    assert RetryingStore(here).take("a/to", RetryingStore(there), "from")
+    assert (tmp_path / "here" / "a" / "to").samefile(tmp_path / "there" / "from")
+    assert not list(tmp_path.rglob("*.writing"))

@@ -86,15 +86,23 @@ class Backend(Protocol):
         """
         ...
 
-    def move(self, state: str, to: str) -> None:
-        """Give all entries of a state to another, which has none, and forget it; nothing if it is not there.
+    def clip(self, groups: range) -> None:
+        """Forget every key group outside a range; what has none (`BROADCAST_GROUP`) stays. Before any other use."""
+        ...
 
-        After opening, before anything is read or written.
+    def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
+        """Take in another snapshot's entries, in key order, of key groups that are not here. Before any other use."""
+        ...
+
+    def move(self, state: str, to: str) -> None:
+        """Give all entries of a state to another, which has none of their keys, and forget it. Before any other use.
+
+        Nothing happens if it is not there.
         """
         ...
 
     def forget(self, state: str) -> None:
-        """Delete a state with all of its entries; nothing if it is not there. After opening, like `move`."""
+        """Delete a state with all of its entries; nothing if it is not there. Before any other use."""
         ...
 
     def metrics(self) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.core.errors import StateLimitError, UnavailableError
+from strandline.core.keygroups import BROADCAST_GROUP, group_of
 from strandline.format.heapfile import read_heap, write_heap
 
 HEAP_FILE = "state.heap"
@@ -34,7 +35,8 @@ class HeapBackend:
                 for state, entries in read_heap(file, str(snapshot)):
                     kept.setdefault(state, {}).update(entries)
         self._kept: dict[str, dict[bytes, bytes] | None] = {**kept}
-        self._kept_bytes = self._encoded_bytes = sum(map(_size, kept.values()))
+        self._kept_bytes = self._encoded_bytes = 0
+        self._measure()
 
     def get_many(self, state: str, keys: Sequence[bytes]) -> list[bytes | None]:
         return list(map(self._entries(state).get, keys))
@@ -52,6 +54,18 @@ class HeapBackend:
     def release(self, state: str) -> None:
         self._kept_bytes -= _size(self._entries(state))
         self._kept[state] = None
+
+    def clip(self, groups: range) -> None:
+        for state in self._kept:
+            kept = self._entries(state)
+            self._kept[state] = {
+                key: value for key, value in kept.items() if group_of(key) in groups or group_of(key) == BROADCAST_GROUP
+            }
+        self._measure()
+
+    def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
+        self._entries(state).update(entries)
+        self._measure()
 
     def write(self, changes: Changes) -> None:
         """Apply entries, all or, where the limit would be passed, none."""
@@ -115,6 +129,10 @@ class HeapBackend:
 
     def close(self) -> None:
         self._kept = {}
+
+    def _measure(self) -> None:
+        self._kept_bytes = sum(_size(entries) for entries in self._kept.values() if entries is not None)
+        self._encoded_bytes = self._kept_bytes
 
     def _entries(self, state: str) -> dict[bytes, bytes]:
         if state not in self._kept:

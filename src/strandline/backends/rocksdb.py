@@ -5,7 +5,6 @@ There is no write-ahead log: what survives a crash is the last snapshot.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,13 +12,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from rocksdict import Cache, Checkpoint, Rdict, RdictIter, ReadOptions, WriteBatch, WriteBufferManager
+from rocksdict import (
+    Cache,
+    Checkpoint,
+    IngestExternalFileOptions,
+    Rdict,
+    RdictIter,
+    ReadOptions,
+    SstFileWriter,
+    WriteBatch,
+    WriteBufferManager,
+)
 
 from strandline.backends.base import Changes, Entry, LocalFile
 from strandline.backends.options import DEFAULT_TUNING, LEAST_BYTES, MIB, Grouping, MemoryBudget, Tuning
+from strandline.backends.rocksfiles import SstFiles, Translating
 from strandline.backends.rocksoptions import family_options, reading_from, reading_groups, write_options
-from strandline.core.errors import CorruptionError, UnavailableError
-from strandline.core.ids import unique_name
+from strandline.core.errors import UnavailableError
+from strandline.core.keygroups import BROADCAST_GROUP, first_key
 
 # Sorting, and each `Rdict.write`, hold the GIL from start to end: small pieces let the uploads and heartbeats of other
 # threads run. Sorted runs of this size make writing random keys twice as fast and reading them a sixth faster.
@@ -28,9 +38,7 @@ _SORTED_READ_KEYS = 1000
 _BATCH_ENTRIES = 2000
 _BATCH_BYTES = 1 * MIB
 _STALL_S = 0.005
-_TAG_DIGITS = 16
-_OWN = re.compile(r"\d+\.(?:sst|blob)")
-_LASTING = re.compile(rf"(\d+)-[0-9a-f]{{{_TAG_DIGITS}}}(\.(?:sst|blob))")
+_LOOK_ENTRIES = 4096
 _DEFAULT_FAMILY = "default"
 _STATISTICS = {
     "flush_written_bytes": "rocksdb.flush.write.bytes",
@@ -81,7 +89,7 @@ class RocksDBBackend:
         self._written = 0
         self._writing = write_options()
         self._reading_groups = reading_groups()
-        self._translating = _Translating(directory)
+        self._translating = Translating(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self._files = SstFiles(directory)
         with self._translating:
@@ -90,10 +98,11 @@ class RocksDBBackend:
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
+        self._file_bytes = tuning.target_file_bytes
         found = (self._directory / "CURRENT").exists()
         existing = Rdict.list_cf(str(self._directory), self._options) if found else []
         names = sorted({*existing, *states} - {_DEFAULT_FAMILY})
-        families = {
+        families = self._family_options = {
             name: family_options(self._cache, self._buffers, memory, tuning, self._groupings.get(name))
             for name in names
         }
@@ -154,6 +163,36 @@ class RocksDBBackend:
     def release(self, state: str) -> None:
         """Do nothing: this backend keeps the state."""
         self._family(state)
+
+    def clip(self, groups: range) -> None:
+        """Delete by ranges, which costs nothing now: merging leaves out later what is in them."""
+        with self._translating:
+            for family in self._families.values():
+                if groups.start:
+                    family.delete_range(b"", first_key(groups.start), self._writing)
+                family.delete_range(first_key(groups.stop), first_key(BROADCAST_GROUP), self._writing)
+
+    def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
+        """Make files of them and take these in as they are: nothing is merged, and no write buffer fills."""
+        family, number = self._family(state), 0
+        first = next(entries, None)
+        while first is not None:
+            # Beside the database, which takes all files in its directory for its own.
+            path = self._directory.with_name(f"{self._directory.name}-load-{number}.sst")
+            with self._translating:
+                made = SstFileWriter(self._family_options[state])
+                made.open(str(path))
+                made[first[0]] = first[1]
+                for count, (key, value) in enumerate(entries, 1):
+                    made[key] = value
+                    if count % _LOOK_ENTRIES == 0 and made.file_size() >= self._file_bytes:
+                        break
+                made.finish()
+                options = IngestExternalFileOptions()
+                options.set_move_files(True)
+                family.ingest_external_file([str(path)], options)
+            path.unlink(missing_ok=True)
+            first, number = next(entries, None), number + 1
 
     def write(self, changes: Changes) -> None:
         """Apply entries in batches that hold the GIL for a few milliseconds each."""
@@ -226,14 +265,14 @@ class RocksDBBackend:
     def move(self, state: str, to: str) -> None:
         """Copy: RocksDB's column families keep their names for life."""
         if state in self._families:
-            self.write({to: self.scan(state)})
+            self.load(to, self.scan(state))
             self.forget(state)
 
     def forget(self, state: str) -> None:
         family = self._families.pop(state, None)
         if family is not None:
             self._forget_walks()
-            del self._handles[state]
+            del self._handles[state], self._family_options[state]
             with self._translating:
                 family.close()
                 self._db.drop_column_family(state)
@@ -303,58 +342,3 @@ def _statistics(text: str) -> dict[str, int]:
     """Pick our figures out of RocksDB's statistics, lines like `rocksdb.flush.write.bytes COUNT : 17`."""
     counts = {words[0]: int(words[3]) for line in text.splitlines() if (words := line.split())[1:2] == ["COUNT"]}
     return {name: counts.get(ticker, 0) for name, ticker in _STATISTICS.items()}
-
-
-class SstFiles:
-    """The lasting names of an opened database's SST and blob files.
-
-    RocksDB numbers its files in one sequence that a restore sets back, so that after a restore the same number names
-    other bytes. Hence a snapshot calls each of them `number-tag.sst`, the tag drawn once each time a backend is opened:
-    no name ever stands for two contents.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        """Rename the files of a snapshot in `directory`, if it holds one, to what RocksDB calls them."""
-        self._tag = unique_name()[:_TAG_DIGITS]
-        self._restored: dict[str, str] = {}
-        for path in list(directory.iterdir()):
-            if match := _LASTING.fullmatch(path.name):
-                self._adopt(path, match[1] + match[2])
-
-    def _adopt(self, path: Path, own: str) -> None:
-        if own in self._restored:
-            raise CorruptionError(
-                f"{path.parent}: holds {path.name} and {self._restored[own]}, files of two snapshots",
-                hint="restore one snapshot into an empty directory",
-            )
-        self._restored[own] = path.name
-        path.rename(path.with_name(own))
-
-    def lasting_name(self, own: str) -> str | None:
-        """Return the name that a file keeps for ever, or None for a file that is neither SST nor blob."""
-        if not _OWN.fullmatch(own):
-            return None
-        number, suffix = own.split(".")
-        return self._restored.get(own, f"{number}-{self._tag}.{suffix}")
-
-
-class _Translating:
-    """Turns RocksDB's errors, which are bare `Exception`s whose text begins with a kind, into ours."""
-
-    __slots__ = ("_directory",)
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or not (isinstance(error, OSError) or type(error) is Exception):
-            return
-        message = f"state directory {self._directory}: {error}"
-        if isinstance(error, OSError):
-            raise UnavailableError(message) from error
-        if str(error).startswith("Corruption") or "No such file" in str(error):
-            raise CorruptionError(message, hint="the job restores from its last complete checkpoint") from error
-        raise UnavailableError(message, hint="look for a full or failing disk") from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from strandline.api.config import Checkpoints
@@ -110,6 +111,17 @@ class Coordinator:
         if closed:
             resolve([future], CheckpointError(f"the checkpoint that was asked for was not taken: {closed}"))
         return future
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Subsume no checkpoint within: somebody reads one. What is overdue then goes with the next."""
+        with self._lock:
+            self._retention.held += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._retention.held -= 1
 
     def close(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for, and take no more requests.

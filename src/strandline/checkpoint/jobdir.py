@@ -112,6 +112,12 @@ class JobDirectory:
     def put_file(self, path: str, source: Path) -> None:
         self.store.put_file(f"{self.job}/{path}", source)
 
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        to = f"{self.job}/{path}"
+        if isinstance(source, JobDirectory):
+            return self.store.take(to, source.store, f"{source.job}/{source_path}")
+        return self.store.take(to, source, source_path)
+
     def get(self, path: str) -> bytes:
         return self.store.get(f"{self.job}/{path}")
 

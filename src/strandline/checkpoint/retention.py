@@ -51,6 +51,8 @@ class Retention:
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
+        self.held = 0
+        """How many read a checkpoint of this run that might be subsumed meanwhile: none is."""
 
     @property
     def oldest_live(self) -> CheckpointId | None:
@@ -113,7 +115,7 @@ class Retention:
         return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
-        return self._registry.checkpoints[: -self._retain]
+        return [] if self.held else self._registry.checkpoints[: -self._retain]
 
     def _settled(self) -> list[CheckpointId]:
         """Return the checkpoints in doubt that are not the newest any more, whether they are there or not."""

@@ -7,6 +7,8 @@ from strandline.core.ids import KeyGroup, Partition
 
 MIN_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
+BROADCAST_GROUP = 0xFFFF
+"""No key has it: what is the same in all partitions lies under it."""
 
 
 def default_max_parallelism(parallelism: int) -> int:
@@ -40,3 +42,13 @@ def check_parallelism(uid: str, parallelism: int, max_parallelism: int) -> None:
             f"operator '{uid}': parallelism is {parallelism}, expected 1 to max_parallelism ({max_parallelism})",
             hint="lower the parallelism, or give a larger max_parallelism before the job's first start",
         )
+
+
+def first_key(group: int) -> bytes:
+    """Return the lowest key bytes that a key group can have."""
+    return group.to_bytes(2, "big")
+
+
+def group_of(key: bytes) -> int:
+    """Return the key group of key bytes."""
+    return int.from_bytes(key[:2], "big")

@@ -6,6 +6,7 @@ so when somebody else has imported pandas, as a user's function may at any time;
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 import threading
@@ -28,6 +29,13 @@ def defer_pandas() -> None:
     # The first look is in vain; Arrow looks again only where it cannot do without, in to_pandas() for one.
     pa.scalar(True)
     finder.deferred = True
+
+
+def ready_to_fork() -> None:
+    """Leave to forks what they need not pay for: pandas, and copies of what the collector looks at."""
+    defer_pandas()
+    gc.collect()
+    gc.freeze()
 
 
 def renew_randomness() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import importlib
 import os
 import select
@@ -24,7 +23,7 @@ import msgspec
 
 from strandline.keeper import process
 from strandline.keeper.birth import MESSAGE_BYTES, Birth
-from strandline.keeper.lean import defer_pandas, renew_randomness
+from strandline.keeper.lean import ready_to_fork, renew_randomness
 
 _IDLE_S = 60.0
 
@@ -39,10 +38,7 @@ def main() -> None:
     waiting = select.poll()
     for descriptor in held:
         waiting.register(descriptor, select.POLLIN)
-    defer_pandas()
-    # Collections of keepers leave alone what they share, and do not copy it.
-    gc.collect()
-    gc.freeze()
+    ready_to_fork()
     while waiting.poll(_IDLE_S * 1000) == [(held[0], select.POLLIN)] and (data := channel.recv(MESSAGE_BYTES)):
         channel.send(_born(msgspec.msgpack.decode(data, type=Birth), held))
 

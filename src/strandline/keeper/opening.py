@@ -13,12 +13,12 @@ from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MemoryBudget
 from strandline.backends.rocksdb import RocksDBBackend
 from strandline.checkpoint.jobdir import JobDirectory
-from strandline.checkpoint.restore import damage_in, fetch
+from strandline.checkpoint.restore import damage_in
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Epoch, Partition
-from strandline.format.manifest import FileRef
-from strandline.keeper.paths import drop_copies, local_copy
+from strandline.keeper.paths import drop_copies
+from strandline.keeper.restoring import Restoring
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.partition import OperatorPartition
 from strandline.runtime.program import Process, Program, groupings, state_infos
@@ -50,16 +50,15 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     store = open_store(program.store_url, program.store_options, fsync=program.fsync)
     jobdir = JobDirectory(RetryingStore(store), program.job)
     restore = program.restore
-    files = restore.files.get(partition, []) if restore else []
+    restoring = Restoring(program, partition, directory, jobdir, restore) if restore else None
     for path in directory.glob("db-*"):
         shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])
     database = directory / f"db-{program.generation}"
-    if restore is not None:
+    if restoring is not None and restore is not None:
         failpoints.hit("keeper.restore.before")
-        copy = local_copy(directory, restore.checkpoint)
         with damage_in(restore.checkpoint):
-            from_copy, from_storage = fetch(jobdir, files, database, copy)
+            from_copy, from_storage = restoring.fetch(database, copies=True)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
             restore.checkpoint, from_copy, from_storage,
@@ -68,9 +67,9 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     process = program.load()
     opened = None
     try:
-        opened = open_task(program, process, partition, database)
+        opened = open_task(program, process, partition, database, restoring)
     except CorruptionError as error:
-        if restore is None:
+        if restoring is None:
             raise
         log.warning("opened once more, from storage: %s", str(error))
     if opened is None:
@@ -79,23 +78,27 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
         assert restore is not None
+        assert restoring is not None
         with damage_in(restore.checkpoint):
             database = directory / f"db-{program.generation}-again"
-            fetch(jobdir, files, database)
-            opened = open_task(program, process, partition, database)
+            restoring.fetch(database, copies=False)
+            opened = open_task(program, process, partition, database, restoring)
     backend, task = opened
-    base: dict[str, FileRef] = {ref.name: ref for ref in files if ref.shared}
     snapshots = Snapshots(
-        program, partition, task.store, backend, jobdir, directory, base,
+        program, partition, task.store, backend, jobdir, directory, restoring.referable if restoring else {},
         int(program.partition_memory_bytes * _WRITE_BEHIND),
     )  # fmt: skip
     return Opened(program, OperatorPartition(task, restore.epoch if restore else Epoch(0)), snapshots)
 
 
-def open_task(program: Program, process: Process, partition: Partition, database: Path) -> tuple[Backend, Task]:
-    """Bind a partition's function to a backend in a directory that is empty or holds a snapshot's files."""
+def open_task(
+    program: Program, process: Process, partition: Partition, database: Path, restoring: Restoring | None = None
+) -> tuple[Backend, Task]:
+    """Bind a partition's function to a backend in a directory that is empty or holds what was fetched for it."""
     backend = open_backend(program, process, database)
     try:
+        if restoring is not None:
+            restoring.fill(backend, [info.name for info in state_infos(process)], database)
         move_states(backend, program, process)
         return backend, Task(program, process, partition, backend, int(program.partition_memory_bytes * _OBJECTS))
     except BaseException:

@@ -14,12 +14,12 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
 from strandline.backends.options import Grouping
 from strandline.core.errors import ConfigurationError, StateTypeError
-from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
+from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.core.settings import BackendName
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import (
-    FileRef,
     Mode,
+    PartitionInfo,
     StateInfo,
     TTLInfo,
 )
@@ -69,11 +69,25 @@ def groupings(program: Program, process: Process) -> dict[str, Grouping]:
 
 
 class Restore(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run started from: a checkpoint, and each partition's files in it."""
+    """What a run started from: a checkpoint, and one operator's parts in it, at whatever parallelism they were."""
 
     checkpoint: CheckpointId
     epoch: Epoch
-    files: dict[Partition, list[FileRef]]
+    backend: str = "rocksdb"
+    """Whose files they are."""
+    parts: list[PartitionInfo] = []
+
+    def parts_of(self, groups: range) -> list[PartitionInfo]:
+        """Return the parts that hold some of these key groups, that which holds most of them first."""
+        return sorted(
+            (part for part in self.parts if _shared(part, groups) > 0),
+            key=lambda part: (-_shared(part, groups), part.index),
+        )
+
+
+def _shared(part: PartitionInfo, groups: range) -> int:
+    """Return how many of these key groups a part holds."""
+    return min(part.last_key_group + 1, groups.stop) - max(part.first_key_group, groups.start)
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,13 @@ class ObjectStore(Protocol):
         """Upload a local file, streaming."""
         ...
 
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        """Have an object of another store put here without its bytes passing through this process.
+
+        False, and nothing has happened, where storage cannot do that for these two, or finds no such object.
+        """
+        ...
+
     def get(self, path: str) -> bytes:
         """Read a whole object."""
         ...

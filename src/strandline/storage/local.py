@@ -19,7 +19,7 @@ from typing import BinaryIO
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, UnavailableError
 from strandline.core.ids import unique_name
-from strandline.storage.base import ObjectInfo
+from strandline.storage.base import ObjectInfo, ObjectStore
 
 _TEMPORARY = re.compile(r"(?:^|/)\.[0-9a-f]{32}\.writing$")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -133,6 +133,17 @@ class LocalStore:
         target = self._at(path)
         with self._errors(path, writing=True), self._lasting(target), self._temporary(target, write) as temporary:
             self._disk.rename(temporary, target)
+
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        """Give a file of another directory a second name here: objects never change under a name."""
+        if not isinstance(source, LocalStore):
+            return False
+        try:
+            self._put(path, lambda temporary: self._disk.link(source._at(source_path), temporary))
+        except UnavailableError:
+            # Another file system, one without links, or no such file.
+            return False
+        return True
 
     def create(self, path: str, data: bytes) -> None:
         target, write = self._at(path), lambda temporary: self._disk.write(temporary, data)

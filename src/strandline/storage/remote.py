@@ -105,6 +105,9 @@ class _ObstoreStore:
         with self._errors(path, writing=True):
             obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        return False
+
     def get(self, path: str) -> bytes:
         with self._errors(path):
             return bytes(obstore.get(self._store, path).bytes())

@@ -58,6 +58,10 @@ class RetryingStore:
     def put_file(self, path: str, source: Path) -> None:
         self._retry(lambda: self._store.put_file(path, source))
 
+    def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
+        inner = source._store if isinstance(source, RetryingStore) else source
+        return self._retry(lambda: self._store.take(path, inner, source_path))
+
     def get(self, path: str) -> bytes:
         return self._retry(lambda: self._store.get(path))
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.backends.base import Backend
 from strandline.core.errors import OutputError, UserCodeError
+from strandline.core.keygroups import BROADCAST_GROUP, first_key
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.rowlayout import RowLayout
@@ -25,7 +26,7 @@ from strandline.types.columns import to_python
 from strandline.types.datatypes import StructType, parse_type
 from strandline.types.ordering import comparable
 
-_NO_GROUP = b"\xff\xff"
+_NO_GROUP = first_key(BROADCAST_GROUP)
 
 
 class BroadcastTable(MapTable):

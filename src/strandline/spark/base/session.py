@@ -65,10 +65,20 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     start_jvm(given)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
-    is_here = master.startswith("local") and shutil.which(os.environ["PYSPARK_PYTHON"]) == sys.executable
+    is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
     return SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+
+
+def has_one_process(master: str) -> bool:
+    """Whether a session with this master runs all its tasks in the driver's own JVM."""
+    return master.startswith("local[") or master == "local"
+
+
+def is_this_python(command: str) -> bool:
+    """Whether a command is the Python that runs this."""
+    return shutil.which(command) == sys.executable
 
 
 def check_session(spark: Any) -> None:
@@ -98,10 +108,9 @@ def check_session(spark: Any) -> None:
 def session_warnings(spark: SparkSession) -> list[str]:
     """Return what is wrong with a session in which a job works, but not well."""
     sc = spark.sparkContext
-    conf, master = sc.getConf(), sc.master or ""
-    on_one_machine = master.startswith("local[") or master == "local"
+    conf, several = sc.getConf(), not has_one_process(sc.master or "")
     found = []
-    if not on_one_machine and conf.get("spark.shuffle.reduceLocality.enabled", "true").lower() == "true":
+    if several and conf.get("spark.shuffle.reduceLocality.enabled", "true").lower() == "true":
         found.append(
             "spark.shuffle.reduceLocality.enabled is not false: with few executors, tasks will move away from their "
             "state and the job will be restored often"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,14 +75,14 @@ class Attempt:
         return self._watch.query
 
     @errors_reported()
-    def watch(self, stopping: Any) -> bool:
-        """Look after the run until it ends; return True if the source is finished, False if `stopping` was set."""
+    def watch(self, is_over: Callable[[], bool]) -> bool:
+        """Look after the run until it ends; return True if the source is finished, False if `is_over`."""
         with self._fleet.breakable():
-            return self._look_after(stopping)
+            return self._look_after(is_over)
 
-    def _look_after(self, stopping: Any) -> bool:
+    def _look_after(self, is_over: Callable[[], bool]) -> bool:
         looked, checked = 0.0, time.monotonic()
-        while not stopping.is_set():
+        while not is_over():
             if self.driver.failed.wait(_LOOK_S):
                 assert self.driver.error is not None
                 raise self.driver.error

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 
 from strandline.checkpoint.start import Start
 from strandline.core.errors import IncompatibleStateError
-from strandline.core.settings import BackendName
 from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
@@ -16,7 +15,6 @@ from strandline.plan.upgrade import Upgrade, plan_upgrade
 def check_compatible(
     manifest: Manifest,
     operators: Sequence[Operator],
-    backend: BackendName,
     sinks: Sequence[str],
     sources: Sequence[str],
     drop: Collection[str] = (),
@@ -30,7 +28,7 @@ def check_compatible(
     for operator in operators:
         stored = upgrade.migrations[operator.uid].stored
         if stored is not None:
-            found += _differences(stored, operator, backend)
+            found += _differences(stored, operator)
     found += [
         f"the program has no sink named '{sink.name}', which has {len(sink.pending)} committables pending"
         for sink in manifest.sinks
@@ -77,13 +75,9 @@ def _name_differences(before: Sequence[str], now: Sequence[str], knows: str) -> 
     return gone + [f"the source '{name}' is new; {known}" for name in now if name not in before]
 
 
-def _differences(stored: OperatorInfo, operator: Operator, backend: BackendName) -> list[str]:
+def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
     return [
         f"operator '{operator.uid}': {what} is {now}, was {before}"
-        for what, before, now in (
-            ("max_parallelism", stored.max_parallelism, operator.max_parallelism),
-            ("parallelism", stored.parallelism, operator.parallelism),
-            ("the backend", stored.backend, backend),
-        )
+        for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
         if before != now
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -77,6 +77,11 @@ class EpochDriver:
         """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
+
+    @property
+    def operators(self) -> Collection[Operator]:
+        """The keyed operators, as they run."""
+        return self._operators.values()
 
     def __call__(self, df: DataFrame, batch: int) -> None:
         """Process one epoch; called by Spark."""
@@ -188,7 +193,7 @@ class EpochDriver:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
         if self._plan.reductions:
-            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self._operators.values()))
+            limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators))
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)

@@ -65,7 +65,7 @@ class Job:
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
-        if self._run is not None and self._run.status().state in ("starting", "running", "restarting"):
+        if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
         check_session(spark)

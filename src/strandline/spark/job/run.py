@@ -25,6 +25,7 @@ from strandline.core.errors import (
     UserCodeError,
 )
 from strandline.core.ids import CheckpointId
+from strandline.core.keygroups import check_parallelism
 from strandline.keeper.paths import sweep
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
@@ -52,7 +53,10 @@ class Run:
         self._starting: Starting | None = None
         self._attempt: Attempt | None = None
         self._state: State = "starting"
+        self._parallelism: int | None = None
+        """What `rescale` was told; None: what the settings or the checkpoint say."""
         self._stopping = threading.Event()
+        self._again = threading.Event()
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._last_failure = ""
@@ -181,20 +185,8 @@ class Run:
         last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for. Raises
         UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
-        deadline = time.monotonic() + timeout
-        while checkpoint and self._state == "restarting" and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        if checkpoint and not self._ended.is_set():
-            if not self._is_at_work() or self._attempt is None:
-                raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-            driver = self._attempt.driver
-            driver.paused.set()
-            try:
-                self.checkpoint(timeout)
-            except BaseException:
-                # The job is not stopped, and goes on.
-                driver.paused.clear()
-                raise
+        if checkpoint:
+            self._pause_with_checkpoint(timeout)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -207,6 +199,49 @@ class Run:
             if (at_work := self._starting or self._attempt) is not None:
                 at_work.break_off()
         self._thread.join(timeout)
+
+    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
+        """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.
+
+        Results are those of an undisturbed job. It holds until the job is started again: then `Settings(parallelism=…)`
+        counts or, where that is not given, what the newest checkpoint has. Raises ConfigurationError if an operator
+        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was.
+        """
+        if (attempt := self._attempt) is None:
+            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
+        for operator in attempt.driver.operators:
+            check_parallelism(operator.uid, parallelism, operator.max_parallelism)
+        deadline = time.monotonic() + timeout
+        self._pause_with_checkpoint(timeout)
+        before, self._parallelism = self._attempt, parallelism
+        self._again.set()
+        while self._attempt is before or self._again.is_set() or not self._is_at_work():
+            self._raise_if_failed()
+            if self._ended.is_set():
+                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it was rescaled")
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"job '{self._b.name}' does not run with parallelism {parallelism} after {timeout:g} s",
+                    hint="it goes on restoring; run.status() tells when it is done",
+                )
+            time.sleep(_LOOK_S)
+
+    def _pause_with_checkpoint(self, timeout: float) -> None:
+        """Take a checkpoint that no epoch comes after, unless the job has ended. If it fails, the job goes on."""
+        deadline = time.monotonic() + timeout
+        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if self._ended.is_set():
+            return
+        if not self._is_at_work() or self._attempt is None:
+            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
+        driver = self._attempt.driver
+        driver.paused.set()
+        try:
+            self.checkpoint(timeout)
+        except BaseException:
+            driver.paused.clear()
+            raise
 
     def __enter__(self) -> Run:
         return self
@@ -245,14 +280,26 @@ class Run:
                 if self._attempt is None:
                     self._begin()
                 assert self._attempt is not None
-                return self._attempt.watch(self._stopping)
+                if self._attempt.watch(lambda: self._stopping.is_set() or self._again.is_set()):
+                    return True
+                if not self._stopping.is_set():
+                    self._begin_again()
             except BaseException as error:
                 if not self._stopping.is_set():
                     self._recover(find_error(error))
         return False
 
+    def _begin_again(self) -> None:
+        """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
+        assert self._attempt is not None
+        self._state = "rescaling"
+        self._least_id = self._attempt.coordinator.next_id
+        self._end_attempt()
+        self._attempt = None
+        self._again.clear()
+
     def _begin(self) -> None:
-        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim)
+        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
         try:
             self._attempt = starting.start()
         finally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
@@ -25,7 +26,7 @@ from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.session import retained_batches
+from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver, Progress
@@ -50,6 +51,8 @@ class Starting:
     _least_id: CheckpointId
     claim: Claim | None
     """The newest claim that this job's driver has made."""
+    _rescaled: int | None = None
+    """The parallelism that the run was told to have, whatever else says so."""
 
     def __post_init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
@@ -160,14 +163,14 @@ class Starting:
 
     def _parallelism(self, manifest: Manifest | None) -> int:
         stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
-        return self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
+        return self._rescaled or self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
 
     def _settle(self, manifest: Manifest | None) -> list[Operator]:
         stored = {op.uid: op.max_parallelism for op in manifest.operators} if manifest else {}
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            upgrade = check_compatible(manifest, operators, self._b.settings.backend, sinks, self._b.plan.sources.names)
+            upgrade = check_compatible(manifest, operators, sinks, self._b.plan.sources.names)
             operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
 
@@ -191,9 +194,10 @@ class Starting:
         b = self._b
         restore = None
         if manifest is not None:
+            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch)
             stored = operator.migration.stored
-            files = {part.index: part.files for part in stored.partitions} if stored else {}
-            restore = Restore(checkpoint=manifest.checkpoint, epoch=manifest.epoch, files=files)
+            if stored is not None:
+                restore = msgspec.structs.replace(restore, backend=stored.backend, parts=stored.partitions)
         return operator.program(
             job=b.name,
             generation=owned.generation,
@@ -215,7 +219,7 @@ class Starting:
         sc: Any = self._b.spark.sparkContext
         addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
         hosts = [address.rpartition(":")[0] for address in addresses]
-        if len(hosts) > 1 and not sc.master.startswith("local["):
+        if len(hosts) > 1 and not has_one_process(sc.master):
             # The driver is among them, and runs no keepers.
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))

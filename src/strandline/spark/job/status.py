@@ -10,7 +10,7 @@ from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import WatermarkStatus, time_text
 from strandline.spark.job.epochs import EpochDriver
 
-State = Literal["starting", "running", "restarting", "finished", "stopped", "failed"]
+State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Status:
     last_failure: str
     sources: list[str] = field(default_factory=list)
     """Names of the sources; empty if there is one without."""
+    parallelism: int = 0
+    """Of the operators: how many partitions each has."""
     epoch: int = 0
     rows_in: int = 0
     """Events since the run, or its last restart, began."""
@@ -64,6 +66,7 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
     """Return the fields of a Status that epochs change."""
     progress = driver.progress
     return {
+        "parallelism": max((operator.parallelism for operator in driver.operators), default=0),
         "epoch": progress.epoch,
         "rows_in": progress.rows_in,
         "last_epoch_ms": progress.last_epoch_ms,

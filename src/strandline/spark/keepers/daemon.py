@@ -8,7 +8,6 @@ that are imported here make theirs anew: OpenBLAS, and Arrow's allocator.
 
 from __future__ import annotations
 
-import gc
 import os
 from functools import partial
 
@@ -16,14 +15,13 @@ import pyspark.worker  # noqa: F401
 from pyspark.daemon import manager
 
 import strandline.spark.keepers.worker  # noqa: F401
-from strandline.keeper.lean import defer_pandas, renew_randomness
+from strandline.keeper.lean import ready_to_fork, renew_randomness
 
 
 def main() -> None:
     """Fork workers until Spark has enough."""
-    defer_pandas()
     os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
-    gc.freeze()
+    ready_to_fork()
     manager()
 
 

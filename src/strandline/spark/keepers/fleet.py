@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +24,7 @@ from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.runtime.program import Program
 from strandline.spark.base.ddl import schema_of
+from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef
 
@@ -239,9 +238,7 @@ class Fleet:
 def _only_executor(spark: SparkSession) -> Executor | None:
     """Return the JVM as the executor when it runs all tasks itself, on this machine and in this Python; else None."""
     sc: Any = spark.sparkContext
-    if not sc.master.startswith("local[") and sc.master != "local":
-        return None
-    if shutil.which(sc.pythonExec) != sys.executable:
+    if not has_one_process(sc.master) or not is_this_python(sc.pythonExec):
         return None
     return Executor(int(sc._jvm.java.lang.ProcessHandle.current().pid()), sc.environment)
 

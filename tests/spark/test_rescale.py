@@ -1,0 +1,96 @@
+"""A job goes on with more or fewer partitions, while it runs and from one start to the next: exact, and seen as such."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core import failpoints
+from tests.spark import timed
+from tests.spark.harness import Case, Reader, eventually, keepers, settle
+
+pytestmark = pytest.mark.spark
+
+
+def keepers_of(status: sl.Status) -> set[tuple[str, int]]:
+    return {(keeper.uid, keeper.partition) for keeper in status.keepers}
+
+
+def wanted(parallelism: int) -> set[tuple[str, int]]:
+    return {(uid, partition) for uid in ("profile", "per-kind") for partition in range(parallelism)}
+
+
+def test_a_running_job_is_rescaled_and_its_keepers_are_killed(spark: Any, case: Case) -> None:
+    with Reader(case):
+        case.add(2)
+        with case.job(spark).start(spark) as run:
+            settle(run)
+            case.add(1)
+            run.rescale(3)
+            status = settle(run)
+            assert (status.parallelism, status.restarts, keepers_of(status)) == (3, 0, wanted(3))
+            os.kill(status.keepers[0].pid, signal.SIGKILL)
+            case.add(1)
+            # What a restart restores, it restores with the parallelism that the run was told to have.
+            assert settle(run).restarts == 1
+            run.rescale(1)
+            case.add(1)
+            status = settle(run)
+            assert (status.parallelism, keepers_of(status)) == (1, wanted(1))
+            with pytest.raises(sl.errors.ConfigurationError, match="operator 'profile': parallelism is 4096"):
+                run.rescale(4096)
+            case.add(1)
+            settle(run)
+        # Started again, with the settings' parallelism and another backend; keepers of before are gone.
+        assert not keepers(case.local_dir)
+        case.add(1)
+        with case.job(spark, settings={"backend": "filesystem"}).start(spark) as run:
+            status = run.status()
+            assert (status.parallelism, status.restored_from is not None) == (2, True)
+            case.finish(run)
+    case.check()
+
+
+@pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
+def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
+    case.add(2)
+    with case.job(spark).start(spark) as run:
+        settle(run)
+
+        def fail() -> None:
+            raise sl.errors.UnavailableError("struck")
+
+        failpoints.arm(place, fail)
+        try:
+            run.rescale(3)
+        finally:
+            failpoints.disarm_all()
+        case.add(1)
+        status = settle(run)
+        assert (status.parallelism, status.restarts) == (3, 1)
+        case.finish(run)
+
+
+def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> None:
+    source = timed.Input(case.root, 3)
+    source.add()
+    with timed.build(spark, case.root, case.local_dir).start(spark) as run:
+        source.add(60)
+        settle(run)
+        run.rescale(3)
+        source.add(60)
+        source.add()
+        settle(run)
+        run.rescale(2)
+        source.add(60)
+        source.end()
+        settle(run)
+        eventually(lambda: run.checkpoint(60), "a checkpoint")
+        assert run.status().late_rows == 0
+    shown, expected = timed.shown(case.root), source.expected()
+    for sink in expected:
+        assert shown[sink] == expected[sink], sink
