@@ -34,7 +34,8 @@ from strandline.types.datatypes import (
     parse_type,
     quoted,
 )
-from strandline.types.evolution import Converter, Hints, Refusal, evolve
+from strandline.types.evolution import Converter, Refusal, checked, evolve
+from strandline.types.hints import Hints
 from strandline.types.records import record_type
 from tests.format.strategies import NAMES, same, scalars, types, values
 
@@ -137,7 +138,7 @@ def struct_changes(draw: Any, old: StructType, path: str) -> Change:
 
 
 def hinted(change: Change) -> Hints:
-    return Hints(change.renamed, change.fill).checked(change.new)
+    return checked(Hints(change.renamed, change.fill), change.new)
 
 
 def converted(old: DataType, change: Change) -> Converter:
@@ -332,7 +333,7 @@ def test_a_hint_that_says_two_things_is_refused() -> None:
 )
 def test_hints_that_fit_no_type(hints: Hints, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        hints.checked(parse_type("struct<a: int, b: array<struct<c: int>>>"))
+        checked(hints, parse_type("struct<a: int, b: array<struct<c: int>>>"))
 
 
 def test_schema_ids_end() -> None:

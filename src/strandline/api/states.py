@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
-from strandline.types.evolution import Hints
+from strandline.types.hints import Hints
 
 if TYPE_CHECKING:
     import numpy as np

@@ -95,14 +95,14 @@ class Backend(Protocol):
         ...
 
     def move(self, state: str, to: str) -> None:
-        """Give all entries of a state to another, which has none, and forget it; nothing if it is not there.
+        """Give all entries of a state to another, which has none of their keys, and forget it. Before any other use.
 
-        After opening, before anything is read or written.
+        Nothing happens if it is not there.
         """
         ...
 
     def forget(self, state: str) -> None:
-        """Delete a state with all of its entries; nothing if it is not there. After opening, like `move`."""
+        """Delete a state with all of its entries; nothing if it is not there. Before any other use."""
         ...
 
     def metrics(self) -> dict[str, int]:

@@ -265,14 +265,14 @@ class RocksDBBackend:
     def move(self, state: str, to: str) -> None:
         """Copy: RocksDB's column families keep their names for life."""
         if state in self._families:
-            self.write({to: self.scan(state)})
+            self.load(to, self.scan(state))
             self.forget(state)
 
     def forget(self, state: str) -> None:
         family = self._families.pop(state, None)
         if family is not None:
             self._forget_walks()
-            del self._handles[state]
+            del self._handles[state], self._family_options[state]
             with self._translating:
                 family.close()
                 self._db.drop_column_family(state)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import START_PATH, JobDirectory
 from strandline.checkpoint.source_log import pack, unpack, write_files
@@ -79,7 +80,7 @@ def load_start(jobdir: JobDirectory) -> Start | None:
         ) from error
 
 
-def write_start(jobdir: JobDirectory, start: Start, directory: Path) -> None:
+def write_start(folder: Folder, start: Start, directory: Path) -> None:
     """Write the saved files into `directory`: given to Spark as `checkpointLocation`, the sources begin there."""
-    where = f"{jobdir.url}/{START_PATH}"
+    where = f"{folder.url}/{START_PATH}"
     write_files(unpack(start.archive, where), directory, where)

@@ -8,7 +8,8 @@ from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.format.manifest import OlderSchema, StateInfo
 from strandline.format.values import MAX_SCHEMA_ID, ValueCodec
 from strandline.types.datatypes import ArrayType, DataType, parse_type
-from strandline.types.evolution import Hints, Refusal, evolve, fields_of
+from strandline.types.evolution import Refusal, evolve, fields_of
+from strandline.types.hints import Hints
 from strandline.types.plain import Convert, each_element
 
 

@@ -8,7 +8,7 @@ groups are read and taken in.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,46 +79,44 @@ class Restoring:
         ]
         return sum(from_copy for from_copy, _ in found), sum(from_storage for _, from_storage in found)
 
-    def fill(self, backend: Backend, states: list[str], database: Path) -> None:
-        """Bring a backend that was opened on the base's files, if there is one, to exactly the partition's state."""
+    def fill(self, backend: Backend, states: Sequence[str], database: Path) -> None:
+        """Bring a backend that was opened on the base's files, if there is one, to exactly the partition's state.
+
+        States that are renamed are taken in under their new names; the base's have their old ones still.
+        """
         base = self.base
         if base is not None and range(base.first_key_group, base.last_key_group + 1) != self.groups:
             backend.clip(self.groups)
-        # Names are changed later, by who knows them, where a part is taken as it is; else now.
-        known = [info.name for info in self._stored.states if info.name not in self._program.dropped]
-        renamed = {} if base else {was: name for name, was in self._program.was.items()}
-        names = {name: renamed.get(name, name) for name in known}
-        if base is None:
-            names = {name: now for name, now in names.items() if now in states}
+        was = {state: self._program.was.get(state, state) for state in states}
         for part in self.parts:
             if part is not base:
                 failpoints.hit("keeper.restore.part")
-                self._take_in(backend, names, part, _beside(database, part))
+                self._take_in(backend, was, part, _beside(database, part))
         if self._stored.tables:
-            self._read_tables(backend, names, database)
+            self._read_tables(backend, was, database)
 
-    def _take_in(self, backend: Backend, names: dict[str, str], part: PartitionInfo, directory: Path) -> None:
+    def _take_in(self, backend: Backend, was: Mapping[str, str], part: PartitionInfo, directory: Path) -> None:
         """Read our key groups of a part; of the first one what all have, too, if no part is taken as it is."""
         reader = open_reader(file_kind(self._stored.backend), directory)
         try:
-            for state, name in names.items():
-                backend.load(name, reader.scan(state, self.groups))
+            for state, stored in was.items():
+                backend.load(state, reader.scan(stored, self.groups))
                 if self.base is None and part is self.parts[0]:
-                    backend.load(name, reader.scan(state, _WITHOUT_GROUP))
+                    backend.load(state, reader.scan(stored, _WITHOUT_GROUP))
         finally:
             reader.close()
         shutil.rmtree(directory, ignore_errors=True)
 
-    def _read_tables(self, backend: Backend, names: dict[str, str], database: Path) -> None:
+    def _read_tables(self, backend: Backend, was: Mapping[str, str], database: Path) -> None:
         database.parent.mkdir(parents=True, exist_ok=True)
         opening = fetching(self._folder, database.parent)
-        for info in self._stored.states:
-            files = (self._stored.tables or {}).get(info.name)
-            if files and info.name in names:
+        infos = {info.name: info for info in self._stored.states}
+        for state, stored in was.items():
+            if files := (self._stored.tables or {}).get(stored):
                 failpoints.hit("keeper.restore.table")
-                codec = rows_of(self._stored, info)
+                codec = rows_of(self._stored, infos[stored])
                 rows = codec.encode_groups(read_tables(files, self.groups, opening))
-                backend.load(names[info.name], self._noted(backend, codec, rows))
+                backend.load(state, self._noted(backend, codec, rows))
 
     def _noted(
         self, backend: Backend, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]

@@ -13,7 +13,8 @@ from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.schemas import Schemas
 from strandline.types.datatypes import parse_type
-from strandline.types.evolution import Hints, Refusal, evolve
+from strandline.types.evolution import Refusal, checked, evolve
+from strandline.types.hints import Hints
 
 Action = Literal["kept", "migrated", "renamed", "new", "dropped", "refused"]
 
@@ -256,8 +257,8 @@ def _said(what: str, state: str, now: str, was: str) -> str:
 def _changed(schemas: Schemas, before: StateInfo, now: StateInfo, hints: Hints) -> tuple[Schemas, tuple[str, ...]]:
     """Return a state's schemas with a new type after those that it had, and what changes."""
     old, new = parse_type(before.value_type), parse_type(now.value_type)
-    checked = hints.checked(new)
-    found = evolve(old, new, checked)
+    hints = checked(hints, new)
+    found = evolve(old, new, hints)
     if isinstance(found, Refusal):
         raise ConfigurationError("; ".join(found.reasons))
-    return schemas.followed_by(old, new, checked), found.changes
+    return schemas.followed_by(old, new, hints), found.changes

@@ -7,8 +7,8 @@ values of a map and `prices{key}` its keys. Names that are no plain words stand 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -27,6 +27,7 @@ from strandline.types.datatypes import (
     TimestampNTZType,
     quoted,
 )
+from strandline.types.hints import Hints
 from strandline.types.plain import Convert, copier, each_element, entry_by_entry
 from strandline.types.records import record_type
 
@@ -35,30 +36,21 @@ _EXACT_BITS: dict[type[DataType], int] = {FloatType: 24, DoubleType: 53}
 _DIGITS = {1: 3, 2: 5, 4: 10, 8: 19}
 
 
-@dataclass(frozen=True)
-class Hints:
-    """What no type says about how it came of another one, by paths in the new one."""
-
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    """Which field of the same struct a field was before, by name."""
-    fill: Mapping[str, Any] = field(default_factory=dict)
-    """What a field that is new has in values that were written without it; else null."""
-
-    def checked(self, kind: DataType) -> Hints:
-        """Return the hints with values in their one form; raise ConfigurationError for what the type does not have."""
-        fields = fields_of(kind)
-        for what, given in (("renamed", self.renamed), ("fill", self.fill)):
-            for path in given:
-                if path not in fields:
-                    raise ConfigurationError(
-                        f"{what} names {path!r}, and {kind.ddl} has no such field",
-                        hint=f"its fields are {', '.join(fields) or 'none'}",
-                    )
-        try:
-            fill = {path: coercion(fields[path])(value) for path, value in self.fill.items() if value is not None}
-        except MisfitError as misfit:
-            raise ConfigurationError(f"fill does not fit {kind.ddl}: {misfit}") from None
-        return Hints(dict(self.renamed), fill)
+def checked(hints: Hints, kind: DataType) -> Hints:
+    """Return hints with values in their one form; raise ConfigurationError for what the type does not have."""
+    fields = fields_of(kind)
+    for what, given in (("renamed", hints.renamed), ("fill", hints.fill)):
+        for path in given:
+            if path not in fields:
+                raise ConfigurationError(
+                    f"{what} names {path!r}, and {kind.ddl} has no such field",
+                    hint=f"its fields are {', '.join(fields) or 'none'}",
+                )
+    try:
+        fill = {path: coercion(fields[path])(value) for path, value in hints.fill.items() if value is not None}
+    except MisfitError as misfit:
+        raise ConfigurationError(f"fill does not fit {kind.ddl}: {misfit}") from None
+    return Hints(dict(hints.renamed), fill)
 
 
 @dataclass(frozen=True)
