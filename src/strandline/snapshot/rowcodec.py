@@ -33,7 +33,6 @@ _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
 _LAST_US = _BIAS - 1
 _NOTHING = b"\0\0"
-_HAS_TTL = 1
 
 
 class RowCodec:
