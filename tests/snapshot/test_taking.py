@@ -10,9 +10,11 @@ from typing import Any
 import duckdb
 import pytest
 
+from strandline.checkpoint import kinds
 from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.snapshot.taking import Form, Progress, take_savepoint
+from strandline.storage.local import LocalStore
 from strandline.storage.place import Place
 from tests.runtime.bench import OPS, Model
 from tests.runtime.rescaling import KEYS, Job
@@ -90,6 +92,20 @@ def test_a_native_savepoint_has_the_same_files_under_paths_of_its_own(tmp_path: 
         if one.path:
             here, there = tmp_path / "storage" / "job" / one.path, tmp_path / "savepoint" / other.path
             assert here.samefile(there)
+
+
+def test_a_native_savepoint_of_partitions_that_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_INLINE_UP_TO_BYTES", 0)
+    monkeypatch.setattr(LocalStore, "take", lambda *_: False)
+    job = Job(tmp_path)
+    job.start(8, "filesystem")
+    job.checkpoint()
+    job.stop()
+    # Several threads bring files at once.
+    for number in range(5):
+        manifest = take(job, f"savepoint-{number}", "native")
+        (path,) = {file.path for part in manifest.operators[0].partitions for file in part.files}
+        assert (tmp_path / f"savepoint-{number}" / path).is_file()
 
 
 @pytest.mark.parametrize("form", ["canonical", "native"])

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -114,8 +114,7 @@ class _Native:
 
     def savepoint(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the paths that the files have in the savepoint."""
-        files = {f.path: f for f in manifest.files() if f.inline is None}
-        in_parallel(self._bring, list(files.values()))
+        self._bring_all(manifest.files())
         operators = [
             msgspec.structs.replace(operator, partitions=[
                 msgspec.structs.replace(part, files=[_moved(file) for file in part.files])
@@ -127,8 +126,12 @@ class _Native:
 
     def bring_source(self, info: SourceInfo | None) -> SourceInfo | None:
         """Bring what rewinds the sources."""
-        in_parallel(self._bring, [file for file in (info.files() if info else []) if file.inline is None])
+        self._bring_all(info.files() if info else [])
         return _moved_source(info)
+
+    def _bring_all(self, files: Iterable[FileRef]) -> None:
+        # By content: partitions that hold the same, as those with broadcast state alone, have equal files.
+        in_parallel(self._bring, {f.sha256: f for f in files if f.inline is None}.values())
 
     def _bring(self, file: FileRef) -> None:
         to = _path_of(file)
