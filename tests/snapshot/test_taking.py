@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from strandline.checkpoint import kinds
 from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
+from strandline.snapshot import taking
 from strandline.snapshot.taking import Form, Progress, take_savepoint
 from strandline.storage.local import LocalStore
 from strandline.storage.place import Place
@@ -139,3 +143,40 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
     assert not list(tmp_path.glob("savepoint-*"))
     monkeypatch.delenv("STRANDLINE_FAILPOINTS")
     take(job, "savepoint")
+
+
+def test_a_process_that_is_killed_before_it_hears_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(["false"], **given)
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    # State inside the manifest, more of it than a pipe takes.
+    job = Job(tmp_path)
+    job.start(1, "memory")
+    job.run([(f"k{n:0100}", "set_value", n, n) for n in range(1000)])
+    job.checkpoint()
+    job.stop()
+    monkeypatch.setattr(taking.subprocess, "Popen", Killed)
+    with pytest.raises(StrandlineError, match=r"partition 0, .* has ended with 1"):
+        take(job, "savepoint")
+    assert not (tmp_path / "savepoint").exists()
+
+
+def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Failing(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            begun.append(self)
+            super().__init__(["false"] if len(begun) == 2 else ["sleep", "60"], **given)
+
+    job, _ = lived(tmp_path, [(6, "rocksdb")])
+    monkeypatch.setattr(taking.subprocess, "Popen", Failing)
+    monkeypatch.setattr(taking.os, "cpu_count", lambda: 2)
+    with pytest.raises(StrandlineError, match="has ended with 1"):
+        take(job, "savepoint")
+    # None has come to its end; one was begun, perhaps, when another had failed already.
+    assert [process.returncode for process in begun[:2]] == [-signal.SIGKILL, 1]
+    assert all(process.returncode == -signal.SIGKILL for process in begun[2:])
+    assert len(begun) <= 3
