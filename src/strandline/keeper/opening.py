@@ -54,11 +54,7 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
     if restore is not None and restore.stored is not None:
         restoring = Restoring(program, partition, directory, jobdir, restore, restore.stored)
     for path in directory.glob("db-*"):
-        # Beside databases, one that was killed while it took entries in has left a file of them.
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])
     database = directory / f"db-{program.generation}"
     if restoring is not None and restore is not None:
