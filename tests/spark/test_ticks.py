@@ -211,6 +211,36 @@ def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(
     assert reading.driver.progress.epoch == 0
 
 
+def test_no_tick_comes_after_a_last_checkpoint() -> None:
+    driver: Any = object.__new__(EpochDriver)
+    driver._lock, driver.paused, driver.failed = threading.Lock(), threading.Event(), threading.Event()
+    driver.progress, driver._nothing = Progress(Epoch(7)), object()
+    driver.has_due = lambda by_us: True
+    ran: list[Epoch] = []
+    driver._run = lambda df, epoch: ran.append(epoch)
+    driver.paused.set()
+    assert not driver.tick()
+    assert not ran
+    driver.paused.clear()
+    assert driver.tick()
+    assert ran == [8]
+
+
+def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> None:
+    made = attempt(active=False, idle_s=0.01)
+    over = iter([False, False, True])
+    made.driver.failed, made.driver.paused = threading.Event(), threading.Event()
+    made.driver.paused.set()
+    made.driver.epoch_carries_trigger, made._finished_us = False, 1
+    made.driver.tick = lambda by_us: False
+    made._final_checkpoint_done = lambda: True
+    made.coordinator.advance = lambda: None
+    made._sources = SimpleNamespace(deliver=lambda looked: None)
+    assert not made._look_after(lambda: next(over))
+    made.driver.paused.clear()
+    assert made._look_after(lambda: False)
+
+
 def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     """Only before any epoch since a restore: after one, it would not be at the state that is expected."""
     retaken: list[Any] = []
