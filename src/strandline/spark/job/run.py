@@ -62,6 +62,7 @@ class Run:
         self._state: State = "starting"
         self._parallelism: int | None = None
         """What `rescale` was told; None: what the settings or the checkpoint say."""
+        self._rescaling = threading.Lock()
         self._stopping = threading.Event()
         self._again = threading.Event()
         self._ended = threading.Event()
@@ -224,13 +225,23 @@ class Run:
 
         Results are those of an undisturbed job. It holds until the job is started again: then `Settings(parallelism=…)`
         counts or, where that is not given, what the newest checkpoint has. Raises ConfigurationError if an operator
-        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was.
+        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was. A job that
+        restarts, or is being rescaled, is waited for.
         """
-        if (attempt := self._attempt) is None:
+        deadline = time.monotonic() + timeout
+        # One at a time: of two with the same checkpoint, one would be told that it has what the other one wanted.
+        if not self._rescaling.acquire(timeout=timeout):
+            raise UnavailableError(f"job '{self._b.name}' is still being rescaled after {timeout:g} s")
+        try:
+            self._rescale(parallelism, timeout, deadline)
+        finally:
+            self._rescaling.release()
+
+    def _rescale(self, parallelism: int, timeout: float, deadline: float) -> None:
+        if (attempt := self._await_attempt(deadline)) is None:
             raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
         for operator in attempt.driver.operators:
             check_parallelism(operator.uid, parallelism, operator.max_parallelism)
-        deadline = time.monotonic() + timeout
         self._pause_with_checkpoint(timeout)
         before, self._parallelism = self._attempt, parallelism
         self._again.set()
@@ -248,19 +259,23 @@ class Run:
     def _pause_with_checkpoint(self, timeout: float) -> None:
         """Take a checkpoint that no epoch comes after, unless the job has ended. If it fails, the job goes on."""
         deadline = time.monotonic() + timeout
-        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        attempt = self._await_attempt(deadline)
         if self._ended.is_set():
             return
-        if not self._is_at_work() or self._attempt is None:
+        if attempt is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-        driver = self._attempt.driver
-        driver.paused.set()
+        attempt.driver.paused.set()
         try:
             self.checkpoint(timeout)
         except BaseException:
-            driver.paused.clear()
+            attempt.driver.paused.clear()
             raise
+
+    def _await_attempt(self, deadline: float) -> Attempt | None:
+        """Wait while the job restarts; return what is at work then, if anything is."""
+        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return self._attempt if self._is_at_work() else None
 
     def __enter__(self) -> Run:
         return self
@@ -316,9 +331,10 @@ class Run:
         self._least_id = self._attempt.coordinator.next_id
         self._end_attempt()
         self._attempt = None
-        self._again.clear()
 
     def _begin(self) -> None:
+        # Whatever the next attempt comes of, it is as it was told to be.
+        self._again.clear()
         starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
         try:
             self._attempt = starting.start()
