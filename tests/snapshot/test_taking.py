@@ -7,16 +7,19 @@ import random
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pytest
 
 from strandline.checkpoint import kinds
 from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.snapshot import taking
+from strandline.snapshot.export import Part
 from strandline.snapshot.taking import Form, Progress, take_savepoint
 from strandline.storage.local import LocalStore
 from strandline.storage.place import Place
@@ -180,3 +183,26 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     assert [process.returncode for process in begun[:2]] == [-signal.SIGKILL, 1]
     assert all(process.returncode == -signal.SIGKILL for process in begun[2:])
     assert len(begun) <= 3
+
+
+def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(tmp_path: Path) -> None:
+    stuck = "import time; from strandline.snapshot import export; export.export = lambda *_: time.sleep(60)"
+    job, _ = lived(tmp_path, [(2, "rocksdb")])
+    part = Part(
+        source=place(tmp_path / "storage", "job"), target=place(tmp_path, "savepoint"), operator=job.stored, scratch="",
+        now_us=0,
+    )  # fmt: skip
+    begun = []
+    for number in range(2):
+        scratch = tmp_path / "savepoint-1" / str(number)
+        scratch.mkdir(parents=True)
+        (scratch / "fetched").touch()
+        process = subprocess.Popen([sys.executable, "-c", f"{stuck}; export.main()"], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(msgspec.structs.replace(part, scratch=str(scratch))) + b"\n")
+        begun.append(process)
+    for process in begun:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 1
+    assert not (tmp_path / "savepoint-1").exists()
