@@ -180,8 +180,8 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(StrandlineError, match="has ended with 1"):
         take(job, "savepoint")
     # None has come to its end; one was begun, perhaps, when another had failed already.
-    assert [process.returncode for process in begun[:2]] == [-signal.SIGKILL, 1]
-    assert all(process.returncode == -signal.SIGKILL for process in begun[2:])
+    assert [process.returncode for process in begun[:2]] == [-signal.SIGTERM, 1]
+    assert all(process.returncode == -signal.SIGTERM for process in begun[2:])
     assert len(begun) <= 3
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -116,6 +117,8 @@ def _groups_of(part: Part, state: StateInfo) -> range:
 def main() -> None:
     """Export the part that standard input says."""
     arm_from_environment()
+    # What is being uploaded then is whole, or gone: a writer that is killed leaves a part of it.
+    signal.signal(signal.SIGTERM, _stop)
     os.nice(_NICE)
     line = sys.stdin.buffer.readline()
     ending = threading.Thread(target=_end_with_parent, args=[line], daemon=True)
@@ -131,6 +134,10 @@ def main() -> None:
     except BrokenPipeError:
         # Nobody listens any more.
         ending.join()
+
+
+def _stop(*_: object) -> None:
+    sys.exit(1)
 
 
 def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:

@@ -41,6 +41,8 @@ LocalCopy = Callable[[str, Partition], Path | None]
 """Where a partition of an operator has its files on this machine, if it has."""
 
 _LOG_CHARS = 2000
+_PATIENCE_S = 10.0
+"""How long an export may take to end what it uploads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +248,7 @@ class _Canonical:
             )  # fmt: skip
         self._running.append(process)
         if self._ended:
-            process.kill()
+            process.terminate()
         assert process.stdin is not None
         assert process.stdout is not None
         answer: Answer | None = None
@@ -280,7 +282,12 @@ class _Canonical:
         # Before: a thread that begins a process just now sees to that one itself.
         self._ended = True
         for process in self._running:
-            process.kill()
+            process.terminate()
+        for process in self._running:
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def _tell(stdin: IO[bytes], part: Part) -> None:
