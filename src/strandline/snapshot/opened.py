@@ -69,7 +69,7 @@ class Snapshot:
             raise CorruptionError(
                 f"{self.url}: {self.refused}",
                 hint="`strandline snapshots list` shows which can be restored; one that you want in spite of it, copy "
-                f"out of its job's directory, with `shared/` beside it and without `{GENERATIONS}/`",
+                f"out of its job's directory, with `shared/` beside it and without `{GENERATIONS}/`, for another job",
             )
         for first in (missing := self.missing())[:1]:
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -116,7 +116,8 @@ class Attempt:
                 looked = now
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
-            if self._finished_us is None:
+            # While it is paused, timers wait that are to fire before the end.
+            if self._finished_us is None or self.driver.paused.is_set():
                 continue
             if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
                 return True
