@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, snapshots
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -26,13 +26,14 @@ class ErrorsAsMessages(TyperGroup):
 app = typer.Typer(
     name="strandline",
     cls=ErrorsAsMessages,
-    help="Look after Strandline jobs, running or not: their checkpoints, logs and machines; run their programs.",
+    help="Look after Strandline jobs, running or not: their snapshots, logs and machines; run their programs.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(snapshots.app, name="snapshots")
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("checkpoint")(jobs.checkpoint)

@@ -1,0 +1,245 @@
+"""`strandline snapshots`: checkpoints and savepoints alike, wherever they lie, without a job and without Spark."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strandline.checkpoint.folder import Folder
+from strandline.cli.jobs import progress_bar
+from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text
+from strandline.cli.stores import AsJson, StorageOptions, parse_options
+from strandline.control.wire import Progress
+from strandline.core.errors import ConfigurationError
+from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot
+from strandline.storage.place import Place
+from strandline.storage.remote import open_store
+from strandline.storage.retrying import RetryingStore
+
+# What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
+if TYPE_CHECKING:
+    from strandline.snapshot.copying import Copied
+    from strandline.snapshot.taking import Form
+    from strandline.snapshot.taking import Progress as Taken
+
+app = typer.Typer(
+    help="Look at checkpoints and savepoints, check, copy, compare and delete them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_STYLES = {"complete": "green", "void": "dim", "damaged": "red"}
+
+SnapshotUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="SNAPSHOT",
+        help="A savepoint, a checkpoint (…/JOB/chk-17) or a job's folder (its newest one): a path or a URL.",
+        show_default=False,
+    ),
+]
+TargetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to-option",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="A setting of the target's storage client; without any, those of --option. Never shown.",
+    ),
+]
+
+
+@app.command("list")
+def list_(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to look: a path or a URL; all below it is found.")],
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """List the checkpoints and savepoints at a place and everywhere below it; newest first.
+
+    Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong size, or
+    a record cannot be read) or void (written beside the history that its job went on with).
+    """
+    from strandline.snapshot.listing import list_snapshots
+
+    found = list_snapshots(url, parse_options(option))
+    if json:
+        for summary in found:
+            print_json(asdict(summary))
+        return
+    from rich.text import Text
+
+    numbers = ("checkpoint", "epoch", "size")
+    made = table("snapshot", "state", "kind", "job", "checkpoint", "taken", "epoch", "size", "reason", right=numbers)
+    for one in found:
+        figures: tuple[object, ...] = ("-",) * 5
+        if one.form:
+            figures = (one.job, one.checkpoint, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
+        kind = f"{one.form} {one.kind}".strip()
+        add_row(made, one.url, Text(one.state, style=_STYLES[one.state]), kind, *figures, one.reason)
+    if found:
+        console().print(made)
+    else:
+        say("there is no snapshot")
+
+
+@app.command("show")
+def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = False) -> None:
+    """Show one snapshot: operators, states with their types, partitions or tables, source progress, pending sinks."""
+    found = find_snapshot(snapshot, parse_options(option), fsync=False)
+    from strandline.cli import describe
+
+    if json:
+        print_json({"url": found.url, "kind": found.kind, "refused": found.refused, **describe.as_data(found.manifest)})
+        return
+    describe.print_tables(found.manifest, found.url)
+    if found.refused:
+        say(f"it cannot be restored: {found.refused}")
+
+
+@app.command("verify")
+def verify(
+    snapshots: Annotated[
+        list[str], typer.Argument(metavar="SNAPSHOT...", help="As of `show`; several may be given.", show_default=False)
+    ],
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Read every byte of snapshots again; name what is missing or damaged. Exit code 1 if anything is."""
+    from strandline.snapshot.listing import verify_snapshot
+
+    options = parse_options(option)
+    made = table("snapshot", "files", "size", "result", right=("files", "size"))
+    problems = table("snapshot", "path", "problem")
+    with progress_bar() as tell:
+        for number, url in enumerate(snapshots):
+            tell(Progress(f"reading {url}", number, len(snapshots), "snapshots"))
+            report = verify_snapshot(url, options)
+            if json:
+                print_json({"url": url, "ok": report.ok, **asdict(report)})
+            result = "intact" if report.ok else f"problems: {len(report.problems)}"
+            add_row(made, url, report.files, size_text(report.bytes), result)
+            for problem in report.problems:
+                add_row(problems, url, problem.path, problem.problem)
+    if not json:
+        console().print(made)
+        if problems.row_count:
+            console().print(problems)
+    if problems.row_count:
+        say("next step: bring these files back from a copy, or use another snapshot that is intact")
+        raise typer.Exit(1)
+
+
+@app.command("copy")
+def copy(
+    snapshot: SnapshotUrl,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The folder that becomes the copy.")],
+    canonical: Annotated[
+        bool, typer.Option("--canonical", help="Make a savepoint of tables of it, which any backend restores.")
+    ] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Make a savepoint of it as it is: a checkpoint's files, in one folder.")
+    ] = False,
+    option: StorageOptions = None,
+    to_option: TargetOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Copy a snapshot to another folder or store, every file checked on its way.
+
+    Files that are there are not sent again: one that broke off goes on where it was, and several checkpoints of a job
+    share files in one target. With --canonical or --native, a checkpoint becomes a savepoint that needs nothing beside
+    its folder; the target must be empty then.
+    """
+    if canonical and native:
+        raise typer.BadParameter("give --canonical or --native, not both")
+    options = parse_options(option)
+    to_options = parse_options(to_option) if to_option else options
+    found = open_snapshot(snapshot, options, fsync=False)
+    form = _form(found, "canonical" if canonical else "native" if native else None)
+    folder = Folder(RetryingStore(open_store(target, to_options)))
+    if form is None:
+        copied = _copied(found, folder)
+        url = folder.url if found.kind == "savepoint" else f"{folder.url}/chk-{found.manifest.checkpoint}"
+    else:
+        copied = _taken(found, Place(url=target, options=to_options), form, options)
+        url = folder.url
+    if json:
+        print_json({"url": url, "form": form or found.manifest.savepoint or found.manifest.mode, **asdict(copied)})
+    else:
+        sent = f"{copied.sent_files} files, {size_text(copied.sent_bytes)}"
+        whole = f"{copied.files} files, {size_text(copied.bytes)}"
+        print(f"{url}: {whole}; sent: {sent if copied.sent_files else 'none, all were there'}")
+
+
+@app.command("delete")
+def delete(
+    snapshot: SnapshotUrl,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Delete a savepoint. A job that has restored it must have a checkpoint of its own by now.
+
+    Checkpoints are refused: their jobs delete them, and `strandline checkpoints gc` what no one needs.
+    """
+    from strandline.snapshot.listing import delete_snapshot
+
+    options = parse_options(option)
+    found = find_snapshot(snapshot, options, fsync=False) if dry_run else delete_snapshot(snapshot, options)
+    if dry_run and found.kind == "checkpoint":
+        raise ConfigurationError(
+            f"{found.url}: this is a checkpoint, and not deleted by hand", hint="its job deletes it"
+        )
+    files = {file.path: file.size for file in found.manifest.files() if file.path}
+    size_bytes = sum(files.values())
+    if json:
+        print_json({"url": found.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
+    else:
+        done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
+        print(f"{found.url}: {done} {len(files)} files, {size_text(size_bytes)}")
+
+
+def _form(found: Snapshot, wanted: Form | None) -> Form | None:
+    """Return which savepoint is to be made; None for a copy as it is."""
+    if wanted is None or wanted == found.manifest.savepoint:
+        return None
+    if found.manifest.savepoint == "canonical":
+        raise ConfigurationError(
+            f"{found.url}: a canonical savepoint cannot be made native: a native one holds a backend's own files",
+            hint="copy it as it is, or restore it in a job and take a native savepoint of that",
+        )
+    return wanted
+
+
+def _copied(found: Snapshot, folder: Folder) -> Copied:
+    from strandline.snapshot.copying import copy_snapshot
+
+    total = sum({f.path: f.size for f in found.manifest.files() if f.inline is None}.values())
+    done, lock = 0, threading.Lock()
+    with progress_bar() as tell:
+
+        def tell_size(size_bytes: int) -> None:
+            nonlocal done
+            with lock:
+                done += size_bytes
+                tell(Progress("copying", done, total, "bytes"))
+
+        return copy_snapshot(found, folder, tell_size)
+
+
+def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
+    from strandline.snapshot.copying import Copied
+    from strandline.snapshot.taking import take_savepoint
+
+    source = Place(url=found.folder.store.url, path=found.folder.path, options=options)
+    with progress_bar() as tell:
+
+        def tell_rows(taken: Taken) -> None:
+            tell(Progress(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
+
+        made = take_savepoint(found.manifest, source, target, form, report=tell_rows)
+    files = {file.path: file.size for file in made.files() if file.path}
+    return Copied(len(files), sum(files.values()), len(files), sum(files.values()))
