@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,52 @@ def test_a_checkpoint_becomes_a_savepoint(strandline: Command, made: Made, tmp_p
     in_the_way = strandline("snapshots", "copy", made.checkpoints[-1], made.canonical, "--canonical")
     assert in_the_way.code == 1
     assert "Traceback" not in in_the_way.stderr
+
+
+# -- diff
+
+
+def test_diff_counts_keys_by_state_and_shows_some(strandline: Command, made: Made) -> None:
+    one, other = made.checkpoints
+    (found,) = strandline("snapshots", "diff", one, other, "--keys", 2, "--json").json
+    states = {state["state"]: state for state in found["states"]}
+    assert not found["equal"]
+    assert {
+        name: tuple(state[what]["found"] for what in ("added", "changed", "removed"))
+        for name, state in states.items()
+        if not state["equal"]
+    } == {"value": (0, 30, 0), "history": (0, 30, 0), "short": (0, 30, 0)}
+    assert (states["value"]["rows_before"], states["value"]["rows_after"]) == (60, 60)
+    first, second = states["history"]["keys"]
+    assert (first["change"], first["before"], first["after"]) == ("changed", [], [{"position": 1, "value": 2}])
+    assert first["key"] != second["key"]
+    text = strandline("snapshots", "diff", one, other, "--keys", 1)
+    assert f'op.value: changed {json.dumps(states["value"]["keys"][0]["key"])}\n  - {{"value": 1}}\n  + ' in text.stdout
+    assert ["op", "value", "0", "30", "0", "60", "60"] in [line.split() for line in text.stdout.splitlines()]
+    assert text.code == 0
+    assert strandline("snapshots", "diff", one, other, "--exit-code").code == 1
+
+
+def test_diff_of_the_same_state_in_every_form(strandline: Command, made: Made, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    assert strandline("snapshots", "copy", made.canonical, copy).code == 0
+    for one, other in ((made.checkpoints[1], made.canonical), (made.canonical, made.native), (made.canonical, copy)):
+        found = strandline("snapshots", "diff", one, other, "--exit-code")
+        assert (found.code, "no differences" in found.stdout) == (0, True), found.stdout
+    for file in (copy / "data").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    (found,) = strandline("snapshots", "diff", made.canonical, copy, "--json").json
+    assert (found["equal"], found["groups_read"]) == (True, 0), "what has the same name is not read"
+    assert strandline("snapshots", "diff", copy, made.checkpoints[0]).code == 1
+
+
+def test_diff_of_a_sample(strandline: Command, made: Made) -> None:
+    (found,) = strandline("snapshots", "diff", *made.checkpoints, "--sample", "25%", "--json").json
+    assert (found["groups_read"], found["groups"]) == (32, 128)
+    changed = next(state["changed"] for state in found["states"] if state["state"] == "value")
+    assert changed["estimate"] == 4 * changed["found"] != 0
+    assert abs(changed["estimate"] - 30) <= changed["error"]
+    assert "±" in strandline("snapshots", "diff", *made.checkpoints, "--sample", "25").stdout
+    for wrong in ("0", "101%", "much"):
+        refused = strandline("snapshots", "diff", *made.checkpoints, "--sample", wrong)
+        assert (refused.code, "expected a percentage" in refused.stderr) == (1, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -174,6 +175,45 @@ def copy(
         print(f"{url}: {whole}; sent: {sent if copied.sent_files else 'none, all were there'}")
 
 
+@app.command("diff")
+def diff(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A snapshot, as of `show`.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
+    sample: Annotated[
+        str | None, typer.Option(metavar="P%", help="Read only this part of the key groups, and estimate the rest.")
+    ] = None,
+    keys: Annotated[int, typer.Option(metavar="N", min=0, help="Show so many keys of each state that differ.")] = 0,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 if anything differs.")] = False,
+    option: StorageOptions = None,
+    to_option: TargetOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Compare the state in two snapshots: keys added, changed and removed, by operator and state.
+
+    Backend, form and parallelism do not matter, nor what had expired when they were taken. Of two canonical
+    savepoints, files with the same name are equal and not read. --to-option is for the storage of AFTER.
+    """
+    part = _part(sample)
+    options = parse_options(option)
+    one = open_snapshot(before, options, fsync=False)
+    other = open_snapshot(after, parse_options(to_option) if to_option else options, fsync=False)
+    from strandline.cli.differences import as_data, print_diff
+    from strandline.snapshot.diffing import diff_snapshots
+
+    with progress_bar() as tell:
+
+        def tell_groups(done: int, total: int) -> None:
+            tell(Progress("comparing", done, total, "key groups"))
+
+        found = diff_snapshots(one, other, sample=part, shown=keys, progress=tell_groups)
+    if json:
+        print_json(as_data(found))
+    else:
+        print_diff(found)
+    if exit_code and not found.is_equal:
+        raise typer.Exit(1)
+
+
 @app.command("delete")
 def delete(
     snapshot: SnapshotUrl,
@@ -200,6 +240,19 @@ def delete(
     else:
         done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
         print(f"{found.url}: {done} {len(files)} files, {size_text(size_bytes)}")
+
+
+def _part(sample: str | None) -> float:
+    """Return which part of the key groups is to be read."""
+    if sample is None:
+        return 1.0
+    try:
+        part = float(sample.removesuffix("%")) / 100
+    except ValueError:
+        part = math.nan
+    if not 0 < part <= 1:
+        raise ConfigurationError(f"--sample is {sample!r}, expected a percentage", hint="write it like --sample 5%")
+    return part
 
 
 def _form(found: Snapshot, wanted: Form | None) -> Form | None:
