@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, snapshots
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, rollback, snapshots, upgrades
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -38,8 +38,10 @@ app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("checkpoint")(jobs.checkpoint)
 app.command("stop")(jobs.stop)
+app.command("rollback")(rollback.rollback)
 app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
+app.command("check-upgrade")(upgrades.check_upgrade)
 app.command("doctor")(doctor.doctor)
 
 
