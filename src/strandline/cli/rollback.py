@@ -1,4 +1,4 @@
-"""`strandline rollback`: a job goes back to an older checkpoint of its own."""
+"""`strandline rollback`: a job goes back to an older checkpoint of its own, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Annotated
 import typer
 
 from strandline.cli.checkpoints import checkpoint_number
+from strandline.cli.jobs import OfDirectory, ask
 from strandline.cli.output import print_json
 from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory
-from strandline.control.client import Driver, find_driver
+from strandline.control.client import find_driver
+from strandline.control.commands import ROLLBACK, Rollback
 from strandline.core.clock import SystemClock
-from strandline.core.errors import ConfigurationError, NotFoundError
-from strandline.core.settings import default_local_dir
+from strandline.core.errors import NotFoundError
+from strandline.core.settings import default_local_dir, parse_duration_ms
 from strandline.snapshot.origin import rollback as set_back
 
 
@@ -21,32 +23,30 @@ def rollback(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="The number of a checkpoint that it has retained.")
     ],
-    directory: Annotated[
-        str, typer.Option("--directory", metavar="DIRECTORY", help="Its checkpoint directory.", show_default=False)
-    ],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long a running job may take.")] = "5 min",
+    directory: OfDirectory = None,
     local_dir: LocalDir = None,
     option: StorageOptions = None,
     json: AsJson = False,
 ) -> None:
-    """Have a stopped job go on from an older checkpoint when it starts next.
+    """Have a job go on from an older checkpoint: one that runs here at once, else when it starts next.
 
-    What it published later is void from now on, and its sinks take back what they have shown since, when it starts. A
-    driver that still runs on another machine is fenced: it publishes nothing any more.
+    What it published later is void from now on, and its sinks take back what they have shown since. Of a job that does
+    not run here, --directory says where its checkpoints are; a driver of it elsewhere publishes nothing any more.
     """
-    number = checkpoint_number(checkpoint)
+    number, timeout_s = checkpoint_number(checkpoint), parse_duration_ms(timeout, "--timeout") / 1000
     try:
-        driver: Driver | None = find_driver((local_dir or default_local_dir()).absolute(), job, directory)
-    except NotFoundError:
-        driver = None
-    if driver is not None:
-        # A running job will be told through its driver (control/commands.py).
-        raise ConfigurationError(
-            f"job '{job}' is running (process {driver.pid}), and only a stopped one can be set back",
-            hint=f"`strandline stop {job}`, then roll it back, and start it again",
-        )
-    jobdir = job_directory(directory, job, option)
-    generation = set_back(jobdir, number, SystemClock())
-    if json:
-        print_json({"job": job, "checkpoint": number, "generation": generation})
+        driver = find_driver((local_dir or default_local_dir()).absolute(), job, directory)
+    except NotFoundError as error:
+        if directory is None:
+            hint = f"if it is stopped, say with --directory where its checkpoints are; {error.hint}"
+            raise NotFoundError(error.message, hint=hint) from error
+        set_back(job_directory(directory, job, option), number, SystemClock())
+        done = {"job": job, "checkpoint": number, "running": False}
     else:
-        print(f"job '{job}' goes on from checkpoint {number} when it starts next")
+        ask(driver, ROLLBACK, Rollback(number, timeout_s))
+        done = {"job": job, "checkpoint": number, "running": True}
+    if json:
+        print_json(done)
+    else:
+        print(f"job '{job}' goes on from checkpoint {number}{'' if done['running'] else ' when it starts next'}")

@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.folder import Folder, folder_at
 from strandline.cli.jobs import progress_bar
 from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot
+from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
 from strandline.storage.place import Place
-from strandline.storage.remote import open_store
-from strandline.storage.retrying import RetryingStore
 
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
 if TYPE_CHECKING:
     from strandline.snapshot.copying import Copied
+    from strandline.snapshot.progress import Progress as Taken
     from strandline.snapshot.taking import Form
-    from strandline.snapshot.taking import Progress as Taken
 
 app = typer.Typer(
     help="Look at checkpoints and savepoints, check, copy, compare and delete them.",
@@ -160,13 +158,13 @@ def copy(
     to_options = parse_options(to_option) if to_option else options
     found = open_snapshot(snapshot, options, fsync=False)
     form = _form(found, "canonical" if canonical else "native" if native else None)
-    folder = Folder(RetryingStore(open_store(target, to_options)))
-    if form is None:
-        copied = _copied(found, folder)
-        url = folder.url if found.kind == "savepoint" else f"{folder.url}/chk-{found.manifest.checkpoint}"
+    place = place_of(target, to_options)
+    url = plain_url(target)
+    if form is not None:
+        copied = _taken(found, place, form, options)
     else:
-        copied = _taken(found, Place(url=target, options=to_options), form, options)
-        url = folder.url
+        copied = _copied(found, folder_at(place))
+        url += "" if found.kind == "savepoint" else f"/chk-{found.manifest.checkpoint}"
     if json:
         print_json({"url": url, "form": form or found.manifest.savepoint or found.manifest.mode, **asdict(copied)})
     else:
