@@ -81,7 +81,7 @@ class StateComparison:
         self._has_group = bool(keys)
         self._keys = names[1 : 1 + keys] or [MAP_KEY]
         self._rest = [name for name in names[1:] if name not in self._keys and name not in left_out]
-        self._codecs: tuple[list[Field], KeyCodec, ValueCodec, bool] | None = None
+        self._codecs: tuple[list[Field], KeyCodec, ValueCodec | None, bool] | None = None
 
     def compare(self, before: pa.RecordBatch | None, after: pa.RecordBatch | None) -> tuple[int, int, int]:
         """Return how many keys of a key group were added, changed and removed; None is no rows."""
@@ -113,7 +113,7 @@ class StateComparison:
             # Arrow takes -0.0 for 0.0.
             has_floats = any(word in field.type.ddl for field in fields for word in ("float", "double"))
             key_codec = KeyCodec([field.type for field in fields[: len(self._keys)]])
-            self._codecs = fields, key_codec, ValueCodec(StructType(tuple(rest))), has_floats
+            self._codecs = fields, key_codec, ValueCodec(StructType(tuple(rest))) if rest else None, has_floats
         fields = self._codecs[0]
         columns = [conform(rows.column(field.name), field.type) for field in fields]
         found = pa.RecordBatch.from_arrays([rows.column(0), *columns], names=["", *(f.name for f in fields)])
@@ -137,7 +137,7 @@ class StateComparison:
             for field, column in zip(fields[at - 1 :], rows.columns[at:], strict=True)
         ]
         rest = [b""] * rows.num_rows
-        if columns:
+        if rest_codec is not None:
             rest = rest_codec.encode_arrow(pa.StructArray.from_arrays(columns, names=self._rest))
         starts = [0, *(row for row, (one, other) in enumerate(pairwise(keys), 1) if one != other), len(keys)]
         return _Keyed(rows, {keys[first]: (first, last) for first, last in pairwise(starts)}, rest)
