@@ -24,25 +24,28 @@ def _state(state: StateDiff) -> dict[str, Any]:
 
 
 def print_diff(found: SnapshotDiff) -> None:
-    """Print what was found for people: what is equal in a line, some keys behind the table."""
-    out = console()
+    """Print what was found for people: the states that differ, some of their keys, and the names of the others."""
     numbers = ("added", "changed", "removed", "rows before", "rows after")
     made = table("operator", "state", *numbers, "", right=numbers)
     for state in found.states:
-        if state.only or state.why_not:
-            add_row(made, state.operator, state.state or "-", *"-----", _said(state))
+        if state.is_equal:
             continue
-        read = [state.rows_before + state.rows_unread, state.rows_after + state.rows_unread]
-        counts = [_count(count) for count in (state.added, state.changed, state.removed)]
-        add_row(made, state.operator, state.state, *counts, *read, _said(state))
-    out.print(made)
+        figures: tuple[object, ...] = ("-",) * len(numbers)
+        if not (state.only or state.why_not):
+            counts = (_count(count) for count in (state.added, state.changed, state.removed))
+            figures = (*counts, state.rows_before + state.rows_unread, state.rows_after + state.rows_unread)
+        add_row(made, state.operator, state.state or "-", *figures, _said(state))
+    if made.row_count:
+        console().print(made)
     for state in found.states:
         for key in state.keys:
             _print_key(state, key)
+    if equal := [state for state in found.states if state.is_equal]:
+        names = ", ".join(f"{state.operator}.{state.state}" for state in equal)
+        error = max(state.changed.error for state in equal)
+        print(f"no differences{f' (± {error} keys)' if error else ''}: {names}")
     if found.groups_read < found.groups:
         print(f"read: {found.groups_read} of {found.groups} key groups; ± holds in 95 of 100 samples")
-    if found.is_equal:
-        print("no differences" if found.groups_read == found.groups else "no differences in what was read")
 
 
 def _said(state: StateDiff) -> str:

@@ -71,14 +71,14 @@ def list_(
         return
     from rich.text import Text
 
-    numbers = ("checkpoint", "epoch", "size")
-    made = table("snapshot", "state", "kind", "job", "checkpoint", "taken", "epoch", "size", "reason", right=numbers)
+    here = f"{plain_url(url)}/"
+    made = table("snapshot", "state", "form", "job", "taken", "epoch", "size", "reason", right=("epoch", "size"))
     for one in found:
         figures: tuple[object, ...] = ("-",) * 5
         if one.form:
-            figures = (one.job, one.checkpoint, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
-        kind = f"{one.form} {one.kind}".strip()
-        add_row(made, one.url, Text(one.state, style=_STYLES[one.state]), kind, *figures, one.reason)
+            figures = (one.form, one.job, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
+        state = Text(one.state, style=_STYLES[one.state])
+        add_row(made, one.url.removeprefix(here), state, *figures, one.reason)
     if found:
         console().print(made)
     else:

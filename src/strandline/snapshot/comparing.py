@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
-from itertools import pairwise
+from operator import add
 from typing import Any, Literal
 
 import numpy as np
@@ -89,20 +89,15 @@ class StateComparison:
         if one is not None and other is not None and self._are_same(one, other):
             return 0, 0, 0
         ours, theirs = self._keyed(one), self._keyed(other)
-        added = changed = removed = 0
-        for key, mine in ours.spans.items():
-            span = theirs.spans.get(key)
-            if span is None:
-                removed += 1
-                self._show("removed", ours, theirs, mine, None)
-            elif ours.rest[slice(*mine)] != theirs.rest[slice(*span)]:
-                changed += 1
-                self._show("changed", ours, theirs, mine, span)
-        for key, span in theirs.spans.items():
-            if key not in ours.spans:
-                added += 1
-                self._show("added", ours, theirs, None, span)
-        return added, changed, removed
+        gone, come = ours.without(theirs), theirs.without(ours)
+        touched = gone.keys() | come.keys()
+        before_keys, after_keys = set(ours.keys), set(theirs.keys)
+        added, removed = touched - before_keys, touched - after_keys
+        if len(self.shown) < self._most_shown:
+            for key in sorted(touched)[: self._most_shown - len(self.shown)]:
+                change: Change = "added" if key in added else "removed" if key in removed else "changed"
+                self.shown.append(self._shown(change, ours, theirs, gone.get(key, []), come.get(key, [])))
+        return len(added), len(touched) - len(added) - len(removed), len(removed)
 
     def _columns(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return what is compared, in the types that encode; times may be any number."""
@@ -136,40 +131,35 @@ class StateComparison:
             column.view(pa.int64()) if field.name in _TIMES else column
             for field, column in zip(fields[at - 1 :], rows.columns[at:], strict=True)
         ]
-        rest = [b""] * rows.num_rows
-        if rest_codec is not None:
-            rest = rest_codec.encode_arrow(pa.StructArray.from_arrays(columns, names=self._rest))
-        starts = [0, *(row for row, (one, other) in enumerate(pairwise(keys), 1) if one != other), len(keys)]
-        return _Keyed(rows, {keys[first]: (first, last) for first, last in pairwise(starts)}, rest)
+        if rest_codec is None:
+            return _Keyed(rows, keys, keys)
+        rest = rest_codec.encode_arrow(pa.StructArray.from_arrays(columns, names=self._rest))
+        return _Keyed(rows, keys, list(map(add, keys, rest)))
 
-    def _show(
-        self, change: Change, ours: _Keyed, theirs: _Keyed, mine: tuple[int, int] | None, span: tuple[int, int] | None
-    ) -> None:
-        if len(self.shown) >= self._most_shown:
-            return
-        one, other = ours.of(mine), theirs.of(span)
-        before = [row for row in one if ours.rest[row] not in {theirs.rest[at] for at in other}]
-        after = [row for row in other if theirs.rest[row] not in {ours.rest[at] for at in one}]
-        rows, row = (ours.rows, mine[0]) if mine is not None else (theirs.rows, span[0] if span else 0)
-        found = KeyDiff(
-            change, _plain(rows, row, self._keys), [_plain(ours.rows, at, self._rest) for at in before[:_MOST_ROWS]],
-            [_plain(theirs.rows, at, self._rest) for at in after[:_MOST_ROWS]], len(before), len(after),
-        )  # fmt: skip
-        self.shown.append(found)
+    def _shown(self, change: Change, ours: _Keyed, theirs: _Keyed, gone: list[int], come: list[int]) -> KeyDiff:
+        key = _plain(ours.rows, gone[0], self._keys) if gone else _plain(theirs.rows, come[0], self._keys)
+        before = [_plain(ours.rows, row, self._rest) for row in gone[:_MOST_ROWS]]
+        after = [_plain(theirs.rows, row, self._rest) for row in come[:_MOST_ROWS]]
+        return KeyDiff(change, key, before, after, len(gone), len(come))
 
 
 @dataclass(frozen=True, slots=True)
 class _Keyed:
-    """Rows by key."""
+    """Rows, and what is compared of them: no key's bytes are the beginning of another's."""
 
     rows: pa.RecordBatch | None = None
-    spans: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    """By key, its first row and the one behind its last."""
-    rest: Sequence[bytes] = ()
-    """What each row has beside its key."""
+    keys: Sequence[bytes] = ()
+    whole: Sequence[bytes] = ()
+    """Of each row its key, and what it has beside."""
 
-    def of(self, span: tuple[int, int] | None) -> range:
-        return range(*span) if span else range(0)
+    def without(self, others: _Keyed) -> dict[bytes, list[int]]:
+        """Return by key the rows that others do not have."""
+        theirs = set(others.whole)
+        found: dict[bytes, list[int]] = {}
+        for row, whole in enumerate(self.whole):
+            if whole not in theirs:
+                found.setdefault(self.keys[row], []).append(row)
+        return found
 
 
 def _descends(old: StateInfo, new: StateInfo) -> bool:
