@@ -149,7 +149,9 @@ def test_diff_of_the_same_state_in_every_form(strandline: Command, made: Made, t
         file.write_bytes(bytes(file.stat().st_size))
     (found,) = strandline("snapshots", "diff", made.canonical, copy, "--json").json
     assert (found["equal"], found["groups_read"]) == (True, 0), "what has the same name is not read"
-    assert strandline("snapshots", "diff", copy, made.checkpoints[0]).code == 1
+    damaged = strandline("snapshots", "diff", copy, made.checkpoints[0])
+    assert (damaged.code, damaged.stdout) == (1, "")
+    assert damaged.stderr.startswith(f"error: {copy.as_uri()}/data/")
 
 
 def test_diff_of_a_sample(strandline: Command, made: Made) -> None:
