@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from strandline.control.wire import Progress
 from tests.cli.conftest import Command
 from tests.cli.fabricate import FabricatedJob
 from tests.cli.snapshots import Made, make
@@ -164,3 +167,26 @@ def test_diff_of_a_sample(strandline: Command, made: Made) -> None:
     for wrong in ("0", "101%", "much"):
         refused = strandline("snapshots", "diff", *made.checkpoints, "--sample", wrong)
         assert (refused.code, "expected a percentage" in refused.stderr) == (1, True)
+
+
+def test_what_takes_long_tells_how_far_it_is(
+    strandline: Command, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Progress] = []
+
+    @contextlib.contextmanager
+    def hear() -> Iterator[Callable[[Progress], object]]:
+        yield heard.append
+
+    monkeypatch.setattr("strandline.cli.snapshots.progress_bar", hear)
+    first, second = made.checkpoints
+
+    def last(*args: object) -> Progress:
+        heard.clear()
+        assert strandline("snapshots", *args).code == 0
+        return heard[-1]
+
+    (done,) = strandline("snapshots", "copy", second, tmp_path / "copy", "--json").json
+    assert last("copy", second, tmp_path / "again") == Progress("copying", done["bytes"], done["bytes"], "bytes")
+    assert last("diff", first, second) == Progress("comparing", 128, 128, "key groups")
+    assert last("verify", first, second).step == f"reading {second}"
