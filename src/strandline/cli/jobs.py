@@ -191,7 +191,7 @@ def stop(
 
 def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:
     """Ask for what may take long: on a terminal, progress is shown on standard error."""
-    with _progress_bar() as tell:
+    with progress_bar() as tell:
         try:
             return call(driver, command, arguments, on_progress=tell)
         except KeyboardInterrupt:
@@ -200,7 +200,8 @@ def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -
 
 
 @contextlib.contextmanager
-def _progress_bar() -> Iterator[Callable[[Progress], object]]:
+def progress_bar() -> Iterator[Callable[[Progress], object]]:
+    """Give what is told how far something is: on a terminal it is shown, on standard error."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None

@@ -129,8 +129,11 @@ def open_folder(url: str, options: Mapping[str, str] | None = None, *, fsync: bo
 
 
 def place_of(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
-    """Return where a folder is to be made: in the store above it, under its name."""
-    above, _, name = _address(url).rpartition("/")
+    """Return where a folder is to be made: in the store above it, under its name. A bucket is a folder, too."""
+    address = _address(url)
+    above, _, name = address.rpartition("/")
+    if above.endswith(":/"):
+        return Place(url=address, options=dict(options or {}), fsync=fsync)
     return Place(url=above, path=unquote(name), options=dict(options or {}), fsync=fsync)
 
 
