@@ -1,4 +1,4 @@
-"""`strandline jobs`, `status`, `checkpoint`, `stop`: jobs that run on this machine, asked through their drivers."""
+"""`strandline jobs`, `status`, `checkpoint`, `stop`, `lookup`: jobs of this machine, asked through their drivers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from strandline.cli.output import (
     add_row,
     console,
     duration_text,
+    json_text,
     print_json,
     say,
     size_text,
@@ -23,7 +24,17 @@ from strandline.cli.output import (
 )
 from strandline.cli.stores import AsJson, LocalDir
 from strandline.control.client import Driver, call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, STATUS, STOP, Command, Nothing, Stop, TakeCheckpoint
+from strandline.control.commands import (
+    CHECKPOINT,
+    LOOKUP,
+    STATUS,
+    STOP,
+    Command,
+    LookUp,
+    Nothing,
+    Stop,
+    TakeCheckpoint,
+)
 from strandline.control.status import Status
 from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
@@ -89,6 +100,34 @@ def checkpoint(
             f"checkpoint {stats.checkpoint} is complete: epoch {stats.epoch}, {size_text(stats.total_bytes)}, "
             f"{size_text(stats.uploaded_bytes)} of them new, in {duration_text(stats.end_to_end_ms or 0)}"
         )
+
+
+def lookup(
+    job: RunningJob,
+    table_: Annotated[str, typer.Argument(metavar="TABLE", help="An operator's uid and a state's name: detect.seen.")],
+    keys: Annotated[
+        list[str],
+        typer.Argument(metavar="KEY...", help='Plain text, or JSON, as for keys of several columns: ["ann", 7].'),
+    ],
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    json: AsJson = False,
+) -> None:
+    """Show what a running job's state has of some keys, as of its last epoch. No epoch waits for that.
+
+    With --json, a line for each key.
+    """
+    driver = find_driver(_root(local_dir), job, directory)
+    found = call(driver, LOOKUP, LookUp(table_, keys), timeout_s=_LOOK_S)
+    if json:
+        for key, value in zip(keys, found.values, strict=True):
+            print_json({"table": found.table, "epoch": found.epoch, "key": key, "value": value})
+        return
+    made = table("key", "value")
+    for key, value in zip(keys, found.values, strict=True):
+        add_row(made, key, "-" if value is None else json_text(value))
+    console().print(made)
+    say(f"as of epoch {found.epoch}")
 
 
 def stop(

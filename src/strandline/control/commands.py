@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -12,6 +12,9 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control.status import State, Status
 from strandline.control.wire import Progress
 from strandline.core.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from strandline.keeper.lookups import Found, Table
 
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -26,6 +29,10 @@ class RunningJob(Protocol):
     def checkpoint(
         self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
     ) -> CheckpointStats: ...
+
+    def lookup(self, table: str, key: Any) -> Found: ...
+
+    def lookup_table(self, table: str) -> Table: ...
 
     def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None: ...
 
@@ -68,6 +75,21 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 60.0
 
 
+class LookUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Look up keys, each as text: JSON or, of one column, plain."""
+
+    table: str
+    keys: list[str]
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What there is of each key, as JSON."""
+
+    table: str
+    epoch: int
+    values: list[Any]
+
+
 def _ping(run: RunningJob, _: Nothing, report: Report) -> Pong:
     status = run.status()
     return Pong(status.job, status.state)
@@ -97,9 +119,19 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
     return Pong(status.job, status.state)
 
 
+def _lookup(run: RunningJob, asked: LookUp, report: Report) -> Looked:
+    # Only drivers need them: the command starts without numpy.
+    from strandline.types.jsonforms import to_json
+
+    table = run.lookup_table(asked.table)
+    found = run.lookup(asked.table, [table.key_of(text) for text in asked.keys])
+    return Looked(found.table, found.epoch, to_json(found.value))
+
+
 PING = Command("ping", Nothing, Pong, _ping)
 STATUS = Command("status", Nothing, Status, _status)
 CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
 STOP = Command("stop", Stop, Pong, _stop)
+LOOKUP = Command("lookup", LookUp, Looked, _lookup)
 
-COMMANDS: dict[str, Command[Any, Any]] = {command.name: command for command in (PING, STATUS, CHECKPOINT, STOP)}
+COMMANDS: dict[str, Command[Any, Any]] = {command.name: command for command in (PING, STATUS, CHECKPOINT, STOP, LOOKUP)}

@@ -33,7 +33,7 @@ from strandline.keeper.failure import to_failure
 from strandline.keeper.forks import Unshared
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
-from strandline.keeper.protocol import Begin, Connection, Instructions
+from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog
 
@@ -110,8 +110,13 @@ class Keeper:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING)
+            kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING, p.LOOKUP)
             self._watchdog.renew()
+            while kind == p.LOOKUP:
+                if not self._look_up(connection, payload):
+                    self._work.put((connection, kind, payload))
+                    return
+                kind, payload = connection.expect(p.LOOKUP)
             if kind == p.PING:
                 connection.send(p.ACK, self._service.identify())
                 connection.close()
@@ -128,6 +133,20 @@ class Keeper:
         except (KeeperError, OSError):
             connection.close()
 
+    def _look_up(self, connection: Connection, payload: pa.Buffer) -> bool:
+        """Answer at once; return False if that is only possible between epochs."""
+        try:
+            found = self._service.look_up(msgspec.msgpack.decode(payload, type=Lookup))
+        except Exception as error:
+            if not isinstance(error, StrandlineError):
+                log.exception("a look-up failed")
+                error = KeeperError(f"the look-up failed: {type(error).__name__}: {error}")
+            connection.send(p.FAILED, to_failure(error))
+            return True
+        if found is not None:
+            connection.send(p.FOUND, found)
+        return found is not None
+
     def _converse(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
         self._serving = connection if kind == p.BEGIN else None
         self._watchdog.hold()
@@ -138,6 +157,8 @@ class Keeper:
             elif kind == p.STOP:
                 self._service.close_function()
                 self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
+            elif kind == p.LOOKUP:
+                self._look_up(connection, payload)
             else:
                 self._service.poll(connection, msgspec.msgpack.decode(payload, type=Instructions))
         except (KeeperError, OSError) as error:

@@ -4,7 +4,7 @@ A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY �
 rows have come, and which. Instead of READY a keeper that has applied the epoch already says REPLAY, gets END alone, and
 sends the kept output and ack if the rows are those that it has applied. A keeper that cannot go on says FAILED at any
 time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
-ACK; a PING is answered at once, whatever the keeper is doing.
+ACK; a PING is answered at once, whatever the keeper is doing. So is a LOOKUP, with FOUND; others may follow it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from strandline.core.errors import KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper.failure import Failure, from_failure
+from strandline.runtime.state.lookups import Asked
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -37,6 +38,8 @@ FAILED: Final = 10
 POLL: Final = 11
 STOP: Final = 12
 PING: Final = 13
+LOOKUP: Final = 14
+FOUND: Final = 15
 
 
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +69,13 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
     instructions: Instructions
     schema: bytes
+
+
+class Lookup(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys that somebody wants to see."""
+
+    generation: Generation
+    asked: Asked
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

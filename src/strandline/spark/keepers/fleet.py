@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.runtime.program import Program
+from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.keepers.exchange import Exchange
-from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef
+from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
 _PINGS_A_LEASE = 4
@@ -138,6 +139,20 @@ class Fleet:
                     answered.add((uid, partition))
         if answered != self.slots:
             self._control(instructions, p.PING)
+
+    def look_up(self, uid: str, asked: Mapping[Partition, Asked]) -> dict[Partition, Answered]:
+        """Have keepers of an operator answer from what they last applied, in any thread, without waiting for epochs.
+
+        Directly, where they are on this machine; through Spark else. Raises UnavailableError if one does not answer.
+        """
+        worker = LookupWorker(self._refs[uid], asked)
+        if self._only_executor:
+            found = worker.ask(asked)
+        else:
+            schema = schema_of("partition int, found binary")
+            rows: list[Any] = self._exchange.partitions.mapInArrow(worker, schema).collect()
+            found = {Partition(row.partition): bytes(row.found) for row in rows}
+        return {partition: msgspec.msgpack.decode(answer, type=Answered) for partition, answer in found.items()}
 
     @contextlib.contextmanager
     def breakable(self) -> Iterator[None]:
