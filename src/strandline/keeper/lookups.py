@@ -77,16 +77,16 @@ class Table:
 
     def key_of(self, text: str) -> Any:
         """Return the key that a text says: JSON or, of one column, plain text. Raises StateTypeError."""
+        kind = self._types[0] if len(self._types) == 1 else StructType(tuple(self.key_columns))
         try:
-            if len(self._types) == 1:
-                return from_text(text, self._types[0])
-            return from_text(text, StructType(tuple(self.key_columns)))
+            return self._in_order(from_text(text, kind))
         except MisfitError as misfit:
             raise self._misfit(str(misfit)) from None
 
     def _place(self, key: Any) -> tuple[Partition, bytes]:
+        ordered = self._in_order(key)
         try:
-            plain = self._keys.coerce(self._in_order(key))
+            plain = self._keys.coerce(ordered)
         except StateTypeError as error:
             raise self._misfit(error.message) from None
         if self._state.kind == "broadcast":
@@ -102,7 +102,7 @@ class Table:
         if not isinstance(key, Mapping) or (len(names) == 1 and isinstance(self._types[0], StructType)):
             return key
         if sorted(map(str, key)) != sorted(names):
-            raise StateTypeError(f"it has the columns {', '.join(map(str, key))}")
+            raise self._misfit(f"it has the columns {', '.join(map(str, key))}")
         return key[names[0]] if len(names) == 1 else tuple(key[name] for name in names)
 
     def _misfit(self, why: str) -> StateTypeError:
