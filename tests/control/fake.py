@@ -65,8 +65,11 @@ class FakeRun:
         return table_of([OPERATOR], table)
 
     def lookup(self, table: str, key: Any) -> Found:
-        found = [STORED.get(each) for each in key] if isinstance(key, list) else STORED.get(key)
-        return Found(self.lookup_table(table).name, Epoch(12), found)
+        looked = self.lookup_table(table)
+        keys = key if isinstance(key, list) else [key]
+        looked.ask(keys, 0)
+        found = [STORED.get(each) for each in keys]
+        return Found(looked.name, Epoch(12), found if isinstance(key, list) else found[0])
 
     def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
         self.asked.append(("stop", (checkpoint, timeout)))
