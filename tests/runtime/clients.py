@@ -25,7 +25,7 @@ from strandline.format.manifest import FileRef, OperatorInfo
 from strandline.format.values import ValueCodec
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup, Report
+from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup, Report
 from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
@@ -248,7 +248,7 @@ class Keeper:
         with self.connect() as talk:
             talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, asked=asked))
             _, payload = talk.connection.expect(p.FOUND)
-        return msgspec.msgpack.decode(payload, type=Answered)
+        return msgspec.msgpack.decode(payload, type=Found).answered
 
     def seen(self, *keys: str) -> tuple[int, list[int | None]]:
         """Look up how often keys were counted; return the epoch that this is of, too."""

@@ -20,7 +20,7 @@ from strandline.core.errors import KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper.failure import Failure, from_failure
-from strandline.runtime.state.lookups import Asked
+from strandline.runtime.state.lookups import Answered, Asked
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -76,6 +76,14 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: Generation
     asked: Asked
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a keeper has of them."""
+
+    keeper: str
+    """As in its acks."""
+    answered: Answered
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,11 +19,10 @@ from strandline.core.errors import KeeperError, StrandlineError, UnavailableErro
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import Opened, open_partition
-from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Lookup
+from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup
 from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
-from strandline.runtime.state.lookups import Answered
 from strandline.runtime.task.task import EpochTimes
 
 log = logging.getLogger("strandline.keeper")
@@ -213,7 +212,7 @@ class PartitionService:
         # What the epoch brought, too: its own ack may have been lost.
         connection.send(p.ACK, self._make_ack(opened, **self._brought))
 
-    def look_up(self, lookup: Lookup) -> Answered | None:
+    def look_up(self, lookup: Lookup) -> Found | None:
         """Return what the last applied epoch left of some keys. In any thread, whatever the main thread is doing.
 
         None if the state changes too often for that; in the main thread it never is. Raises UnavailableError while the
@@ -225,7 +224,8 @@ class PartitionService:
                 f"partition {self._partition} is not open for generation {lookup.generation} of the job",
                 hint="the job is restarting: ask again once it runs",
             )
-        return opened.partition.look_up(lookup.asked)
+        answered = opened.partition.look_up(lookup.asked)
+        return None if answered is None else Found(keeper=self._name, answered=answered)
 
     def _make_ack(self, opened: Opened, **figures: Any) -> Ack:
         task = opened.partition.task

@@ -16,12 +16,12 @@ import msgspec
 from pyspark import Accumulator, AccumulatorParam, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.errors import KeeperError
+from strandline.core.errors import KeeperError, UnavailableError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Instructions
+from strandline.keeper.protocol import Ack, Found, Instructions
 from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
@@ -143,16 +143,30 @@ class Fleet:
     def look_up(self, uid: str, asked: Mapping[Partition, Asked]) -> dict[Partition, Answered]:
         """Have keepers of an operator answer from what they last applied, in any thread, without waiting for epochs.
 
-        Directly, where they are on this machine; through Spark else. Raises UnavailableError if one does not answer.
+        Those of other machines are asked through Spark. Raises UnavailableError if one does not answer.
         """
-        worker = LookupWorker(self._refs[uid], asked)
-        if self._only_executor:
-            found = worker.ask(asked)
-        else:
-            schema = schema_of("partition int, found binary")
+        found = self._answers(uid, LookupWorker(self._refs[uid], asked).ask(asked))
+        rest = {partition: each for partition, each in asked.items() if partition not in found}
+        if rest and not self._only_executor:
+            schema, worker = schema_of("partition int, found binary"), LookupWorker(self._refs[uid], rest)
             rows: list[Any] = self._exchange.partitions.mapInArrow(worker, schema).collect()
-            found = {Partition(row.partition): bytes(row.found) for row in rows}
-        return {partition: msgspec.msgpack.decode(answer, type=Answered) for partition, answer in found.items()}
+            found |= self._answers(uid, {Partition(row.partition): bytes(row.found) for row in rows})
+        missing = sorted(asked.keys() - found.keys())
+        if missing:
+            raise UnavailableError(
+                f"operator '{uid}', partition {missing[0]}: its keeper does not answer",
+                hint="the job may be about to restart: ask again once it runs",
+            )
+        return found
+
+    def _answers(self, uid: str, replies: Mapping[Partition, bytes]) -> dict[Partition, Answered]:
+        """Return what keepers answered, but for those that were replaced and live on."""
+        found = {}
+        for partition, data in replies.items():
+            reply, last = msgspec.msgpack.decode(data, type=Found), self.last.get((uid, partition))
+            if last is None or last.keeper == reply.keeper:
+                found[partition] = reply.answered
+        return found
 
     @contextlib.contextmanager
     def breakable(self) -> Iterator[None]:

@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from strandline.core.errors import KeeperError, UnavailableError
+from strandline.core.errors import KeeperError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.birth import NURSERY, start_program
@@ -238,7 +238,7 @@ class ControlWorker:
 
 @dataclass(frozen=True)
 class LookupWorker:
-    """Looks up keys with an operator's keepers; gives what they answer as rows, in an executor, or here."""
+    """Looks up keys with an operator's keepers; gives what those of its machine answer as rows, in an executor."""
 
     keeper: KeeperRef
     asked: Mapping[Partition, Asked]
@@ -247,41 +247,32 @@ class LookupWorker:
         defer_pandas()
         for batch in batches:
             here = [partition for partition in batch.column(0).to_pylist() if partition in self.asked]
-            with marking():
+            with _talking():
                 answers = self.ask(here)
-            yield pa.RecordBatch.from_pydict(
-                {"partition": pa.array(list(answers), pa.int32()), "found": pa.array(answers.values(), pa.binary())}
-            )
+            partitions, found = pa.array(answers.keys(), pa.int32()), pa.array(answers.values(), pa.binary())
+            yield pa.RecordBatch.from_pydict({"partition": partitions, "found": found})
 
     def ask(self, partitions: Iterable[Partition]) -> dict[Partition, bytes]:
-        """Return the answers of keepers on this machine; raise UnavailableError if one is not there."""
+        """Return the answers of those keepers that are there."""
         answers: dict[Partition, bytes] = {}
         with ExitStack() as open_:
             asked = []
             # All are asked before the first is waited for.
             for partition in partitions:
-                with self._reaching(partition):
+                with suppress(OSError):
                     connection = self.keeper.connect(partition, _LOOKUP_S)
-                    if connection is None:
-                        raise KeeperError("it is not there")
-                    open_.enter_context(closing(connection))
-                    lookup = Lookup(generation=self.keeper.generation, asked=self.asked[partition])
-                    connection.send(p.LOOKUP, lookup)
-                    asked.append((partition, connection))
+                    if connection is not None:
+                        open_.enter_context(closing(connection))
+                        lookup = Lookup(generation=self.keeper.generation, asked=self.asked[partition])
+                        connection.send(p.LOOKUP, lookup)
+                        asked.append((partition, connection))
             for partition, connection in asked:
-                with self._reaching(partition):
+                try:
                     answers[partition] = connection.expect(p.FOUND)[1].to_pybytes()
+                except (KeeperError, OSError):
+                    if connection.heard:
+                        raise
         return answers
-
-    @contextmanager
-    def _reaching(self, partition: Partition) -> Iterator[None]:
-        try:
-            yield
-        except (KeeperError, OSError) as error:
-            raise UnavailableError(
-                f"operator '{self.keeper.uid}', partition {partition}: its keeper did not answer: {error}",
-                hint="the job may be restarting: ask again once it runs",
-            ) from None
 
 
 @contextmanager
