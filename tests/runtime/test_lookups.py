@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -21,6 +21,7 @@ from strandline.api.windows import Sliding
 from strandline.core.errors import ConfigurationError, KeeperError, NotFoundError, StateTypeError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.keeper import protocol as p
+from strandline.keeper.hurry import Hurry
 from strandline.keeper.lookups import MOST_KEYS, table_of
 from strandline.keeper.protocol import Lookup
 from strandline.runtime.program import EVENT_TIMERS
@@ -351,19 +352,28 @@ def test_where_the_state_changes_all_the_time_a_look_up_comes_between_epochs(nur
     assert keeper.counts("a") == [("a", "2")]
 
 
-def test_a_connection_takes_one_look_up_after_the_other_and_is_let_go(nursery: Nursery) -> None:
+def test_a_look_up_that_cannot_be_answered_says_why_and_leaves_nothing(nursery: Nursery) -> None:
     keeper = nursery.start()
     keeper.counts("a")
     before = keeper.opened()
-    lookup = Lookup(generation=keeper.generation, asked=Asked(state="seen", keys=[], now_us=0))
-    with keeper.connect() as talk:
-        for _ in range(50):
-            talk.connection.send(p.LOOKUP, lookup)
-            talk.connection.expect(p.FOUND)
-        talk.connection.send(p.LOOKUP, msgspec.structs.replace(lookup, generation=Generation(2)))
-        with pytest.raises(UnavailableError, match="generation 2"):
-            talk.connection.expect(p.FOUND)
-        talk.connection.send(p.LOOKUP, b"nonsense")
-        with pytest.raises(KeeperError, match="the look-up failed"):
-            talk.connection.expect(p.FOUND)
+    lookup = Lookup(generation=Generation(2), asked=Asked(state="seen", keys=[], now_us=0))
+    for asked, error, said in [
+        (lookup, UnavailableError, "generation 2"),
+        (b"nonsense", KeeperError, "look-up failed"),
+    ]:
+        with keeper.connect() as talk:
+            talk.connection.send(p.LOOKUP, asked)
+            with pytest.raises(error, match=said):
+                talk.connection.expect(p.FOUND)
     eventually(lambda: keeper.opened() <= before, "its files and threads are as before")
+    assert keeper.seen("a") == (1, [1])
+
+
+def test_turns_are_short_while_anybody_waits_and_only_then() -> None:
+    hurry, usual = Hurry(), sys.getswitchinterval()
+    hurry.begin()
+    hurry.begin()
+    hurry.end()
+    assert sys.getswitchinterval() < usual
+    hurry.end()
+    assert sys.getswitchinterval() == usual

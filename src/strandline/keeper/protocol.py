@@ -4,11 +4,12 @@ A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY �
 rows have come, and which. Instead of READY a keeper that has applied the epoch already says REPLAY, gets END alone, and
 sends the kept output and ack if the rows are those that it has applied. A keeper that cannot go on says FAILED at any
 time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
-ACK; a PING is answered at once, whatever the keeper is doing. So is a LOOKUP, with FOUND; others may follow it.
+ACK; a PING is answered at once, whatever the keeper is doing. So is a LOOKUP, with FOUND.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from typing import Any, Final
@@ -141,6 +142,12 @@ class Connection:
         else:
             self._sock.sendall(header)
             self._sock.sendall(data)
+
+    def is_coming(self, timeout_s: float) -> bool:
+        """Wait so long for something to come from the other side, or for its end; return whether it did."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def receive(self) -> tuple[int, pa.Buffer]:
         """Receive one frame; raise KeeperError when the other side has gone."""
