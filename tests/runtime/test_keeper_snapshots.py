@@ -52,7 +52,7 @@ def test_a_checkpoint_is_restored_as_of_its_epoch(nursery: Nursery, backend: str
     keeper.run([("a", "count", 0, 0), ("c", "count", 0, 0)], pending=1)
     report = keeper.report(1)
     keeper.stop()
-    next_one = nursery.start(backend=backend, generation=2, restore=restore_of(report, epoch=2))
+    next_one = nursery.start(backend=backend, generation=2, restore=restore_of(report, 2, backend))
     assert next_one.poll().epoch == 2
     assert next_one.counts("a", "b", "c") == [("a", "4"), ("b", "2"), ("c", "1")]
 
@@ -149,7 +149,7 @@ def test_a_restore_takes_what_is_whole_of_the_local_copy_and_the_rest_from_stora
     keeper = nursery.start(backend=backend)
     keeper.run([(str(n), "fill", 500, 0) for n in range(200)])
     report = keeper.checkpoint(1)
-    restore = restore_of(report, epoch=1)
+    restore = restore_of(report, 1, backend)
     keeper.kill()
     whole = nursery.start(backend=backend, generation=2, restore=restore)
     assert whole.counts("7") == [("7", "2")]

@@ -1,4 +1,4 @@
-"""`strandline jobs`, `status`, `checkpoint`, `stop`, `lookup`: jobs of this machine, asked through their drivers."""
+"""`strandline jobs`, and what a job that runs on this machine is asked for, through its driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from strandline.cli.output import (
     add_row,
     console,
     duration_text,
-    json_text,
     print_json,
     say,
     size_text,
@@ -26,14 +25,16 @@ from strandline.cli.stores import AsJson, LocalDir
 from strandline.control.client import Driver, call, find_driver, find_drivers
 from strandline.control.commands import (
     CHECKPOINT,
-    LOOKUP,
+    RESCALE,
+    SAVEPOINT,
     STATUS,
     STOP,
     Command,
-    LookUp,
     Nothing,
+    Rescale,
     Stop,
     TakeCheckpoint,
+    TakeSavepoint,
 )
 from strandline.control.status import Status
 from strandline.control.wire import Progress
@@ -47,13 +48,13 @@ OfDirectory = Annotated[
         "--directory", metavar="DIRECTORY", help="Its checkpoint directory; needed where several jobs have its name."
     ),
 ]
-_LOOK_S = 10.0
+LOOK_S = 10.0
 """How long a look may take."""
 
 
 def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
     """List the jobs that run on this machine: those of this user whose Settings.local_dir this is."""
-    root = _root(local_dir)
+    root = root_of(local_dir)
     found = [(driver, *_look(driver)) for driver in find_drivers(root)]
     made = table("job", "state", "pid", "since", "epoch", "checkpoint directory", right=("pid", "epoch"))
     for driver, status, trouble in found:
@@ -72,8 +73,8 @@ def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
 
 def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir = None, json: AsJson = False) -> None:
     """Show what a running job is doing: state, epoch, rows, event time, checkpoints, keepers."""
-    driver = find_driver(_root(local_dir), job, directory)
-    found = call(driver, STATUS, Nothing(), timeout_s=_LOOK_S)
+    driver = find_driver(root_of(local_dir), job, directory)
+    found = call(driver, STATUS, Nothing(), timeout_s=LOOK_S)
     if json:
         print_json({**_identity(driver), **asdict(found)})
     else:
@@ -91,7 +92,7 @@ def checkpoint(
 ) -> None:
     """Have a running job take a checkpoint now, and wait for it. Exit code 1 if it fails."""
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
-    driver = find_driver(_root(local_dir), job, directory)
+    driver = find_driver(root_of(local_dir), job, directory)
     stats = ask(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
     if json:
         print_json(asdict(stats))
@@ -102,32 +103,61 @@ def checkpoint(
         )
 
 
-def lookup(
+Native = Annotated[
+    bool,
+    typer.Option("--native", help="The backend's own files, at once; else tables, to be restored on any backend."),
+]
+
+
+def savepoint(
     job: RunningJob,
-    table_: Annotated[str, typer.Argument(metavar="TABLE", help="An operator's uid and a state's name: detect.seen.")],
-    keys: Annotated[
-        list[str],
-        typer.Argument(metavar="KEY...", help='Plain text, or JSON, as for keys of several columns: ["ann", 7].'),
-    ],
+    url: Annotated[str, typer.Argument(metavar="URL", help="A folder that is not there yet.", show_default=False)],
+    native: Native = False,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long its checkpoint may take; by default, as it likes.")
+    ] = None,
     directory: OfDirectory = None,
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a running job's state has of some keys, as of its last epoch. No epoch waits for that.
-
-    With --json, a line for each key.
-    """
-    driver = find_driver(_root(local_dir), job, directory)
-    found = call(driver, LOOKUP, LookUp(table_, keys), timeout_s=_LOOK_S)
+    """Have a running job take a savepoint: a snapshot that belongs to nobody, and stays. Exit code 1 if it fails."""
+    timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
+    driver = find_driver(root_of(local_dir), job, directory)
+    made = ask(driver, SAVEPOINT, TakeSavepoint(_here(url), _form(native), timeout_s))
     if json:
-        for key, value in zip(keys, found.values, strict=True):
-            print_json({"table": found.table, "epoch": found.epoch, "key": key, "value": value})
-        return
-    made = table("key", "value")
-    for key, value in zip(keys, found.values, strict=True):
-        add_row(made, key, "-" if value is None else json_text(value))
-    console().print(made)
-    say(f"as of epoch {found.epoch}")
+        print_json(asdict(made))
+    else:
+        print(
+            f"savepoint {made.url} is complete: checkpoint {made.checkpoint}, epoch {made.epoch}, "
+            f"{size_text(made.total_bytes)}, in {duration_text(made.duration_ms)}"
+        )
+
+
+def _form(native: bool) -> str:
+    return "native" if native else "canonical"
+
+
+def _here(url: str) -> str:
+    """Return a path as the driver, which may be elsewhere, has to be told it."""
+    return url if "://" in url else str(Path(url).expanduser().absolute())
+
+
+def rescale(
+    job: RunningJob,
+    parallelism: Annotated[int, typer.Argument(metavar="N", min=1, help="Partitions of each operator.")],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "5 min",
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    json: AsJson = False,
+) -> None:
+    """Have a running job go on with another number of partitions, from a checkpoint that it takes for that."""
+    timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
+    driver = find_driver(root_of(local_dir), job, directory)
+    found = ask(driver, RESCALE, Rescale(parallelism, timeout_s))
+    if json:
+        print_json(asdict(found))
+    else:
+        print(f"job '{job}' goes on with parallelism {found.parallelism}, from checkpoint {found.restored_from}")
 
 
 def stop(
@@ -135,6 +165,10 @@ def stop(
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="Take a last checkpoint before, so that nothing is repeated later.")
     ] = False,
+    savepoint: Annotated[
+        str | None, typer.Option("--savepoint", metavar="URL", help="Make the last checkpoint a savepoint, too.")
+    ] = None,
+    native: Native = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "60s",
     directory: OfDirectory = None,
     local_dir: LocalDir = None,
@@ -146,8 +180,9 @@ def stop(
     the last checkpoint fails, the job goes on.
     """
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
-    driver = find_driver(_root(local_dir), job, directory)
-    ended = ask(driver, STOP, Stop(checkpoint=checkpoint, timeout_s=timeout_s))
+    driver = find_driver(root_of(local_dir), job, directory)
+    to = None if savepoint is None else _here(savepoint)
+    ended = ask(driver, STOP, Stop(checkpoint=checkpoint, savepoint=to, form=_form(native), timeout_s=timeout_s))
     if json:
         print_json(msgspec.to_builtins(ended))
     else:
@@ -196,7 +231,8 @@ def _said(heard: Progress) -> str:
     return f"{heard.done} of {heard.total} {heard.unit}"
 
 
-def _root(local_dir: Path | None) -> Path:
+def root_of(local_dir: Path | None) -> Path:
+    """Return where the drivers of a local_dir are looked for."""
     return (local_dir or default_local_dir()).absolute()
 
 
@@ -215,7 +251,7 @@ def _look(driver: Driver) -> tuple[Status | None, str]:
     if not driver.answers:
         return None, "does not answer"
     try:
-        return call(driver, STATUS, Nothing(), patience_s=_LOOK_S, timeout_s=_LOOK_S), ""
+        return call(driver, STATUS, Nothing(), patience_s=LOOK_S, timeout_s=LOOK_S), ""
     except ConfigurationError:
         return None, f"of Strandline {driver.engine}"
     except UnavailableError:

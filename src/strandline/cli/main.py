@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -36,8 +36,10 @@ app.add_typer(checkpoints.app, name="checkpoints")
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("checkpoint")(jobs.checkpoint)
+app.command("savepoint")(jobs.savepoint)
+app.command("rescale")(jobs.rescale)
 app.command("stop")(jobs.stop)
-app.command("lookup")(jobs.lookup)
+app.command("lookup")(lookup.lookup)
 app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
 app.command("doctor")(doctor.doctor)

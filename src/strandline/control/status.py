@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.core.ids import CheckpointId, Epoch
 from strandline.runtime.reached import WatermarkStatus
 
 State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]
@@ -29,6 +30,20 @@ class KeeperStatus:
 
 
 @dataclass(frozen=True)
+class Savepoint:
+    """A savepoint that was taken."""
+
+    url: str
+    form: str
+    """"canonical" or "native"."""
+    checkpoint: CheckpointId
+    """The checkpoint that it is of."""
+    epoch: Epoch
+    total_bytes: int
+    duration_ms: int
+
+
+@dataclass(frozen=True)
 class Status:
     """What a job is doing."""
 
@@ -42,6 +57,8 @@ class Status:
     last_checkpoint: CheckpointStats | None
     """The newest completed checkpoint's figures, or None."""
     last_failure: str
+    depends_on: str = ""
+    """The snapshot of somebody else that the job needs until its first own checkpoint; "" once it stands on its own."""
     sources: list[str] = field(default_factory=list)
     """Names of the sources; empty if there is one without."""
     parallelism: int = 0

@@ -1,48 +1,43 @@
-"""A job that runs: supervised, restarted after failures, asked for its status, stopped."""
+"""A job that runs: asked for its status, checkpointed, rescaled, stopped. Who looks after it: supervision.py."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
 from strandline.checkpoint.coordinator import Coordinator
-from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
-from strandline.control.status import State, Status
+from strandline.control.status import Savepoint, Status
 from strandline.core.errors import (
     CheckpointError,
-    ConfigurationError,
-    CorruptionError,
-    FencedError,
-    StateLimitError,
     StrandlineError,
     UnavailableError,
-    UserCodeError,
 )
 from strandline.core.ids import CheckpointId
 from strandline.core.keygroups import check_parallelism
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
+from strandline.snapshot.origin import check_own
+from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
-from strandline.spark.job.starting import Starting
+from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_epochs
-
-log = logging.getLogger(__name__)
+from strandline.spark.job.supervision import Supervised
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _PATIENCE_S = 10.0
@@ -50,32 +45,14 @@ _PATIENCE_S = 10.0
 _AGAIN_S = 1.0
 _LOOK_S = 0.02
 _TELL_S = 0.2
-_FINAL = (FencedError, ConfigurationError, StateLimitError)
 
 
-class Run:
+class Run(Supervised):
     """A started job. Also a context manager that stops it."""
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
-        self._b = blueprint
-        self._restart = restart
-        self._starting: Starting | None = None
-        self._attempt: Attempt | None = None
-        self._state: State = "starting"
-        self._parallelism: int | None = None
-        """What `rescale` was told; None: what the settings or the checkpoint say."""
-        self._stopping = threading.Event()
-        self._again = threading.Event()
-        self._ended = threading.Event()
-        self._error: BaseException | None = None
-        self._last_failure = ""
-        self._restarts = 0
-        self._in_a_row = 0
-        self._excluded: frozenset[CheckpointId] = frozenset()
-        self._least_id = CheckpointId(1)
-        self._claim: Claim | None = None
+        super().__init__(blueprint, restart)
         self._control = ControlServer(self, blueprint.places, blueprint.clock.now_ms())
-        self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
@@ -97,18 +74,6 @@ class Run:
                 _live.discard(self)
             raise
 
-    def _begin_first(self) -> None:
-        while self._attempt is None:
-            try:
-                self._begin()
-            except BaseException as error:
-                found = find_error(error)
-                if self._pass_over(found):
-                    continue
-                if found is error:
-                    raise
-                raise found from None
-
     @property
     def query(self) -> StreamingQuery | None:
         """Spark's own query of the current attempt, for its progress reports."""
@@ -127,6 +92,7 @@ class Run:
             checkpoints=asdict(attempt.coordinator.counts) if attempt else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
+            depends_on=attempt.coordinator.depends_on if attempt else "",
             sources=self._b.plan.sources.names,
             **(status_of_epochs(attempt.driver) if attempt else {}),
         )
@@ -228,15 +194,29 @@ class Run:
         self._raise_if_failed()
         return ended
 
-    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
+    def stop(
+        self,
+        *,
+        checkpoint: bool = False,
+        savepoint: str | Path | None = None,
+        format: str = "canonical",
+        timeout: float = 60.0,
+        progress: Callable[[TakingProgress], object] | None = None,
+    ) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
 
-        Without it, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
+        With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it.
+
+        Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
         last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for. Raises
         UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
-        if checkpoint:
-            self._pause_with_checkpoint(timeout)
+        if savepoint is not None:
+            with self._paused(timeout):
+                self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
+        elif checkpoint and not self._ended.is_set():
+            with self._paused(timeout):
+                self.checkpoint(timeout)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -263,35 +243,73 @@ class Run:
         for operator in attempt.driver.operators:
             check_parallelism(operator.uid, parallelism, operator.max_parallelism)
         deadline = time.monotonic() + timeout
-        self._pause_with_checkpoint(timeout)
-        before, self._parallelism = self._attempt, parallelism
+        with self._paused(timeout):
+            self.checkpoint(timeout)
+        self._parallelism = parallelism
+        self._begin_anew(attempt, f"is rescaled to {parallelism}", deadline)
+
+    def savepoint(
+        self,
+        url: str | Path,
+        *,
+        format: str = "canonical",
+        timeout: float | None = None,
+        progress: Callable[[TakingProgress], object] | None = None,
+    ) -> Savepoint:
+        """Take a checkpoint and make it a savepoint: a folder, not there yet, that belongs to nobody and stays.
+
+        Canonical, its state is tables of typed columns, to be restored on any backend; native, the backend's own files,
+        at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
+        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, and ConflictError if there
+        is anything in the folder; nothing that could be taken for a savepoint is left then.
+        """
+        target = target_of(self._b, url, format)
+        if not self._is_at_work() or (attempt := self._attempt) is None:
+            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
+        report: Any = progress or (lambda _: None)
+        form: Any = format
+        return save(self._b, attempt.coordinator, lambda: self.checkpoint(timeout), target, form, report)
+
+    def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
+        """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
+
+        The sources are read again from there, and exactly-once sinks take back what they have shown since; others
+        show it again, as a warning tells. Raises NotFoundError, and the job goes on, if it has no such checkpoint.
+        """
+        check_own(self._b.jobdir, CheckpointId(checkpoint))
+        if (attempt := self._attempt) is None or not self._is_at_work():
+            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be set back")
+        attempt.driver.paused.set()
+        self._back_to = CheckpointId(checkpoint)
+        self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", time.monotonic() + timeout)
+
+    def _begin_anew(self, before: Attempt | None, what: str, deadline: float) -> None:
+        """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
         self._again.set()
         while self._attempt is before or self._again.is_set() or not self._is_at_work():
             self._raise_if_failed()
             if self._ended.is_set():
-                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it was rescaled")
+                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it {what}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
-                    f"job '{self._b.name}' does not run with parallelism {parallelism} after {timeout:g} s",
+                    f"job '{self._b.name}' {what}, and does not work yet",
                     hint="it goes on restoring; run.status() tells when it is done",
                 )
             time.sleep(_LOOK_S)
 
-    def _pause_with_checkpoint(self, timeout: float) -> None:
-        """Take a checkpoint that no epoch comes after, unless the job has ended. If it fails, the job goes on."""
+    @contextlib.contextmanager
+    def _paused(self, timeout: float) -> Iterator[None]:
+        """Begin no epochs within and from then on, since the attempt is to end; if something fails, they go on."""
         deadline = time.monotonic() + timeout
         while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-        if self._ended.is_set():
-            return
-        if not self._is_at_work() or self._attempt is None:
+        if not self._is_at_work() or (attempt := self._attempt) is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-        driver = self._attempt.driver
-        driver.paused.set()
+        attempt.driver.paused.set()
         try:
-            self.checkpoint(timeout)
+            yield
         except BaseException:
-            driver.paused.clear()
+            attempt.driver.paused.clear()
             raise
 
     def __enter__(self) -> Run:
@@ -299,125 +317,6 @@ class Run:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
-
-    def _is_at_work(self) -> bool:
-        # Another thread changes it: what was true a moment ago need not be any more.
-        return self._state == "running"
-
-    # -- supervision, in a thread of its own
-
-    def _supervise(self) -> None:
-        try:
-            finished = self._run_attempts()
-            # A newer driver on this machine has its working state in the same place.
-            owned = not self._is_fenced()
-            self._end_attempt(forget=owned)
-            if owned:
-                self._b.places.remove(self._held)
-            self._state = "finished" if finished else "stopped"
-        except BaseException as error:
-            self._error = error
-            self._last_failure = str(error)
-            self._end_attempt()
-            self._state = "failed"
-        finally:
-            self._control.end()
-            self._held.close()
-            self._ended.set()
-
-    def _run_attempts(self) -> bool:
-        """Go on until the source is finished, and return True, or until somebody stops the job."""
-        while not self._stopping.is_set():
-            try:
-                if self._attempt is None:
-                    self._begin()
-                assert self._attempt is not None
-                if self._attempt.watch(lambda: self._stopping.is_set() or self._again.is_set()):
-                    return True
-                if not self._stopping.is_set():
-                    self._begin_again()
-            except BaseException as error:
-                if not self._stopping.is_set():
-                    self._recover(find_error(error))
-        return False
-
-    def _begin_again(self) -> None:
-        """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
-        assert self._attempt is not None
-        self._state = "rescaling"
-        self._least_id = self._attempt.coordinator.next_id
-        self._end_attempt()
-        self._attempt = None
-        self._again.clear()
-
-    def _begin(self) -> None:
-        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
-        try:
-            self._attempt = starting.start()
-        finally:
-            self._claim = starting.claim
-            self._starting = None
-        self._state = "running"
-
-    def _recover(self, error: BaseException) -> None:
-        """End the failed attempt and wait for the next; raise the error if there is none."""
-        self._last_failure = str(error)
-        attempt = self._attempt
-        completed = attempt.coordinator.counts.completed if attempt else 0
-        self._least_id = attempt.coordinator.next_id if attempt else self._least_id
-        self._in_a_row = 1 if completed else self._in_a_row + 1
-        if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
-            raise error
-        self._state = "restarting"
-        delay_ms = self._restart.delay_ms(self._in_a_row)
-        log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
-        again = time.monotonic() + delay_ms / 1000
-        self._end_attempt()
-        self._attempt = None
-        self._restarts += 1
-        self._stopping.wait(max(0.0, again - time.monotonic()))
-
-    def _may_restart(self, error: BaseException) -> bool:
-        if isinstance(error, CorruptionError):
-            # What breaks while a job runs is whole in its checkpoint; what is broken there ends the job.
-            return self._pass_over(error) or (self._state == "running" and "checkpoint" not in error.fields)
-        if isinstance(error, UserCodeError):
-            return self._restart.on_user_error
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            return False
-        return not isinstance(error, _FINAL)
-
-    def _pass_over(self, error: BaseException) -> bool:
-        """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""
-        damaged = error.fields.get("checkpoint") if isinstance(error, CorruptionError) else None
-        if damaged is None or CheckpointId(damaged) in self._excluded:
-            return False
-        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, error)
-        self._excluded |= {CheckpointId(damaged)}
-        return True
-
-    def _end_attempt(self, *, forget: bool = False) -> None:
-        if self._attempt is not None:
-            self._attempt.close(forget=forget)
-
-    def _is_fenced(self) -> bool:
-        try:
-            if self._claim is not None:
-                self._claim.check()
-        except FencedError:
-            return True
-        except StrandlineError as error:
-            log.warning("job '%s': whether another driver owns it is not known: %s", self._b.name, error)
-            return True
-        return False
-
-    def _raise_if_failed(self) -> None:
-        if self._ended.is_set() and self._error is not None:
-            if isinstance(self._error, StrandlineError):
-                raise self._error
-            raise StrandlineError(
-                f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
-            ) from self._error
 
 
 def _tell(

@@ -102,6 +102,8 @@ class Starting:
         operators = self._settle(manifest)
         start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
+        if origin.is_new and manifest is not None and manifest.life == owned.life:
+            warn_of_sinks(b, manifest.checkpoint)
         origin.make_base(owned)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
@@ -119,10 +121,11 @@ class Starting:
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
-        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own)
+        fork = manifest is not None and manifest.life != owned.life
+        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later.
-        self._recover_sinks(owned, manifest)
+        self._recover_sinks(owned, manifest, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
@@ -189,10 +192,9 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
+    def _recover_sinks(self, owned: Claim, manifest: Manifest | None, *, fresh: bool) -> None:
         b = self._b
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        fresh = manifest is None or manifest.life != owned.life
         pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
@@ -235,3 +237,13 @@ class Starting:
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
         return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / len(set(hosts))))
+
+
+def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
+    """Say which sinks take nothing back, where a job goes back in time."""
+    for name, sink, _ in blueprint.plan.sinks:
+        if sink.visibility != "checkpoint":
+            log.warning(
+                "job '%s' goes back to checkpoint %d: what the sink '%s' has shown since stays, and comes again",
+                blueprint.name, checkpoint, name,
+            )  # fmt: skip

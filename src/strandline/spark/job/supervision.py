@@ -1,0 +1,193 @@
+"""Looking after a job that runs, in a thread of its own: attempts, one after another, until there is no more."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import IO
+
+from strandline.api.config import Restart
+from strandline.checkpoint.generation import Claim
+from strandline.control.server import ControlServer
+from strandline.control.status import State
+from strandline.core.errors import (
+    ConfigurationError,
+    CorruptionError,
+    FencedError,
+    StateLimitError,
+    StrandlineError,
+    UserCodeError,
+)
+from strandline.core.ids import CheckpointId
+from strandline.snapshot.origin import go_back
+from strandline.spark.base.marks import find_error
+from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.starting import Starting, warn_of_sinks
+
+log = logging.getLogger(__name__)
+
+_FINAL = (FencedError, ConfigurationError, StateLimitError)
+
+
+class Supervised:
+    """A job's attempts: begun, restarted after failures, ended. What can be asked of it meanwhile is `Run`'s."""
+
+    def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
+        self._b = blueprint
+        self._restart = restart
+        self._starting: Starting | None = None
+        self._attempt: Attempt | None = None
+        self._state: State = "starting"
+        self._parallelism: int | None = None
+        """What `rescale` was told; None: what the settings or the checkpoint say."""
+        self._stopping = threading.Event()
+        self._again = threading.Event()
+        """The attempt is to end, and another one to begin in another way."""
+        self._back_to: CheckpointId | None = None
+        """Where the next attempt goes back to."""
+        self._ended = threading.Event()
+        self._error: BaseException | None = None
+        self._last_failure = ""
+        self._restarts = 0
+        self._in_a_row = 0
+        self._excluded: frozenset[CheckpointId] = frozenset()
+        self._least_id = CheckpointId(1)
+        self._claim: Claim | None = None
+        self._held: IO[str]
+        """Keeps others from taking the job's directories away."""
+        self._control: ControlServer
+        self._thread = threading.Thread(target=self._supervise, name=f"strandline-{blueprint.name}", daemon=True)
+
+    def _begin_first(self) -> None:
+        while self._attempt is None:
+            try:
+                self._begin()
+            except BaseException as error:
+                found = find_error(error)
+                if self._pass_over(found):
+                    continue
+                if found is error:
+                    raise
+                raise found from None
+
+    def _is_at_work(self) -> bool:
+        # Another thread changes it: what was true a moment ago need not be any more.
+        return self._state == "running"
+
+    def _supervise(self) -> None:
+        try:
+            finished = self._run_attempts()
+            # A newer driver on this machine has its working state in the same place.
+            owned = not self._is_fenced()
+            self._end_attempt(forget=owned)
+            if owned:
+                self._b.places.remove(self._held)
+            self._state = "finished" if finished else "stopped"
+        except BaseException as error:
+            self._error = error
+            self._last_failure = str(error)
+            self._end_attempt()
+            self._state = "failed"
+        finally:
+            self._control.end()
+            self._held.close()
+            self._ended.set()
+
+    def _run_attempts(self) -> bool:
+        """Go on until the source is finished, and return True, or until somebody stops the job."""
+        while not self._stopping.is_set():
+            try:
+                if self._attempt is None:
+                    self._begin()
+                assert self._attempt is not None
+                if self._attempt.watch(lambda: self._stopping.is_set() or self._again.is_set()):
+                    return True
+                if not self._stopping.is_set():
+                    self._begin_again()
+            except BaseException as error:
+                if not self._stopping.is_set():
+                    self._recover(find_error(error))
+        return False
+
+    def _begin_again(self) -> None:
+        """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
+        assert self._attempt is not None
+        self._state = "rescaling"
+        self._least_id = self._attempt.coordinator.next_id
+        self._end_attempt()
+        self._attempt = None
+        self._again.clear()
+        if (back_to := self._back_to) is not None:
+            self._back_to = None
+            warn_of_sinks(self._b, back_to)
+            self._claim = go_back(self._b.jobdir, back_to, self._b.clock, self._claim)
+
+    def _begin(self) -> None:
+        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
+        try:
+            self._attempt = starting.start()
+        finally:
+            self._claim = starting.claim
+            self._starting = None
+        self._state = "running"
+
+    def _recover(self, error: BaseException) -> None:
+        """End the failed attempt and wait for the next; raise the error if there is none."""
+        self._last_failure = str(error)
+        attempt = self._attempt
+        completed = attempt.coordinator.counts.completed if attempt else 0
+        self._least_id = attempt.coordinator.next_id if attempt else self._least_id
+        self._in_a_row = 1 if completed else self._in_a_row + 1
+        if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
+            raise error
+        self._state = "restarting"
+        delay_ms = self._restart.delay_ms(self._in_a_row)
+        log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
+        again = time.monotonic() + delay_ms / 1000
+        self._end_attempt()
+        self._attempt = None
+        self._restarts += 1
+        self._stopping.wait(max(0.0, again - time.monotonic()))
+
+    def _may_restart(self, error: BaseException) -> bool:
+        if isinstance(error, CorruptionError):
+            # What breaks while a job runs is whole in its checkpoint; what is broken there ends the job.
+            return self._pass_over(error) or (self._state == "running" and "checkpoint" not in error.fields)
+        if isinstance(error, UserCodeError):
+            return self._restart.on_user_error
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            return False
+        return not isinstance(error, _FINAL)
+
+    def _pass_over(self, error: BaseException) -> bool:
+        """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""
+        damaged = error.fields.get("checkpoint") if isinstance(error, CorruptionError) else None
+        if damaged is None or CheckpointId(damaged) in self._excluded:
+            return False
+        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, error)
+        self._excluded |= {CheckpointId(damaged)}
+        return True
+
+    def _end_attempt(self, *, forget: bool = False) -> None:
+        if self._attempt is not None:
+            self._attempt.close(forget=forget)
+
+    def _is_fenced(self) -> bool:
+        try:
+            if self._claim is not None:
+                self._claim.check()
+        except FencedError:
+            return True
+        except StrandlineError as error:
+            log.warning("job '%s': whether another driver owns it is not known: %s", self._b.name, error)
+            return True
+        return False
+
+    def _raise_if_failed(self) -> None:
+        if self._ended.is_set() and self._error is not None:
+            if isinstance(self._error, StrandlineError):
+                raise self._error
+            raise StrandlineError(
+                f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
+            ) from self._error
