@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from strandline.cli import checkpoints, doctor, driver, jobs, logs, rollback, snapshots, upgrades
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -41,6 +42,7 @@ app.command("savepoint")(jobs.savepoint)
 app.command("rescale")(jobs.rescale)
 app.command("stop")(jobs.stop)
 app.command("rollback")(rollback.rollback)
+app.command("lookup")(lookup.lookup)
 app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
 app.command("check-upgrade")(upgrades.check_upgrade)

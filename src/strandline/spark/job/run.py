@@ -27,9 +27,11 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.core.keygroups import check_parallelism
+from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
 from strandline.snapshot.origin import check_own
 from strandline.snapshot.progress import Progress as TakingProgress
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
@@ -126,6 +128,36 @@ class Run(Supervised):
                 hint="the job restarts by itself and commits it again",
             ) from error
         return next(stats for stats in coordinator.history if stats.checkpoint == number)
+
+    def lookup(self, table: str, key: Any) -> Found:
+        """Return what the running job has of a key, or of each key of a list, as of the last epoch.
+
+        `table` is an operator's uid and the name of one of its states: "detect.seen". A key is a value; of several
+        columns, a tuple or a dict. The result has the `value` (None where nothing is stored; defaults are not) and the
+        `epoch` whose writes it has. No epoch waits for it, and it waits for none. Raises NotFoundError for a table
+        that is not there, StateTypeError for a key that is none, and UnavailableError while the job does not run.
+        """
+        attempt = self._looked_into()
+        try:
+            return attempt.look_up(attempt.table(table), key)
+        except Exception as error:
+            # What broke in a task of Spark's says what it was.
+            found = find_error(error)
+            if found is error:
+                raise
+            raise found from None
+
+    def lookup_table(self, table: str) -> Table:
+        """Return what a table that can be looked into is keyed by."""
+        return self._looked_into().table(table)
+
+    def _looked_into(self) -> Attempt:
+        if not self._is_at_work() or (attempt := self._attempt) is None:
+            raise UnavailableError(
+                f"job '{self._b.name}' is {self._state}: its state cannot be looked up",
+                hint="ask again once it runs; a checkpoint of it can be read at any time",
+            )
+        return attempt
 
     def process_all_available(self, timeout: float | None = None) -> None:
         """Wait until everything the source has now is processed, and timers that are due have fired.
