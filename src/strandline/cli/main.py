@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, rollback, snapshots, upgrades
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, rollback, snapshots, upgrades
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
