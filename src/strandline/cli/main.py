@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, state
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -33,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(state.app, name="state")
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("checkpoint")(jobs.checkpoint)
