@@ -9,19 +9,13 @@ from collections.abc import Iterable, Iterator
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
-import typer
 
 from strandline.cli.output import add_row, console, say, table
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
-
-AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV; what is not plain in a cell is JSON.")]
-ToParquet = Annotated[
-    Path | None, typer.Option("--parquet", metavar="OUT", help="Write a Parquet file, which must not be there yet.")
-]
 
 _SHOWN_ROWS = 20
 _CELL_CHARS = 200
@@ -126,7 +120,8 @@ def _write_parquet(to: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch
 
 
 def _is_flat(kind: pa.DataType) -> bool:
-    return not pa.types.is_nested(kind) and not pa.types.is_binary(kind) and not pa.types.is_null(kind)
+    """Whether the writer of CSV puts values of a type as we do."""
+    return not any(of(kind) for of in (pa.types.is_nested, pa.types.is_binary, pa.types.is_null, pa.types.is_timestamp))
 
 
 def _text(value: Any) -> str | None:
@@ -136,11 +131,22 @@ def _text(value: Any) -> str | None:
 def _plain_column(column: pa.Array) -> list[Any]:
     """Return values as JSON has them: moments as text, binary in hex, decimals as text, maps as objects or pairs."""
     kind = column.type
+    if pa.types.is_timestamp(kind):
+        return _moments(column)
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
-        # Also what Python's own types are too small for.
         texts: list[Any] = column.cast(pa.string()).to_pylist()
         return texts
     return [_plain(value, kind) for value in column.to_pylist()]
+
+
+def _moments(column: pa.Array) -> list[str | None]:
+    """Return moments as text, also of years that Python's own type, or Arrow's text, is too small for."""
+    import numpy as np
+
+    zone = "Z" if column.type.tz else ""
+    numbers = column.view(pa.int64()).fill_null(0).to_numpy().view(f"M8[{column.type.unit}]")
+    texts = [text.replace("T", " ") + zone for text in np.datetime_as_string(numbers).tolist()]
+    return [text if valid else None for text, valid in zip(texts, column.is_valid().to_pylist(), strict=True)]
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from strandline.cli.output import add_row, console, print_json, size_text, table
-from strandline.cli.rows import AsCsv, ToParquet, print_rows
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 
 app = typer.Typer(
@@ -21,6 +21,11 @@ Url = Annotated[
     typer.Argument(
         metavar="URL", help="A savepoint, a checkpoint (…/job/chk-17), or a job's folder: its newest checkpoint."
     ),
+]
+
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV; what is not plain in a cell is JSON.")]
+ToParquet = Annotated[
+    Path | None, typer.Option("--parquet", metavar="OUT", help="Write a Parquet file, which must not be there yet.")
 ]
 
 
@@ -65,6 +70,7 @@ def show(
     parquet: ToParquet = None,
 ) -> None:
     """Show the rows of a table, or of one key: then only the files are read that may hold it."""
+    from strandline.cli.rows import print_rows
     from strandline.snapshot.metadata import METADATA_TABLES, metadata
     from strandline.snapshot.opened import open_snapshot
     from strandline.snapshot.reading import StateReader
@@ -105,6 +111,7 @@ def query_(
     quotes: FROM "my op"."timers.event". Metadata: FROM metadata.operators, and .snapshot, .states, .partitions, .files,
     .history.
     """
+    from strandline.cli.rows import print_rows
     from strandline.snapshot.opened import open_snapshot
     from strandline.snapshot.sql import query
 
