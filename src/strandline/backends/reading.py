@@ -20,6 +20,8 @@ from strandline.format.heapfile import read_heap
 FileKind = Literal["rocksdb", "heap"]
 
 _READAHEAD_BYTES = 2 << 20
+_OPEN_FILES = 64
+"""Opened when the database is, RocksDB would read the index of every file, however few are asked for."""
 
 
 def file_kind(backend: BackendName | str) -> FileKind:
@@ -85,6 +87,7 @@ class _RocksDBReader:
         SstFiles(directory)
         options = Options(raw_mode=True)
         options.set_skip_stats_update_on_db_open(True)
+        options.set_max_open_files(_OPEN_FILES)
         with self._translating:
             names = Rdict.list_cf(str(directory), options)
             self._db = Rdict(

@@ -71,12 +71,15 @@ def show(
 ) -> None:
     """Show the rows of a table, or of one key: then only the files are read that may hold it."""
     from strandline.cli.rows import print_rows
+    from strandline.keeper.lean import defer_pandas
     from strandline.snapshot.metadata import METADATA_TABLES, metadata
     from strandline.snapshot.opened import open_snapshot
     from strandline.snapshot.reading import StateReader
     from strandline.snapshot.tablekeys import key_from_text
     from strandline.snapshot.tables import all_tables, find_table
 
+    # It would take a third of the time that a look-up has.
+    defer_pandas()
     options = parse_options(option)
     snapshot = open_snapshot(url, options, fsync=False)
     group, _, view = name.partition(".")
@@ -112,9 +115,11 @@ def query_(
     .history.
     """
     from strandline.cli.rows import print_rows
+    from strandline.keeper.lean import defer_pandas
     from strandline.snapshot.opened import open_snapshot
     from strandline.snapshot.sql import query
 
+    defer_pandas()
     options = parse_options(option)
     with query(open_snapshot(url, options, fsync=False), sql, options) as found:
         print_rows(found.schema, found, json=json, csv=csv, parquet=parquet, limit=limit)
