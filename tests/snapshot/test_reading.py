@@ -6,6 +6,7 @@ import datetime as dt
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from strandline.checkpoint import restore
+from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StateTypeError
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot import reading
@@ -25,6 +27,7 @@ from strandline.snapshot.reading import StateReader, look_up, read_rows
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.tablekeys import TableKey, key_columns, key_from_text
 from strandline.snapshot.tables import Table, all_tables, find_table, tables
+from strandline.storage.local import LocalStore
 from strandline.types.columns import from_arrow_type, to_python
 from strandline.types.datatypes import LongType
 from tests.runtime.rescaling import KEYS
@@ -256,6 +259,34 @@ def test_what_is_open_is_closed_again(
         begun.close()  # type: ignore[attr-defined]
         assert len(list(own.iterdir())) == 1
     assert not list(tmp_path.iterdir())
+
+
+class Elsewhere(LocalStore):
+    """A store that is not seen to be a directory of this machine."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.url = "s3://bucket"
+        self.fetched: list[str] = []
+
+    def get_file(self, path: str, target: Path) -> None:
+        self.fetched.append(path)
+        super().get_file(path, target)
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "canonical"])
+def test_from_other_storage_a_look_up_fetches_only_the_part_that_may_hold_the_key(
+    folders: dict[str, Path], tmp_path: Path, form: str
+) -> None:
+    snapshot = open_snapshot(str(folders[form]))
+    store = Elsewhere(Path(snapshot.folder.url.removeprefix("file://")))
+    table = replace(find_table(snapshot, "top"), folder=Folder(store))
+    with StateReader(tmp_path) as reader:
+        for _ in range(2):
+            assert reader.look_up(table, "k7").column("value").to_pylist() == [7]
+        wanted = [file.file for file in table.files] * 2 if table.files else table.part_of(24).files
+        assert sorted(store.fetched) == sorted(file.path for file in wanted if file.inline is None)
+        assert pa.Table.from_batches(reader.rows(table)).equals(whole(snapshot, "top"))
 
 
 # -- beside a running job, and damage

@@ -65,7 +65,8 @@ class StateReader:
 
     def __init__(self, scratch: Path | None = None) -> None:
         """`scratch` is a local directory with room for what is fetched."""
-        self._scratch = Path(tempfile.mkdtemp(prefix="strandline-state-", dir=scratch))
+        self.scratch = Path(tempfile.mkdtemp(prefix="strandline-state-", dir=scratch))
+        """A directory of the reader's own, until it is closed."""
         self._open: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -79,7 +80,7 @@ class StateReader:
         """Close all files, and delete what was fetched."""
         while self._open:
             self._open.popitem()[1].close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def rows(self, table: Table, groups: range | None = None) -> Iterator[pa.RecordBatch]:
         """Read the rows of a range of key groups, or all, in order; of what is fetched, a part is there at a time."""
@@ -118,7 +119,7 @@ class StateReader:
         return _joined(table, [rows for batch in batches if (rows := key.among(batch)).num_rows])
 
     def _in_parts(self, table: Table, key: TableKey) -> pa.RecordBatch:
-        part = next(part for part in table.partitions if part.first_key_group <= key.group <= part.last_key_group)
+        part = table.part_of(key.group)
         name = table.state.name
         with self._lock:
             reader = self._part(table, part).reader
@@ -139,7 +140,7 @@ class StateReader:
         return found
 
     def _place(self) -> Path:
-        return Path(tempfile.mkdtemp(dir=self._scratch))
+        return Path(tempfile.mkdtemp(dir=self.scratch))
 
     def _opening(self, folder: Folder, *, verified: bool) -> Open:
         """Return what opens a savepoint's files: where they lie if that is on this machine, or else fetched."""

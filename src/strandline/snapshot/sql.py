@@ -62,6 +62,8 @@ def query(
         sources: list[_Source] = []
         try:
             database.execute("SET TimeZone = 'UTC'")
+            # What does not fit in memory would go below the working directory.
+            database.execute("SET temp_directory = ?", [str(reader.scratch)])
             sources += _register(database, snapshot, tables, options, reader)
             found = database.sql(sql)
             if found is None:

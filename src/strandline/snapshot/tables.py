@@ -9,7 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder
-from strandline.core.errors import NotFoundError
+from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo, StateInfo, TableFile
 from strandline.snapshot.opened import METADATA, Snapshot
@@ -82,6 +82,15 @@ class Table:
         """The partitions whose files hold its rows, in the order of key groups; none in a canonical savepoint."""
         found = sorted(self.operator.partitions, key=lambda part: part.first_key_group)
         return found[:1] if self.is_broadcast else found
+
+    def part_of(self, group: int) -> PartitionInfo:
+        """Return the partition that has a key group. Raises CorruptionError if the manifest has none."""
+        for part in self.partitions:
+            if part.first_key_group <= group <= part.last_key_group:
+                return part
+        raise CorruptionError(
+            f"{self.folder.url}/{self.metadata}: operator '{self.operator.uid}' lacks key group {group}"
+        )
 
     @property
     def groups(self) -> range:
