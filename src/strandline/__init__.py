@@ -22,6 +22,7 @@ from strandline.core.version import VERSION
 if TYPE_CHECKING:
     from strandline.control.status import Status
     from strandline.spark import sinks
+    from strandline.spark import tables as state
     from strandline.spark.base.session import session, spark_settings
     from strandline.spark.job.job import Job
     from strandline.spark.job.run import Run
@@ -66,6 +67,7 @@ __all__ = [  # noqa: RUF022
     "session",
     "sinks",
     "spark_settings",
+    "state",
     "stream",
     "uid",
 ]
@@ -81,15 +83,17 @@ _LAZY = {
     "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.base.session",
+    "state": "strandline.spark.tables",
     "stream": "strandline.spark.streams.stream",
 }
+_MODULES = ("sinks", "state")
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'strandline' has no attribute '{name}'")
     module = importlib.import_module(_LAZY[name])
-    value = module if name == "sinks" else getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -303,6 +303,20 @@ def test_a_reader_gives_the_range_it_is_asked_for(lab: Lab) -> None:
     reader.close()
 
 
+def test_a_reader_gives_what_begins_as_it_is_asked_for(lab: Lab) -> None:
+    keys = [b"", b"\0", b"\0\xff", b"\0\xff\xff", b"\0\xff\xff\0", b"\1", b"\1\0\0", b"\1\1", b"\xff", b"\xff\xff\xff"]
+    entries = [(b"\0\7" + key, b"v%d" % number) for number, key in enumerate(keys)]
+    backend = lab.open()
+    backend.write({"a": [*entries, *WITHOUT_GROUP]})
+    reader = open_reader(file_kind(lab.kind), restore_files(backend.persist({}, lab.place()), lab.place()))
+    for key in keys:
+        prefix = b"\0\7" + key
+        assert list(reader.scan_prefix("a", prefix)) == [entry for entry in entries if entry[0].startswith(prefix)]
+    assert list(reader.scan_prefix("a", b"\xff\xff")) == WITHOUT_GROUP
+    assert list(reader.scan_prefix("a", b"\0\7\2")) == list(reader.scan_prefix("never there", b"")) == []
+    reader.close()
+
+
 # -- a state gets another name, or is given up
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
+from itertools import islice, takewhile
+from operator import itemgetter
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -15,6 +18,10 @@ from strandline.core.settings import BackendName
 from strandline.format.heapfile import read_heap
 
 FileKind = Literal["rocksdb", "heap"]
+
+_READAHEAD_BYTES = 2 << 20
+_OPEN_FILES = 64
+"""Opened when the database is, RocksDB would read the index of every file, however few are asked for."""
 
 
 def file_kind(backend: BackendName | str) -> FileKind:
@@ -31,6 +38,10 @@ class SnapshotReader(Protocol):
 
     def scan(self, state: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
         """Walk the entries of a range of key groups, in key order; none of a state that is not there."""
+        ...
+
+    def scan_prefix(self, state: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Walk the entries whose key begins with `prefix`, in key order, and read hardly anything else."""
         ...
 
     def close(self) -> None:
@@ -61,6 +72,11 @@ class _HeapReader:
     def scan(self, state: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
         return ((key, value) for key, value in self._states.get(state, ()) if group_of(key) in groups)
 
+    def scan_prefix(self, state: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        entries = self._states.get(state, [])
+        start = bisect_left(entries, prefix, key=itemgetter(0))
+        return takewhile(lambda entry: entry[0].startswith(prefix), islice(entries, start, None))
+
     def close(self) -> None:
         self._states = {}
 
@@ -71,6 +87,7 @@ class _RocksDBReader:
         SstFiles(directory)
         options = Options(raw_mode=True)
         options.set_skip_stats_update_on_db_open(True)
+        options.set_max_open_files(_OPEN_FILES)
         with self._translating:
             names = Rdict.list_cf(str(directory), options)
             self._db = Rdict(
@@ -86,18 +103,25 @@ class _RocksDBReader:
         return self._families.keys()
 
     def scan(self, state: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
+        end = first_key(groups.stop) if groups.stop <= BROADCAST_GROUP else None
+        return self._walk(state, first_key(groups.start), end, _READAHEAD_BYTES)
+
+    def scan_prefix(self, state: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return self._walk(state, prefix, _behind(prefix), 0)
+
+    def _walk(self, state: str, first: bytes, end: bytes | None, readahead_bytes: int) -> Iterator[tuple[bytes, bytes]]:
         family = self._families.get(state)
         if family is None:
             return
         # `reading` must live as long as the iterator, which looks at the bound in it and does not keep it.
         reading = ReadOptions()
         reading.set_total_order_seek(True)
-        reading.set_readahead_size(2 << 20)
-        if groups.stop <= BROADCAST_GROUP:
-            reading.set_iterate_upper_bound(first_key(groups.stop))
+        reading.set_readahead_size(readahead_bytes)
+        if end is not None:
+            reading.set_iterate_upper_bound(end)
         with self._translating:
             walk = family.iter(reading)
-            walk.seek(first_key(groups.start))
+            walk.seek(first)
         while walk.valid():
             yield walk.key(), walk.value()
             walk.next()
@@ -109,3 +133,9 @@ class _RocksDBReader:
         for family in [*self._families.values(), self._db]:
             family.close()
         self._families = {}
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """Return the least key behind all that begin with `prefix`; None if there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
 
 from strandline.checkpoint.catalog import Catalog, first_published, lacking, read_catalog
 from strandline.checkpoint.chain import Restored
@@ -143,6 +144,53 @@ def fetch(folder: Folder, files: Sequence[FileRef], into: Path, local_copy: Path
     return from_local, remote
 
 
+def lay_out(folder: Folder, files: Sequence[FileRef], into: Path) -> None:
+    """Bring the files of one partition's snapshot into the directory `into`, to be looked at and no more.
+
+    Those of a local directory are linked, and not read; all others come as `fetch` brings them. Raises CorruptionError
+    naming the file that is missing or has another size.
+    """
+    into.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        source = local_path(folder, file)
+        if source is None:
+            continue
+        target = into / _checked_name(folder, file)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_size(folder, file, source)
+        try:
+            _link_or_copy(source, target, file.size, or_symbolic=True)
+        except FileNotFoundError as error:
+            raise _missing(folder, file) from error
+    fetch(folder, [file for file in files if local_path(folder, file) is None], into)
+
+
+def local_path(folder: Folder, file: FileRef) -> Path | None:
+    """Return where a file lies in a local directory; None if it lies elsewhere."""
+    if file.inline is not None or not folder.url.startswith("file://"):
+        return None
+    return Path(unquote(urlsplit(folder.url).path), file.path)
+
+
+def check_size(folder: Folder, file: FileRef, path: Path) -> None:
+    """Raise CorruptionError unless a file of a local directory has the size that it must have."""
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise _missing(folder, file) from error
+    if size != file.size:
+        raise CorruptionError(
+            f"{folder.url}/{file.path} ('{file.name}'): {size} bytes, expected {file.size}",
+            hint="`strandline snapshots verify` names every damaged file",
+            path=file.path,
+        )
+
+
+def _missing(folder: Folder, file: FileRef) -> CorruptionError:
+    where = f"{folder.url}/{file.path} ('{file.name}')"
+    return CorruptionError(f"{where}: missing, but a checkpoint needs it", path=file.path)
+
+
 def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | None) -> int:
     """Bring one file; return how many bytes came from the local copy."""
     target = into / _checked_name(folder, file)
@@ -163,7 +211,7 @@ def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | Non
         try:
             folder.get_file(file.path, target)
         except NotFoundError as error:
-            raise CorruptionError(f"{where}: missing, but a checkpoint needs it", path=file.path) from error
+            raise _missing(folder, file) from error
         size, sha256 = target.stat().st_size, sha256_of(target)
         if (size, sha256) == (file.size, file.sha256):
             return 0
@@ -189,11 +237,14 @@ def _matches(path: Path, file: FileRef) -> bool:
         return False
 
 
-def _link_or_copy(source: Path, target: Path, size: int) -> None:
+def _link_or_copy(source: Path, target: Path, size: int, *, or_symbolic: bool = False) -> None:
     if size >= _LINK_FROM_BYTES:
         try:
             os.link(source, target)
             return
         except OSError:
-            pass  # Another file system, or one without links.
+            # Another file system, or one without links; or the file is of somebody else.
+            if or_symbolic:
+                target.symlink_to(source.resolve(strict=True))
+                return
     shutil.copyfile(source, target)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, rollback, snapshots, upgrades
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, rollback, snapshots, state, upgrades
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(snapshots.app, name="snapshots")
+app.add_typer(state.app, name="state")
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("checkpoint")(jobs.checkpoint)

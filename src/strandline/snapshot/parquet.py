@@ -113,25 +113,33 @@ def _row_groups(groups: npt.NDArray[np.int32], most_rows: int) -> Iterator[tuple
         first = last
 
 
-def read_tables(files: Sequence[TableFile], groups: range, open: Open) -> Iterator[pa.RecordBatch]:
+def read_tables(
+    files: Sequence[TableFile],
+    groups: range,
+    open: Open,
+    may_hold: Callable[[pq.ParquetFile, int], bool] = lambda parquet, row_group: True,
+) -> Iterator[pa.RecordBatch]:
     """Read the rows of a state, of a range of key groups, in order: only files and row groups with such rows.
 
-    Broadcast rows are of every range. One file is open at a time. Raises CorruptionError naming a file that is damaged
-    or does not hold what the manifest says.
+    Broadcast rows are of every range. One file is open at a time, and row groups that cannot be wanted are left out:
+    `may_hold` says so. Raises CorruptionError naming a file that is damaged or does not hold what the manifest says.
     """
     for file in files:
         if _overlap(file.first_key_group, file.last_key_group, groups):
             with open(file.file) as path:
-                yield from _read(path, groups, file)
+                yield from _read(path, groups, file, may_hold)
 
 
-def _read(path: Path, groups: range, file: TableFile) -> Iterator[pa.RecordBatch]:
+def _read(
+    path: Path, groups: range, file: TableFile, may_hold: Callable[[pq.ParquetFile, int], bool]
+) -> Iterator[pa.RecordBatch]:
     where = file.file.path or str(path)
     try:
         with pq.ParquetFile(path, memory_map=True) as parquet:
             ranges = [row_group_range(parquet, index) for index in range(parquet.num_row_groups)]
             _check(where, parquet.metadata.num_rows, ranges, file)
             wanted = [index for index, (first, last) in enumerate(ranges) if _overlap(first, last, groups)]
+            wanted = [index for index in wanted if may_hold(parquet, index)]
             for batch in parquet.iter_batches(row_groups=wanted, use_threads=False):
                 if (rows := _within(batch, groups)).num_rows:
                     yield rows

@@ -1,0 +1,168 @@
+"""Rows of state as text: for people, as JSON and CSV, and as Parquet files."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.cli.output import add_row, console, say, table
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import unique_name
+
+_SHOWN_ROWS = 20
+_CELL_CHARS = 200
+
+
+def print_rows(
+    schema: pa.Schema,
+    batches: Iterable[pa.RecordBatch],
+    *,
+    json: bool,
+    csv: bool,
+    parquet: Path | None,
+    limit: int | None = None,
+) -> None:
+    """Print rows, or write them, in one of the forms, as they come; for people no more than the first ones."""
+    if json + csv + (parquet is not None) > 1:
+        raise ConfigurationError("--json, --csv and --parquet are three forms", hint="give one of them")
+    if parquet is not None:
+        _write_parquet(parquet, schema, _first(batches, limit))
+    elif json:
+        _print_json(_first(batches, limit))
+    elif csv:
+        _print_csv(schema, _first(batches, limit))
+    else:
+        _print_table(schema, batches, _SHOWN_ROWS if limit is None else limit)
+
+
+def _first(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        if left is None:
+            yield batch
+            continue
+        yield batch.slice(0, left)
+        left -= min(left, batch.num_rows)
+        if not left:
+            return
+
+
+def _print_table(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int) -> None:
+    numbers = [field.name for field in schema if pa.types.is_integer(field.type) or pa.types.is_floating(field.type)]
+    made = table(*schema.names, right=tuple(numbers))
+    shown = 0
+    for batch in _first(batches, limit + 1):
+        for row in zip(*map(_plain_column, batch.columns), strict=True):
+            if shown < limit:
+                add_row(made, *map(_cell, row))
+            shown += 1
+    console().print(made)
+    if shown > limit:
+        say(f"only the first {limit} rows; --limit N shows more, --json, --csv and --parquet give all")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
+
+
+def _print_json(batches: Iterable[pa.RecordBatch]) -> None:
+    for batch in batches:
+        names = batch.schema.names
+        rows = zip(*map(_plain_column, batch.columns), strict=True)
+        sys.stdout.writelines(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False) + "\n" for row in rows)
+    sys.stdout.flush()
+
+
+def _print_csv(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    from pyarrow import csv
+
+    plain = [pa.field(field.name, field.type if _is_flat(field.type) else pa.string()) for field in schema]
+    sys.stdout.flush()
+    with csv.CSVWriter(sys.stdout.buffer, pa.schema(plain)) as writer:
+        for batch in batches:
+            columns = [
+                column if _is_flat(column.type) else pa.array(map(_text, _plain_column(column)), pa.string())
+                for column in batch.columns
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=pa.schema(plain)))
+    sys.stdout.buffer.flush()
+
+
+def _write_parquet(to: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
+    from pyarrow import parquet
+
+    if to.exists():
+        raise ConfigurationError(f"{to}: is there already", hint="name another file, or move it away")
+    draft = to.with_name(f".{to.name}.{unique_name()}.writing")
+    rows = 0
+    try:
+        with parquet.ParquetWriter(draft, schema, compression="zstd") as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+        draft.rename(to)
+    except OSError as error:
+        raise ConfigurationError(f"{to}: cannot be written: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    say(f"{to}: {rows} rows")
+
+
+def _is_flat(kind: pa.DataType) -> bool:
+    """Whether the writer of CSV puts values of a type as we do."""
+    return not any(of(kind) for of in (pa.types.is_nested, pa.types.is_binary, pa.types.is_null, pa.types.is_timestamp))
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _plain_column(column: pa.Array) -> list[Any]:
+    """Return values as JSON has them: moments as text, binary in hex, decimals as text, maps as objects or pairs."""
+    kind = column.type
+    if pa.types.is_timestamp(kind):
+        return _moments(column)
+    if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
+        texts: list[Any] = column.cast(pa.string()).to_pylist()
+        return texts
+    return [_plain(value, kind) for value in column.to_pylist()]
+
+
+def _moments(column: pa.Array) -> list[str | None]:
+    """Return moments as text, also of years that Python's own type, or Arrow's text, is too small for."""
+    import numpy as np
+
+    zone = "Z" if column.type.tz else ""
+    numbers = column.view(pa.int64()).fill_null(0).to_numpy().view(f"M8[{column.type.unit}]")
+    texts = [text.replace("T", " ") + zone for text in np.datetime_as_string(numbers).tolist()]
+    return [text if valid else None for text, valid in zip(texts, column.is_valid().to_pylist(), strict=True)]
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        pairs = [(_plain(key, kind.key_type), _plain(item, kind.item_type)) for key, item in value]
+        return dict(pairs) if all(isinstance(key, str) for key, _ in pairs) else pairs
+    if pa.types.is_nested(kind):
+        return [_plain(item, kind.value_type) for item in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S.%f}" + ("Z" if value.tzinfo else "")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return str(value) if isinstance(value, Decimal | date) else value

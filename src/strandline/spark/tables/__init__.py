@@ -1,0 +1,83 @@
+"""The state in snapshots as tables: `sl.state`.
+
+A snapshot is a savepoint, a checkpoint (`…/job/chk-17`), or a job's folder: its newest checkpoint. It is read wherever
+it lies, while the job runs or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from strandline.core.errors import ConfigurationError
+from strandline.snapshot import reading
+from strandline.snapshot import tables as snapshot_tables
+from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.tables import TableSummary, find_table
+from strandline.spark.tables.options import FORMAT, STORAGE
+from strandline.spark.tables.source import StrandlineSource
+from strandline.types.columns import from_arrow_type, to_python
+
+__all__ = ["lookup", "read", "register", "tables"]
+
+_PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session read `spark.read.format("strandline")`.
+
+    Options are `url`, `table` or `metadata`, and the storage's own as `storage.…`. Spark refuses a source that takes
+    filters in a session in which that is off: it is turned on.
+    """
+    spark.conf.set(_PUSH_DOWN, "true")
+    spark.dataSource.register(StrandlineSource)
+
+
+def read(
+    spark: SparkSession,
+    url: str,
+    table: str | None = None,
+    *,
+    metadata: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return a table of a snapshot, `uid.state`, as a DataFrame: one task for each partition or file.
+
+    Of a job's folder, that is the checkpoint which is the newest now, however often the DataFrame is used; the job must
+    retain it for so long (`Checkpoints(retain=…)`). A filter that gives every key column a value, or a few, reads only
+    the files that may hold these keys. `metadata` instead is one of `snapshot`, `operators`, `states`, `partitions`,
+    `files` and `history`. Raises NotFoundError if there is no such snapshot or table, and CorruptionError.
+
+    >>> seen = sl.state.read(spark, "s3://bucket/ck/fraud", "detect.seen")      # doctest: +SKIP
+    >>> seen.where("card = 'c-17'").show()                                      # doctest: +SKIP
+    """
+    if (table is None) == (metadata is None):
+        raise ConfigurationError(
+            "state.read: expected either a table or metadata=",
+            hint='write state.read(spark, url, "uid.state"), or metadata="operators"',
+        )
+    snapshot = open_snapshot(url, storage_options, fsync=False)
+    if table is not None:
+        table = find_table(snapshot, table).name
+    register(spark)
+    reader = spark.read.format(FORMAT).option("url", snapshot.url)
+    for name, value in (storage_options or {}).items():
+        reader = reader.option(STORAGE + name, value)
+    return (reader.option("table", table) if table is not None else reader.option("metadata", str(metadata))).load()
+
+
+def tables(url: str, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
+    """Say which tables a snapshot has, and what is known of them without reading."""
+    return snapshot_tables.tables(open_snapshot(url, storage_options, fsync=False))
+
+
+def lookup(url: str, table: str, key: Any, *, storage_options: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Return the rows of one key in a table of a snapshot; none if it is not there. Only what may hold it is read.
+
+    `key` is a value, of several columns a tuple or a dict. Raises StateTypeError for what is no key of the operator.
+    """
+    rows = reading.look_up(open_snapshot(url, storage_options, fsync=False), table, key)
+    columns = [to_python(column, from_arrow_type(column.type)) for column in rows.columns]
+    return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]

@@ -1,0 +1,175 @@
+"""The tables of a snapshot as a data source of PySpark: a task for each partition of the state, or file.
+
+Spark asks in Python processes of its own: for the columns and the plan beside the driver, for rows on executors. What
+these are told is all that they need: they do not look for the snapshot again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualNullSafe, EqualTo, Filter, In, InputPartition
+from pyspark.sql.types import StructType
+
+from strandline.checkpoint.folder import folder_at
+from strandline.core.errors import StateTypeError
+from strandline.format.manifest import OperatorInfo
+from strandline.plan.columns import quoted
+from strandline.snapshot.metadata import metadata, metadata_schema
+from strandline.snapshot.opened import Snapshot, open_snapshot
+from strandline.snapshot.reading import StateReader
+from strandline.snapshot.tablekeys import TableKey, key_columns
+from strandline.snapshot.tables import Table, find_table
+from strandline.spark.tables.options import FORMAT, Options
+from strandline.storage.place import Place
+from strandline.types.columns import from_arrow_type
+
+_MOST_KEYS = 1000
+"""Above that, looking up one after the other is no faster than reading."""
+
+
+class StrandlineSource(DataSource):
+    """`spark.read.format("strandline")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        options = Options.of(self.options)
+        columns = metadata_schema(options.metadata) if options.metadata else _table(options).schema
+        return ", ".join(f"{quoted(field.name)} {from_arrow_type(field.type).ddl}" for field in columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = Options.of(self.options)
+        return MetadataReader(options) if options.metadata else TableReader(options)
+
+
+@dataclass(frozen=True)
+class Split(InputPartition):
+    """What one task reads: a range of key groups, or some keys in it."""
+
+    place: Place
+    metadata: str
+    operator: OperatorInfo
+    """With the partitions and files alone that the range needs."""
+    state: str
+    now_us: int | None
+    watermark_us: int | None
+    groups: range
+    keys: list[Any] | None
+
+    def table(self) -> Table:
+        """Return the table, without a look at the snapshot."""
+        state = next(state for state in self.operator.states if state.name == self.state)
+        folder = folder_at(self.place)
+        return Table(folder, self.metadata, self.operator, state, self.now_us, self.watermark_us)
+
+
+class TableReader(DataSourceReader):
+    """Reads a state; of filters, those that give values to all key columns say what is read."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._values: dict[str, list[Any]] = {}
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Learn what the key columns may be. Spark applies all filters again."""
+        for filter in filters:
+            if isinstance(filter, EqualTo | EqualNullSafe | In) and len(filter.attribute) == 1:
+                found = list(filter.value) if isinstance(filter, In) else [filter.value]
+                # Of two filters of a column, one is enough.
+                self._values.setdefault(filter.attribute[0], found)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        table = _table(self._options)
+        keys = self._keys(table)
+        split = _whole(table, self._options)
+        found = []
+        for groups in table.splits():
+            own = None if keys is None else [key for group, key in keys if group in groups]
+            if own != []:
+                found.append(replace(split, operator=_part(table.operator, table, groups), groups=groups, keys=own))
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Split)
+        table = partition.table()
+        with StateReader() as reader:
+            if partition.keys is None:
+                batches = reader.rows(table, partition.groups)
+            else:
+                batches = (reader.look_up(table, key) for key in partition.keys)
+            for batch in batches:
+                if batch.num_rows:
+                    yield batch
+
+    def _keys(self, table: Table) -> list[tuple[int, Any]] | None:
+        """Return the keys that filters name, each with its key group; None: all may be wanted."""
+        if table.is_broadcast:
+            return None
+        names = [field.name for field in key_columns(table.operator)]
+        given = {name.lower(): values for name, values in self._values.items()}
+        values = [given.get(name.lower()) for name in names]
+        count = 1
+        for some in values:
+            count *= _MOST_KEYS + 1 if some is None else len(some)
+        if count > _MOST_KEYS:
+            return None
+        found = {}
+        for parts in product(*(some or [] for some in values)):
+            if None in parts:
+                continue
+            key: Any = parts if len(parts) > 1 else parts[0]
+            try:
+                one = TableKey(table.operator, key)
+            except StateTypeError:
+                return None
+            found[one.bytes] = int(one.group), key
+        return list(found.values())
+
+
+class MetadataReader(DataSourceReader):
+    """Reads what the manifest says."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        yield from metadata(_opened(options), options.metadata, options.storage).to_batches()
+
+
+def _opened(options: Options) -> Snapshot:
+    return open_snapshot(options.url, options.storage, fsync=False)
+
+
+def _table(options: Options) -> Table:
+    return find_table(_opened(options), options.table)
+
+
+def _whole(table: Table, options: Options) -> Split:
+    folder = table.folder
+    place = Place(url=folder.store.url, path=folder.path, options=options.storage, fsync=False)
+    return Split(
+        place, table.metadata, table.operator, table.state.name, table.now_us, table.watermark_us, table.groups, None
+    )
+
+
+def _part(operator: OperatorInfo, table: Table, groups: range) -> OperatorInfo:
+    """Return an operator with nothing but what a range of key groups of a table needs."""
+
+    def wanted(first: int, last: int) -> bool:
+        return table.is_broadcast or (first < groups.stop and last >= groups.start)
+
+    if table.files is None:
+        parts = [part for part in table.partitions if wanted(part.first_key_group, part.last_key_group)]
+        return msgspec.structs.replace(operator, partitions=parts)
+    files = [file for file in table.files if wanted(file.first_key_group, file.last_key_group)]
+    return msgspec.structs.replace(operator, tables={table.state.name: files})

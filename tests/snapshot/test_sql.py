@@ -1,0 +1,102 @@
+"""SQL over the tables of a snapshot: what it sees, what it reads, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.snapshot import sql as module
+from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.reading import StateReader
+from strandline.snapshot.sql import query
+from strandline.snapshot.tables import Table
+from tests.snapshot.stateful import checkpoint_of, savepoint_of
+
+pytest.importorskip("duckdb")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint_of(tmp_path_factory.mktemp("job"))
+
+
+def ask(folder: Path, sql: str) -> list[tuple[Any, ...]]:
+    with query(open_snapshot(str(folder)), sql) as found:
+        return [tuple(row.values()) for row in found.read_all().to_pylist()]
+
+
+def test_tables_of_a_job_of_two_partitions_are_joined(checkpoint: Path) -> None:
+    joined = 'SELECT count(*), sum(v.value), sum(t.value) FROM op.value v JOIN "op.top" t USING (k)'
+    assert ask(checkpoint, joined) == [(60, sum(range(60)), sum(range(60)))]
+    # A table is read as often as the query scans it.
+    assert ask(checkpoint, "SELECT count(*) FROM top a JOIN top b USING (k) WHERE a.value = b.value") == [(60,)]
+    last = "SELECT k, max(position), max_by(value, position) FROM history GROUP BY k ORDER BY k LIMIT 1"
+    assert ask(checkpoint, last) == [("k0", 5, 1)]
+    assert ask(checkpoint, 'SELECT DISTINCT epoch(time) FROM op."timers.processing"') == [(1_700_086_400.0,)]
+    assert ask(checkpoint, "SELECT m.value.n, p.value.s FROM mean m, pair p WHERE m.k = 'k7' AND p.k = 'k7'") == [
+        (2, "1")
+    ]
+
+
+def test_a_savepoint_gives_the_same(checkpoint: Path) -> None:
+    savepoint = savepoint_of(checkpoint, "canonical")
+    for name in ("value", "history", "by_kind", "tags", '"timers.event"'):
+        of_all = f"SELECT * FROM op.{name}"
+        assert ask(savepoint, of_all) == ask(checkpoint, of_all)
+
+
+def test_metadata_is_seen_and_times_are_in_utc(checkpoint: Path) -> None:
+    assert ask(checkpoint, "SELECT count(*), sum(bytes) > 0 FROM metadata.files WHERE operator = 'op'")[0][1]
+    ((name, created),) = ask(
+        checkpoint, "SELECT o.operator, created::VARCHAR FROM metadata.operators o, metadata.snapshot"
+    )
+    assert (name, created) == ("op", "2023-11-14 22:13:20+00")
+
+
+def test_only_what_the_query_names_is_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    class Noting(StateReader):
+        def rows(self, table: Table, groups: range | None = None) -> Any:
+            read.append(table.name)
+            yield from super().rows(table, groups)
+
+    monkeypatch.setattr(module, "StateReader", Noting)
+    ask(checkpoint, "SELECT 1")
+    ask(checkpoint, "DESCRIBE op.value")
+    assert not read
+    ask(checkpoint, "SELECT * FROM op.mean")
+    assert read == ["op.mean"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT * FROM nothing", r"nothing does not exist[^$]*the tables are op.value, [^$]*metadata.files"),
+        ("SELEC", "syntax error"),
+        ("SELECT error('no')", "the query failed[^$]*no"),
+        ("", "gives no rows"),
+    ],
+)
+def test_what_cannot_be_asked(checkpoint: Path, sql: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        ask(checkpoint, sql)
+
+
+def test_damage_is_said_as_such(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint.parent, tmp_path / "copy")
+    snapshot = open_snapshot(str(tmp_path / "copy" / checkpoint.name))
+    shutil.rmtree(tmp_path / "copy" / "shared")
+    with pytest.raises(CorruptionError, match="missing"), query(snapshot, "SELECT * FROM op.top") as found:
+        found.read_all()
+
+
+def test_without_duckdb(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with pytest.raises(ConfigurationError, match=r"needs DuckDB[^$]*pip install 'strandline\[tables\]'"):
+        ask(checkpoint, "SELECT 1")

@@ -1,0 +1,106 @@
+"""State as DataFrames: of snapshots of every form, by keys, and beside a job that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import strandline as sl
+from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.reading import read_rows
+from strandline.spark.tables.options import Options
+from strandline.spark.tables.source import TableReader
+from tests.snapshot.stateful import checkpoint_of, savepoint_of
+from tests.spark import small
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    checkpoint = checkpoint_of(tmp_path_factory.mktemp("job"))
+    return [checkpoint, savepoint_of(checkpoint, "canonical")]
+
+
+def arrow(frame: Any) -> pa.Table:
+    found: pa.Table = frame.toArrow()
+    return found.sort_by([(name, "ascending") for name in found.schema.names if name != "value"])
+
+
+def test_tables_of_a_checkpoint_and_a_savepoint(spark: Any, folders: list[Path]) -> None:
+    for folder, names in zip(folders, (("history", "pair"), ("tags", "short")), strict=True):
+        snapshot = open_snapshot(str(folder))
+        for name in names:
+            frame = sl.state.read(spark, str(folder), f"op.{name}")
+            wanted = pa.Table.from_batches(read_rows(snapshot, name))
+            assert arrow(frame).to_pylist() == wanted.to_pylist()
+    # A task for each partition; for a filter of the key, one.
+    frame = sl.state.read(spark, str(folders[0]), "top")
+    assert frame.rdd.getNumPartitions() == 2
+    one = frame.where("k = 'k7' AND value < 100")
+    assert one.rdd.getNumPartitions() == 1
+    assert [tuple(row) for row in one.collect()] == [(24, "k7", 7)]
+    assert frame.where("k IN ('k7', 'k8', 'absent', NULL)").count() == 2
+    assert frame.where("k = 'k7' AND k = 'k8'").count() == 0
+    operators = sl.state.read(spark, str(folders[0]), metadata="operators").collect()
+    assert [(row.operator, row.parallelism) for row in operators] == [("op", 2)]
+
+
+def test_beside_a_running_job(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    source = tmp_path / "in"
+    small.write_rows(source, 0, [("ann", "a", 1), ("ben", "b", 2), ("ann", "a", 3)])
+    job = small.job(sl.stream(small.source(spark, source)), tmp_path, local_dir)
+    url = str(tmp_path / "ck" / "small")
+    with job.start(spark) as run:
+        run.process_all_available(60)
+        run.checkpoint(60)
+        (table, *_) = sl.state.tables(url)
+        frame = sl.state.read(spark, url, table.table)
+        small.write_rows(source, 1, [("ann", "a", 1), ("cid", "a", 1)])
+        run.process_all_available(60)
+        run.checkpoint(60)
+        # What was read is the checkpoint that was the newest; what is read by the job's name is that one now.
+        assert {(row.user, row.value) for row in frame.collect()} == {("ann", 2), ("ben", 1)}
+        newest = spark.read.format("strandline").option("url", url).option("table", table.table).load()
+        assert {(row.user, row.value) for row in newest.collect()} == {("ann", 3), ("ben", 1), ("cid", 1)}
+        assert [row["value"] for row in sl.state.lookup(url, table.table, "ann")] == [3]
+        assert sl.state.lookup(url, table.table, "dan") == []
+
+
+def test_only_splits_with_the_keys_are_tasks_and_others_have_no_files_of_theirs(folders: list[Path]) -> None:
+    from pyspark.sql.datasource import EqualTo, In
+
+    reader = TableReader(Options.of({"url": str(folders[0]), "table": "op.top"}))
+    assert [len(part.operator.partitions) for part in reader.partitions()] == [1, 1]  # type: ignore[attr-defined]
+    filters = [EqualTo(("k",), "k7"), In(("value",), (1,))]
+    assert list(reader.pushFilters(filters)) == filters
+    (part,) = reader.partitions()
+    assert part.keys == ["k7"]  # type: ignore[attr-defined]
+    assert [batch.to_pylist() for batch in reader.read(part)] == [[{"key_group": 24, "k": "k7", "value": 7}]]
+    # What is no key at all is Spark's to find out.
+    reader = TableReader(Options.of({"url": str(folders[0]), "table": "op.top"}))
+    reader.pushFilters([EqualTo(("k",), 7)])
+    assert len(reader.partitions()) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "got none"),
+        ({"url": "x"}, "either table or metadata; got url"),
+        ({"url": "x", "table": "t", "metadata": "m"}, "got metadata, table, url"),
+        ({"url": "x", "table": "t", "tabel": "secret"}, "unknown option tabel"),
+    ],
+)
+def test_options(given: dict[str, str], said: str) -> None:
+    with pytest.raises(sl.errors.ConfigurationError, match=said) as caught:
+        Options.of(given)
+    assert "secret" not in str(caught.value)
+
+
+def test_options_of_the_storage() -> None:
+    found = Options.of({"url": "s3://x", "metadata": "files", "storage.region": "eu"})
+    assert found == Options("s3://x", "", "files", {"region": "eu"})
