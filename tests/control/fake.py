@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.control.status import KeeperStatus, State, Status
+from strandline.control.status import KeeperStatus, Savepoint, State, Status
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.runtime.reached import WatermarkStatus
+from strandline.snapshot.progress import Progress
 
 STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
 KEEPER = KeeperStatus("detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9})
@@ -47,8 +49,32 @@ class FakeRun:
                 raise CheckpointError("the checkpoint that was asked for was not taken: the run ended", checkpoint=7)
         return replace(STATS, status="completed", completed_ms=3_000, end_to_end_ms=2_000, total_bytes=2048)
 
-    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
-        self.asked.append(("stop", (checkpoint, timeout)))
+    def savepoint(
+        self,
+        url: str | Path,
+        *,
+        format: str = "canonical",
+        timeout: float | None = None,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> Savepoint:
+        self.asked.append(("savepoint", (url, format, timeout)))
+        if progress is not None:
+            progress(Progress(rows=1000, done=1, partitions=2))
+        return Savepoint(str(url), format, CheckpointId(7), Epoch(12), 2048, 1500)
+
+    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
+        self.asked.append(("rescale", (parallelism, timeout)))
+
+    def stop(
+        self,
+        *,
+        checkpoint: bool = False,
+        savepoint: str | Path | None = None,
+        format: str = "canonical",
+        timeout: float = 60.0,
+        progress: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.asked.append(("stop", (checkpoint, timeout) if savepoint is None else (savepoint, format, timeout)))
         self.state = "stopped"
         self.stopped.set()
         self.on_stop()

@@ -12,7 +12,8 @@ import pytest
 
 from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
-from strandline.snapshot.taking import Form, Progress, take_savepoint
+from strandline.snapshot.progress import Progress
+from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.runtime.bench import OPS, Model
 from tests.runtime.rescaling import KEYS, Job

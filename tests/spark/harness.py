@@ -66,7 +66,9 @@ class Case:
             spark,
             self.root / "in",
             self.out,
-            settings=sl.Settings(parallelism=2, local_dir=self.local_dir, state_memory="128MB", **(settings or {})),
+            settings=sl.Settings(
+                **{"parallelism": 2, "local_dir": self.local_dir, "state_memory": "128MB", **(settings or {})}
+            ),
             **given,
         )
 

@@ -122,7 +122,7 @@ def write_events(directory: Path, file: int, events: list[dict[str, Any]]) -> No
     hidden.rename(directory / f"{file:05d}.json")
 
 
-def build(spark: Any, source: Path, out: Path, **kwargs: Any) -> sl.Job:
+def build(spark: Any, source: Path, out: Path, name: str = "pipeline", **kwargs: Any) -> sl.Job:
     """Return the job: both operators, each into a file sink of its own."""
     df = spark.readStream.schema(EVENT_SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
     # Ordered, because after a restart the file source may give two files to one epoch.
@@ -133,7 +133,7 @@ def build(spark: Any, source: Path, out: Path, **kwargs: Any) -> sl.Job:
         profiles.to(sl.sinks.files(str(out / "profiles"), format="json")),
         kinds.to(sl.sinks.files(str(out / "kinds"), format="json")),
     ]
-    return sl.Job("pipeline", sinks=sinks, **kwargs)
+    return sl.Job(name, sinks=sinks, **kwargs)
 
 
 def visible(out: Path) -> tuple[Counter[tuple[Any, ...]], Counter[tuple[Any, ...]]]:

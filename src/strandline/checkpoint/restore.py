@@ -6,7 +6,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
@@ -153,8 +153,10 @@ def _fetch_one(folder: Folder, file: FileRef, into: Path, local_copy: Path | Non
         target.write_bytes(file.inline)
         return 0
     if local_copy is not None and _matches(local_copy / file.name, file):
-        _link_or_copy(local_copy / file.name, target, file.size)
-        return file.size
+        # Whoever it belongs to may take it away meanwhile.
+        with suppress(FileNotFoundError):
+            _link_or_copy(local_copy / file.name, target, file.size)
+            return file.size
     where = f"{folder.url}/{file.path} ('{file.name}')"
     # Twice: a checkpoint is passed over for good when one of its files is damaged, and it may have been on the way.
     for _ in range(_DOWNLOADS):

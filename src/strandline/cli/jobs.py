@@ -1,4 +1,4 @@
-"""`strandline jobs`, `status`, `checkpoint`, `stop`: jobs that run on this machine, asked through their drivers."""
+"""`strandline jobs`, and what a job that runs on this machine is asked for, through its driver."""
 
 from __future__ import annotations
 
@@ -23,7 +23,19 @@ from strandline.cli.output import (
 )
 from strandline.cli.stores import AsJson, LocalDir
 from strandline.control.client import Driver, call, find_driver, find_drivers
-from strandline.control.commands import CHECKPOINT, STATUS, STOP, Command, Nothing, Stop, TakeCheckpoint
+from strandline.control.commands import (
+    CHECKPOINT,
+    RESCALE,
+    SAVEPOINT,
+    STATUS,
+    STOP,
+    Command,
+    Nothing,
+    Rescale,
+    Stop,
+    TakeCheckpoint,
+    TakeSavepoint,
+)
 from strandline.control.status import Status
 from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
@@ -91,11 +103,72 @@ def checkpoint(
         )
 
 
+Native = Annotated[
+    bool,
+    typer.Option("--native", help="The backend's own files, at once; else tables, to be restored on any backend."),
+]
+
+
+def savepoint(
+    job: RunningJob,
+    url: Annotated[str, typer.Argument(metavar="URL", help="A folder that is not there yet.", show_default=False)],
+    native: Native = False,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long its checkpoint may take; by default, as it likes.")
+    ] = None,
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    json: AsJson = False,
+) -> None:
+    """Have a running job take a savepoint: a snapshot that belongs to nobody, and stays. Exit code 1 if it fails."""
+    timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
+    driver = find_driver(_root(local_dir), job, directory)
+    made = ask(driver, SAVEPOINT, TakeSavepoint(_here(url), _form(native), timeout_s))
+    if json:
+        print_json(asdict(made))
+    else:
+        print(
+            f"savepoint {made.url} is complete: checkpoint {made.checkpoint}, epoch {made.epoch}, "
+            f"{size_text(made.total_bytes)}, in {duration_text(made.duration_ms)}"
+        )
+
+
+def _form(native: bool) -> str:
+    return "native" if native else "canonical"
+
+
+def _here(url: str) -> str:
+    """Return a path as the driver, which may be elsewhere, has to be told it."""
+    return url if "://" in url else str(Path(url).expanduser().absolute())
+
+
+def rescale(
+    job: RunningJob,
+    parallelism: Annotated[int, typer.Argument(metavar="N", min=1, help="Partitions of each operator.")],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "5 min",
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    json: AsJson = False,
+) -> None:
+    """Have a running job go on with another number of partitions, from a checkpoint that it takes for that."""
+    timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
+    driver = find_driver(_root(local_dir), job, directory)
+    found = ask(driver, RESCALE, Rescale(parallelism, timeout_s))
+    if json:
+        print_json(asdict(found))
+    else:
+        print(f"job '{job}' goes on with parallelism {found.parallelism}, from checkpoint {found.restored_from}")
+
+
 def stop(
     job: RunningJob,
     checkpoint: Annotated[
         bool, typer.Option("--checkpoint", help="Take a last checkpoint before, so that nothing is repeated later.")
     ] = False,
+    savepoint: Annotated[
+        str | None, typer.Option("--savepoint", metavar="URL", help="Make the last checkpoint a savepoint, too.")
+    ] = None,
+    native: Native = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "60s",
     directory: OfDirectory = None,
     local_dir: LocalDir = None,
@@ -108,7 +181,8 @@ def stop(
     """
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(_root(local_dir), job, directory)
-    ended = ask(driver, STOP, Stop(checkpoint=checkpoint, timeout_s=timeout_s))
+    to = None if savepoint is None else _here(savepoint)
+    ended = ask(driver, STOP, Stop(checkpoint=checkpoint, savepoint=to, form=_form(native), timeout_s=timeout_s))
     if json:
         print_json(msgspec.to_builtins(ended))
     else:

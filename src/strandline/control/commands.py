@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.control.status import State, Status
+from strandline.control.status import Savepoint, State, Status
 from strandline.control.wire import Progress
 from strandline.core.errors import UnavailableError
+from strandline.snapshot.progress import Progress as TakingProgress
 
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -27,7 +29,26 @@ class RunningJob(Protocol):
         self, timeout: float | None = None, *, progress: Callable[[CheckpointStats], object] | None = None
     ) -> CheckpointStats: ...
 
-    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None: ...
+    def savepoint(
+        self,
+        url: str | Path,
+        *,
+        format: str = "canonical",
+        timeout: float | None = None,
+        progress: Callable[[TakingProgress], object] | None = None,
+    ) -> Savepoint: ...
+
+    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None: ...
+
+    def stop(
+        self,
+        *,
+        checkpoint: bool = False,
+        savepoint: str | Path | None = None,
+        format: str = "canonical",
+        timeout: float = 60.0,
+        progress: Callable[[TakingProgress], object] | None = None,
+    ) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -61,10 +82,27 @@ class TakeCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float | None = None
 
 
+class TakeSavepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Take a savepoint now, into a folder."""
+
+    url: str
+    form: str = "canonical"
+    timeout_s: float | None = None
+
+
+class Rescale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Go on with another parallelism."""
+
+    parallelism: int
+    timeout_s: float = 300.0
+
+
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop the job, perhaps after a last checkpoint."""
+    """Stop the job, perhaps after a last checkpoint, or a savepoint."""
 
     checkpoint: bool = False
+    savepoint: str | None = None
+    form: str = "canonical"
     timeout_s: float = 60.0
 
 
@@ -84,6 +122,24 @@ def _checkpoint(run: RunningJob, asked: TakeCheckpoint, report: Report) -> Check
     return run.checkpoint(asked.timeout_s, progress=tell)
 
 
+def _savepoint(run: RunningJob, asked: TakeSavepoint, report: Report) -> Savepoint:
+    report(Progress("taking a checkpoint"))
+    return run.savepoint(asked.url, format=asked.form, timeout=asked.timeout_s, progress=_teller(report))
+
+
+def _teller(report: Report) -> Callable[[TakingProgress], object]:
+    def tell(taking: TakingProgress) -> None:
+        report(Progress(f"{taking.rows:,} rows of state", taking.done, taking.partitions, "partitions"))
+
+    return tell
+
+
+def _rescale(run: RunningJob, asked: Rescale, report: Report) -> Status:
+    report(Progress("taking a checkpoint, and restoring it"))
+    run.rescale(asked.parallelism, timeout=asked.timeout_s)
+    return run.status()
+
+
 def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
     if run.status().state == "starting":
         # The program is inside of start(), which would have to raise something for it.
@@ -91,8 +147,11 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
             f"job '{run.status().job}' is starting: it cannot be stopped yet",
             hint="ask again once it runs, or end its program with SIGTERM or Ctrl-C",
         )
-    report(Progress("taking a last checkpoint" if asked.checkpoint else "stopping"))
-    run.stop(checkpoint=asked.checkpoint, timeout=asked.timeout_s)
+    report(Progress("taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"))
+    run.stop(
+        checkpoint=asked.checkpoint, savepoint=asked.savepoint, format=asked.form, timeout=asked.timeout_s,
+        progress=_teller(report),
+    )  # fmt: skip
     status = run.status()
     return Pong(status.job, status.state)
 
@@ -100,6 +159,10 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
 PING = Command("ping", Nothing, Pong, _ping)
 STATUS = Command("status", Nothing, Status, _status)
 CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
+SAVEPOINT = Command("savepoint", TakeSavepoint, Savepoint, _savepoint)
+RESCALE = Command("rescale", Rescale, Status, _rescale)
 STOP = Command("stop", Stop, Pong, _stop)
 
-COMMANDS: dict[str, Command[Any, Any]] = {command.name: command for command in (PING, STATUS, CHECKPOINT, STOP)}
+COMMANDS: dict[str, Command[Any, Any]] = {
+    command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, STOP)
+}

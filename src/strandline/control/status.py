@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from strandline.checkpoint.history import CheckpointStats
+from strandline.core.ids import CheckpointId, Epoch
 from strandline.runtime.reached import WatermarkStatus
 
 State = Literal["starting", "running", "restarting", "rescaling", "finished", "stopped", "failed"]
@@ -26,6 +27,20 @@ class KeeperStatus:
     pause_ms: float
     restore_ms: float
     metrics: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Savepoint:
+    """A savepoint that was taken."""
+
+    url: str
+    form: str
+    """"canonical" or "native"."""
+    checkpoint: CheckpointId
+    """The checkpoint that it is of."""
+    epoch: Epoch
+    total_bytes: int
+    duration_ms: int
 
 
 @dataclass(frozen=True)

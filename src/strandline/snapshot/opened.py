@@ -21,6 +21,7 @@ from strandline.checkpoint.restore import choose
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST, Manifest
+from strandline.storage.place import Place
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 
@@ -125,6 +126,12 @@ def open_folder(url: str, options: Mapping[str, str] | None = None, *, fsync: bo
         there = "a file" if path.exists() else "not there"
         raise NotFoundError(f"{path}: expected a directory, and it is {there}", hint=_around(path))
     return Folder(RetryingStore(open_store(address, options, fsync=fsync)))
+
+
+def place_of(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
+    """Return where a folder is to be made: in the store above it, under its name."""
+    above, _, name = _address(url).rpartition("/")
+    return Place(url=above, path=unquote(name), options=dict(options or {}), fsync=fsync)
 
 
 def plain_url(url: str) -> str:

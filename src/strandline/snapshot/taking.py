@@ -31,6 +31,7 @@ from strandline.core.ids import Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile
 from strandline.snapshot.export import Answer, Failed, Files, Part
+from strandline.snapshot.progress import Progress
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
 from strandline.storage.place import Place
 
@@ -41,17 +42,6 @@ LocalCopy = Callable[[str, Partition], Path | None]
 """Where a partition of an operator has its files on this machine, if it has."""
 
 _LOG_CHARS = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a savepoint is."""
-
-    rows: int
-    """Of state, written so far."""
-    done: int
-    """Of the operators' partitions."""
-    partitions: int
 
 
 Report = Callable[[Progress], None]

@@ -6,10 +6,12 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -17,7 +19,7 @@ from strandline.api.config import Restart
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
-from strandline.control.status import Status
+from strandline.control.status import Savepoint, Status
 from strandline.core.errors import (
     CheckpointError,
     StrandlineError,
@@ -26,9 +28,11 @@ from strandline.core.errors import (
 from strandline.core.ids import CheckpointId
 from strandline.core.keygroups import check_parallelism
 from strandline.keeper.paths import sweep
+from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_epochs
 from strandline.spark.job.supervision import Supervised
 
@@ -156,15 +160,29 @@ class Run(Supervised):
         self._raise_if_failed()
         return ended
 
-    def stop(self, *, checkpoint: bool = False, timeout: float = 60.0) -> None:
+    def stop(
+        self,
+        *,
+        checkpoint: bool = False,
+        savepoint: str | Path | None = None,
+        format: str = "canonical",
+        timeout: float = 60.0,
+        progress: Callable[[TakingProgress], object] | None = None,
+    ) -> None:
         """Stop the job and end its keepers. With `checkpoint`, take a last one, so that nothing is repeated later.
 
-        Without it, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
+        With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it.
+
+        Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
         last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for. Raises
         UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
-        if checkpoint:
-            self._pause_with_checkpoint(timeout)
+        if savepoint is not None:
+            with self._paused(timeout):
+                self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
+        elif checkpoint and not self._ended.is_set():
+            with self._paused(timeout):
+                self.checkpoint(timeout)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -191,7 +209,8 @@ class Run(Supervised):
         for operator in attempt.driver.operators:
             check_parallelism(operator.uid, parallelism, operator.max_parallelism)
         deadline = time.monotonic() + timeout
-        self._pause_with_checkpoint(timeout)
+        with self._paused(timeout):
+            self.checkpoint(timeout)
         before, self._parallelism = self._attempt, parallelism
         self._again.set()
         while self._attempt is before or self._again.is_set() or not self._is_at_work():
@@ -205,21 +224,41 @@ class Run(Supervised):
                 )
             time.sleep(_LOOK_S)
 
-    def _pause_with_checkpoint(self, timeout: float) -> None:
-        """Take a checkpoint that no epoch comes after, unless the job has ended. If it fails, the job goes on."""
+    def savepoint(
+        self,
+        url: str | Path,
+        *,
+        format: str = "canonical",
+        timeout: float | None = None,
+        progress: Callable[[TakingProgress], object] | None = None,
+    ) -> Savepoint:
+        """Take a checkpoint and make it a savepoint: a folder, not there yet, that belongs to nobody and stays.
+
+        Canonical, its state is tables of typed columns, to be restored on any backend; native, the backend's own files,
+        at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
+        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, and ConflictError if there
+        is anything in the folder; nothing that could be taken for a savepoint is left then.
+        """
+        target = target_of(self._b, url, format)
+        if not self._is_at_work() or (attempt := self._attempt) is None:
+            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
+        report: Any = progress or (lambda _: None)
+        form: Any = format
+        return save(self._b, attempt.coordinator, lambda: self.checkpoint(timeout), target, form, report)
+
+    @contextlib.contextmanager
+    def _paused(self, timeout: float) -> Iterator[None]:
+        """Begin no epochs within and from then on, since the attempt is to end; if something fails, they go on."""
         deadline = time.monotonic() + timeout
         while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-        if self._ended.is_set():
-            return
-        if not self._is_at_work() or self._attempt is None:
+        if not self._is_at_work() or (attempt := self._attempt) is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-        driver = self._attempt.driver
-        driver.paused.set()
+        attempt.driver.paused.set()
         try:
-            self.checkpoint(timeout)
+            yield
         except BaseException:
-            driver.paused.clear()
+            attempt.driver.paused.clear()
             raise
 
     def __enter__(self) -> Run:

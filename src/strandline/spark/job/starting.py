@@ -119,10 +119,11 @@ class Starting:
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
-        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own)
+        fork = manifest is not None and manifest.life != owned.life
+        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later.
-        self._recover_sinks(owned, manifest)
+        self._recover_sinks(owned, manifest, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
@@ -189,10 +190,9 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, manifest: Manifest | None) -> None:
+    def _recover_sinks(self, owned: Claim, manifest: Manifest | None, *, fresh: bool) -> None:
         b = self._b
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        fresh = manifest is None or manifest.life != owned.life
         pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:

@@ -6,8 +6,10 @@ into the job's record of its start, and with each checkpoint.
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from strandline.checkpoint.source_log import capture, capture_start, restore_sou
 from strandline.checkpoint.start import Start, save_start, write_start
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
-from strandline.core.ids import CheckpointId
+from strandline.core.ids import CheckpointId, unique_name
 from strandline.format.manifest import Manifest
 from strandline.spark.sources.log import damage_in_logs
 
@@ -31,7 +33,13 @@ _NEEDED_BATCHES = 2
 
 
 def rewind(
-    folder: Folder, directory: Path, manifest: Manifest | None, start: Start | None, *, own: bool = True
+    folder: Folder,
+    directory: Path,
+    manifest: Manifest | None,
+    start: Start | None,
+    *,
+    own: bool = True,
+    fork: bool = False,
 ) -> None:
     """Make the directory `spark-{generation}`, from which Spark goes on: after the checkpoint, or where it all began.
 
@@ -45,6 +53,9 @@ def rewind(
     if manifest is not None and manifest.source is not None:
         with damage_in(manifest.checkpoint if own else None):
             restore_source(folder, manifest.source, directory)
+        if fork:
+            # Of two queries that it takes for one, Spark stops the older: that of the job whose snapshot it is.
+            (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
     elif start is not None:
         write_start(folder, start, directory)
 

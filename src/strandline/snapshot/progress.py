@@ -1,0 +1,16 @@
+"""How far a savepoint is: what those say who take one, and those hear who wait for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a savepoint is."""
+
+    rows: int
+    """Of state, written so far."""
+    done: int
+    """Of the operators' partitions."""
+    partitions: int

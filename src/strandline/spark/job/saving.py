@@ -1,0 +1,68 @@
+"""A savepoint of a job that runs: of a checkpoint that is taken for it, while epochs go on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.history import CheckpointStats
+from strandline.checkpoint.jobdir import manifest_path
+from strandline.control.status import Savepoint
+from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.core.ids import Partition
+from strandline.format.manifest import MANIFEST
+from strandline.keeper.paths import local_copy
+from strandline.snapshot.opened import place_of
+from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
+from strandline.spark.job.attempt import Blueprint
+from strandline.storage.place import Place
+
+_NOT_A_SAVEPOINT = re.compile(r"chk-\d+|generations|shared")
+
+
+def target_of(blueprint: Blueprint, url: str | Path, form: str) -> Place:
+    """Return where a savepoint is to go; refuse what cannot be one, before anything is done."""
+    if form not in FORMS:
+        raise ConfigurationError(f"format is {form!r}, expected one of {', '.join(FORMS)}")
+    ck = blueprint.checkpoints
+    target = place_of(str(url), ck.storage_options, fsync=blueprint.settings.fsync)
+    if not target.path:
+        raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
+    if _NOT_A_SAVEPOINT.fullmatch(target.path):
+        raise ConfigurationError(
+            f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
+            hint="give another name",
+        )
+    return target
+
+
+def save(
+    blueprint: Blueprint,
+    coordinator: Coordinator,
+    take_checkpoint: Callable[[], CheckpointStats],
+    target: Place,
+    form: Form,
+    report: Report,
+) -> Savepoint:
+    """Take a checkpoint, which stays until it is a savepoint as well."""
+    b, started = blueprint, time.monotonic()
+    with coordinator.holding():
+        stats = take_checkpoint()
+        path = manifest_path(stats.checkpoint)
+        manifest = b.jobdir.read(path, MANIFEST.decode)
+        if manifest.checkpoint != stats.checkpoint:
+            raise CorruptionError(f"{b.jobdir.url}/{path}: is checkpoint {manifest.checkpoint}")
+        source = Place(
+            url=b.jobdir.store.url, path=b.jobdir.path, options=b.checkpoints.storage_options, fsync=b.settings.fsync
+        )
+        made = take_savepoint(
+            manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
+            local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
+        )  # fmt: skip
+    return Savepoint(
+        url=f"{target.url}/{target.path}", form=form, checkpoint=made.checkpoint, epoch=made.epoch,
+        total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Savepoints of jobs that run, and what goes on from them: the job itself, upgraded or moved, and forks beside it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.snapshot.listing import verify_snapshot
+from tests.spark import timed
+from tests.spark.harness import Case, Reader, settle
+from tests.spark.pipeline import visible
+
+pytestmark = pytest.mark.spark
+
+
+def fork_of(case: Case) -> Case:
+    """Return a case that reads the same input, and has sinks and checkpoints of its own."""
+    fork = Case(case.root, case.local_dir, case.seed)
+    fork.events, fork.files = case.events, case.files
+    fork.out = case.root / "fork-out"
+    return fork
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case, form: str) -> None:
+    """The fork shows what comes after the savepoint, and nothing of before; neither disturbs the other."""
+    case.add(2)
+    fork = fork_of(case)
+    with Reader(case), case.job(spark).start(spark) as run:
+        settle(run)
+        taken = run.savepoint(case.root / "savepoint", format=form)
+        before = visible(case.out)
+        # Copied anywhere, it is a savepoint there.
+        shutil.move(case.root / "savepoint", case.root / "elsewhere" / "moved")
+        assert verify_snapshot(str(case.root / "elsewhere" / "moved")).problems == []
+        with fork.job(spark, name="fork", settings={"parallelism": 3, "backend": "filesystem"}).start(
+            spark, restore=case.root / "elsewhere" / "moved"
+        ) as other:
+            status = other.status()
+            assert (status.restored_from, status.parallelism) == (taken.checkpoint, 3)
+            assert {path.name for path in (case.root / "ck").iterdir()} == {"pipeline", "fork"}
+            case.add(2)
+            settle(run)
+            settle(other)
+            # Killed or not, the same command goes on from its own checkpoints.
+        with fork.job(spark, name="fork", settings={"parallelism": 1}).start(
+            spark, restore=case.root / "elsewhere" / "moved"
+        ) as other:
+            assert other.status().epoch > taken.epoch
+            case.add(1)
+            settle(other)
+        settle(run)
+    case.check()
+    for seen, earlier, wanted in zip(visible(fork.out), before, case.expected(), strict=True):
+        assert seen == wanted - earlier
+
+
+def test_a_job_stops_with_a_savepoint_and_is_set_back_to_it(spark: Any, case: Case) -> None:
+    case.add(2)
+    with case.job(spark).start(spark) as run:
+        case.add(1)
+        run.process_all_available(60)
+        run.stop(savepoint=case.root / "savepoint")
+    seen = visible(case.out)
+    assert seen == case.expected()
+    case.add(2)
+    with case.job(spark).start(spark) as run:
+        settle(run)
+    case.check()
+    # Into its own directory: the same life, so that the sinks take back what came later, and it comes again.
+    with Reader(case, may_vanish=True), case.job(spark).start(spark, restore=case.root / "savepoint") as run:
+        settle(run)
+        case.check()
+        with pytest.raises(sl.errors.ConflictError, match="expected an empty folder"):
+            run.savepoint(case.root / "savepoint")
+        with pytest.raises(sl.errors.ConfigurationError, match="cannot be called 'chk-7'"):
+            run.savepoint(case.directory / "chk-7")
+        case.finish(run)
+
+
+def test_timers_windows_and_late_rows_go_on_from_a_savepoint(spark: Any, case: Case) -> None:
+    source = timed.Input(case.root, 5)
+    source.add()
+    with timed.build(spark, case.root, case.local_dir).start(spark) as run:
+        source.add(60)
+        run.process_all_available(60)
+        run.stop(savepoint=case.root / "savepoint")
+    shutil.rmtree(case.root / "ck")
+    source.add(60)
+    source.add()
+    source.end()
+    shown: dict[str, Any] = timed.shown(case.root)
+    with timed.build(spark, case.root, case.local_dir).start(spark, restore=case.root / "savepoint") as run:
+        settle(run)
+        assert run.status().late_rows == 0
+    shown, expected = timed.shown(case.root), source.expected()
+    for sink in expected:
+        assert shown[sink] == expected[sink], sink
+
+
+def test_a_restore_that_cannot_be_is_refused_before_anything_is_touched(spark: Any, case: Case) -> None:
+    case.add(1)
+    for wanted, error in (
+        (case.root / "nowhere", sl.errors.NotFoundError),
+        (case.root, sl.errors.NotFoundError),
+    ):
+        with pytest.raises(error):
+            case.job(spark).start(spark, restore=wanted)
+        assert not (case.root / "ck").exists() or not list(Path(case.root / "ck").rglob("*"))
