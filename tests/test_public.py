@@ -13,7 +13,7 @@ PUBLIC = [
     "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "Global", "Job", "KeyedBatchProcess",
     "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "Reducing", "Restart",
     "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value", "Window",
-    "WindowedStream", "agg", "errors", "files_source", "session", "sinks", "spark_settings", "stream", "uid",
+    "WindowedStream", "agg", "errors", "files_source", "session", "sinks", "spark_settings", "state", "stream", "uid",
 ]  # fmt: skip
 
 

@@ -66,6 +66,7 @@ __all__ = [  # noqa: RUF022
     "session",
     "sinks",
     "spark_settings",
+    "state",
     "stream",
     "uid",
 ]
@@ -81,6 +82,7 @@ _LAZY = {
     "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.base.session",
+    "state": "strandline.state",
     "stream": "strandline.spark.streams.stream",
 }
 
@@ -89,7 +91,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'strandline' has no attribute '{name}'")
     module = importlib.import_module(_LAZY[name])
-    value = module if name == "sinks" else getattr(module, name)
+    value = module if name in ("sinks", "state") else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, StateTypeError
-from strandline.format.manifest import Manifest, OperatorInfo, StateInfo, TTLInfo
+from strandline.format.manifest import Manifest, StateInfo, TTLInfo
 from strandline.runtime.program import Restore
 from strandline.snapshot import sorting
 from strandline.snapshot.building import SavepointBuilder, write_rows
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.parquet import BROADCAST_GROUPS, read_tables
-from strandline.snapshot.rows import has_rows, rows_of
+from strandline.snapshot.rows import rows_of
 from strandline.snapshot.savepoint import fetching
 from strandline.snapshot.sorting import RowSorter
 from strandline.snapshot.taking import take_savepoint
@@ -42,7 +42,6 @@ from tests.snapshot.strategies import (
 )
 from tests.soak import examples
 
-
 SEEN = StateInfo(name="seen", kind="value", value_type="bigint")
 SHORT = StateInfo(
     name="short", kind="list", value_type="string", ttl=TTLInfo(duration_ms=1000, refresh="write", time="processing")
@@ -57,6 +56,14 @@ def place(root: Path, path: str) -> Place:
 def seen(*rows: tuple[str, int, int], **more: Any) -> pa.RecordBatch:
     cards, shops, values = map(list, zip(*rows, strict=True))
     return pa.RecordBatch.from_pydict({"value": values, "shop": pa.array(shops, pa.int32()), "card": cards, **more})
+
+
+def build(root: Path, *states: tuple[str, Sequence[pa.RecordBatch]]) -> Manifest:
+    """Make a savepoint `to` below the root."""
+    with SavepointBuilder(place(root, "to"), "job", [OPERATOR], scratch=root) as builder:
+        for state, batches in states:
+            builder.write("op", state, batches)
+        return builder.finish()
 
 
 def rows_in(root: Path, manifest: Manifest, scratch: Path) -> dict[str, list[pa.RecordBatch]]:
@@ -153,8 +160,8 @@ def with_own_groups(codec: Any, rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("building")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("building")
 
 
 @examples(60)
@@ -195,23 +202,16 @@ def test_panes_in_any_order_are_written_as_their_entries_say(
 def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(
     tmp_path: Path, state: str, batches: list[pa.RecordBatch], why: str
 ) -> None:
-    with (
-        pytest.raises((StateTypeError, ConfigurationError), match=why),
-        SavepointBuilder(place(tmp_path, "to"), "job", [OPERATOR], scratch=tmp_path) as builder,
-    ):
-        builder.write("op", "seen" if state == "short" else "short", [])
-        builder.write("op", state, batches)
+    with pytest.raises((StateTypeError, ConfigurationError), match=why):
+        build(tmp_path, ("seen" if state == "short" else "short", []), (state, batches))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_a_list_that_expires_at_two_times_is_refused_by_its_key(tmp_path: Path) -> None:
     times = pa.array([1, None, 1], pa.timestamp("us", "UTC"))
     rows = seen(("a", 1, 1), ("b", 1, 1), ("b", 1, 2), value=list("xyz"), position=[0, 0, 1], expires_at=times)
-    with (
-        pytest.raises(StateTypeError, match="the key card='b', shop=1, position=. does not fit: a list expires as a"),
-        SavepointBuilder(place(tmp_path, "to"), "job", [OPERATOR]) as builder,
-    ):
-        builder.write("op", "short", [rows.slice(2), rows.slice(0, 2)])
+    with pytest.raises(StateTypeError, match=r"the key card='b', shop=1, position=. does not fit: a list expires as a"):
+        build(tmp_path, ("short", [rows.slice(2), rows.slice(0, 2)]))
 
 
 def test_a_state_is_given_once_and_a_folder_is_empty(tmp_path: Path) -> None:
@@ -237,12 +237,7 @@ def break_off() -> None:
 @pytest.mark.parametrize("step", ["savepoint.built.state", "savepoint.written", "savepoint.publish"])
 def test_what_breaks_off_leaves_nothing(tmp_path: Path, step: str) -> None:
     failpoints.arm(step, break_off)
-    with (
-        pytest.raises(OSError, match="broken off"),
-        SavepointBuilder(place(tmp_path, "to"), "job", [OPERATOR]) as builder,
-    ):
-        builder.write("op", "seen", [seen(("a", 1, 1))])
-        builder.finish()
+    with pytest.raises(OSError, match="broken off"):
+        build(tmp_path, ("seen", [seen(("a", 1, 1))]))
     assert not list((tmp_path / "to").rglob("*.parquet"))
-    with SavepointBuilder(place(tmp_path, "to"), "job", [OPERATOR]) as builder:
-        builder.finish()
+    build(tmp_path)
