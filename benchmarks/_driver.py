@@ -161,14 +161,17 @@ def _serve(spark: SparkSession, directory: Path, commands: IO[str], answers: IO[
         for line in commands:
             command = json.loads(line)["do"]
             try:
-                if command == "start":
+                if command.partition(" ")[0] == "start":
                     started_s = time.monotonic()
-                    run = make_job(spark, directory).start(spark)
+                    run = make_job(spark, directory).start(spark, restore=command.partition(" ")[2] or None)
                     answer: Answer = {"started_s": started_s}
                 elif command == "plain":
                     answer = {"seconds": time_plain_query(spark, directory)}
                 elif command == "checkpoint":
                     answer = asdict(run.checkpoint())
+                elif command.startswith("savepoint "):
+                    _, form, url = command.split(" ")
+                    answer = asdict(run.savepoint(url, format=form))
                 elif command.startswith("rescale "):
                     started_s = time.monotonic()
                     run.rescale(int(command.partition(" ")[2]))

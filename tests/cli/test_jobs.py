@@ -168,3 +168,33 @@ def test_wrong_usage_is_exit_code_2(process: Command) -> None:
     for args in (["status"], ["stop", "a", "b"], ["jobs", "alerts"]):
         found = process(*args)
         assert (found.code, found.stdout) == (2, ""), args
+
+
+def test_a_savepoint_is_taken(serve: Serve, local_dir: Path, strandline: Command, tmp_path: Path) -> None:
+    run = FakeRun()
+    serve(run)
+    found = strandline("savepoint", "alerts", tmp_path / "a" / "../to", "--local-dir", local_dir, "--timeout", "5s")
+    assert found.stdout.endswith("to is complete: checkpoint 7, epoch 12, 2.0 KB, in 1.5 s\n")
+    (data,) = strandline("savepoint", "alerts", "s3://b/to", "--native", "--local-dir", local_dir, "--json").json
+    assert (data["url"], data["form"]) == ("s3://b/to", "native")
+    assert [what for what, _ in run.asked] == ["savepoint", "savepoint"]
+    # A path is the one that is meant here, wherever the driver works.
+    assert Path(run.asked[0][1][0]).is_absolute()  # type: ignore[index]
+    assert run.asked[1] == ("savepoint", ("s3://b/to", "native", None))
+
+
+def test_a_job_is_rescaled(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    run = FakeRun()
+    serve(run)
+    found = strandline("rescale", "alerts", "4", "--local-dir", local_dir)
+    assert found.stdout == "job 'alerts' goes on with parallelism 0, from checkpoint 5\n"
+    assert run.asked == [("rescale", (4, 300.0))]
+    assert strandline("rescale", "alerts", "0", "--local-dir", local_dir).code == 2
+
+
+def test_a_job_is_stopped_with_a_savepoint(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    run = FakeRun()
+    serve(run)
+    found = strandline("stop", "alerts", "--savepoint", "s3://b/to", "--native", "--local-dir", local_dir)
+    assert found.stdout == "job 'alerts' has ended: stopped\n"
+    assert run.asked == [("stop", ("s3://b/to", "native", 60.0))]

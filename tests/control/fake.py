@@ -65,6 +65,9 @@ class FakeRun:
     def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
         self.asked.append(("rescale", (parallelism, timeout)))
 
+    def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
+        self.asked.append(("rollback", (checkpoint, timeout)))
+
     def stop(
         self,
         *,

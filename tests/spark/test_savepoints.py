@@ -11,7 +11,7 @@ import pytest
 import strandline as sl
 from strandline.snapshot.listing import verify_snapshot
 from tests.spark import timed
-from tests.spark.harness import Case, Reader, settle
+from tests.spark.harness import Case, Reader, eventually, settle
 from tests.spark.pipeline import visible
 
 pytestmark = pytest.mark.spark
@@ -80,6 +80,44 @@ def test_a_job_stops_with_a_savepoint_and_is_set_back_to_it(spark: Any, case: Ca
         with pytest.raises(sl.errors.ConfigurationError, match="cannot be called 'chk-7'"):
             run.savepoint(case.directory / "chk-7")
         case.finish(run)
+
+
+def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) -> None:
+    case.add(1)
+    with case.job(spark, checkpoints=case.checkpoints(retain=5)).start(spark) as run:
+        first = settle(run).last_checkpoint
+        assert first is not None
+        case.add(2)
+        settle(run)
+        case.check()
+        with pytest.raises(sl.errors.NotFoundError, match="cannot go back to checkpoint 999"):
+            run.rollback(999)
+        run.rollback(first.checkpoint)
+        status = run.status()
+        assert (status.restored_from, status.restarts) == (first.checkpoint, 0)
+        case.add(1)
+        settle(run)
+        case.check()
+        run.rollback(first.checkpoint)
+        case.finish(run)
+
+
+def test_a_savepoint_that_was_claimed_goes_when_the_job_stands_on_its_own(spark: Any, case: Case) -> None:
+    case.add(1)
+    fork = fork_of(case)
+    with case.job(spark).start(spark) as run:
+        settle(run)
+        run.savepoint(case.root / "savepoint", format="native")
+    given: dict[str, Any] = {"name": "fork", "checkpoints": fork.checkpoints(None)}
+    with fork.job(spark, **given).start(spark, restore=case.root / "savepoint", claim=True) as other:
+        assert other.status().depends_on.endswith("/savepoint")
+        assert (case.root / "savepoint" / "_metadata").exists()
+        fork.add(1)
+        settle(other)
+        assert other.status().depends_on == ""
+        eventually(
+            lambda: not (case.root / "savepoint").exists() or not any((case.root / "savepoint").iterdir()), "gone"
+        )
 
 
 def test_timers_windows_and_late_rows_go_on_from_a_savepoint(spark: Any, case: Case) -> None:

@@ -40,6 +40,8 @@ class RunningJob(Protocol):
 
     def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None: ...
 
+    def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None: ...
+
     def stop(
         self,
         *,
@@ -97,6 +99,13 @@ class Rescale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 300.0
 
 
+class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Go back to an older checkpoint."""
+
+    checkpoint: int
+    timeout_s: float = 300.0
+
+
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Stop the job, perhaps after a last checkpoint, or a savepoint."""
 
@@ -140,6 +149,12 @@ def _rescale(run: RunningJob, asked: Rescale, report: Report) -> Status:
     return run.status()
 
 
+def _rollback(run: RunningJob, asked: Rollback, report: Report) -> Status:
+    report(Progress(f"going back to checkpoint {asked.checkpoint}"))
+    run.rollback(asked.checkpoint, timeout=asked.timeout_s)
+    return run.status()
+
+
 def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
     if run.status().state == "starting":
         # The program is inside of start(), which would have to raise something for it.
@@ -161,8 +176,9 @@ STATUS = Command("status", Nothing, Status, _status)
 CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
 SAVEPOINT = Command("savepoint", TakeSavepoint, Savepoint, _savepoint)
 RESCALE = Command("rescale", Rescale, Status, _rescale)
+ROLLBACK = Command("rollback", Rollback, Status, _rollback)
 STOP = Command("stop", Stop, Pong, _stop)
 
 COMMANDS: dict[str, Command[Any, Any]] = {
-    command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, STOP)
+    command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP)
 }

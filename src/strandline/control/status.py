@@ -57,6 +57,8 @@ class Status:
     last_checkpoint: CheckpointStats | None
     """The newest completed checkpoint's figures, or None."""
     last_failure: str
+    depends_on: str = ""
+    """The snapshot of somebody else that the job needs until its first own checkpoint; "" once it stands on its own."""
     sources: list[str] = field(default_factory=list)
     """Names of the sources; empty if there is one without."""
     parallelism: int = 0

@@ -144,15 +144,21 @@ def rollback(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock) -> Ge
     What it published later is void from then on, and sinks take back what they have shown since, when the job starts.
     A driver that still runs is fenced. Raises NotFoundError if the job has no such checkpoint that can be restored.
     """
-    _check_own(jobdir, checkpoint)
-    owned = claim(jobdir, clock)
+    return go_back(jobdir, checkpoint, clock).generation
+
+
+def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previous: Claim | None = None) -> Claim:
+    """Do what `rollback` does, for a driver that has the `previous` claim and goes on with the one that it gets."""
+    check_own(jobdir, checkpoint)
+    owned = claim(jobdir, clock, previous)
     choose(jobdir, owned)
-    _check_own(jobdir, checkpoint)
+    check_own(jobdir, checkpoint)
     owned.set_base(checkpoint, back=True)
-    return owned.generation
+    return owned
 
 
-def _check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
+def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
+    """Raise NotFoundError if a job has no such checkpoint that can be restored."""
     catalog = read_catalog(jobdir)
     whole = [i for i, manifest in catalog.live.items() if not catalog.missing(manifest)]
     if checkpoint in whole:

@@ -22,6 +22,7 @@ from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
 from strandline.keeper.paths import Places
+from strandline.snapshot.claimed import release
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.sourcewatch import SourceWatch
@@ -77,6 +78,7 @@ class Attempt:
     _watch: SourceWatch
     _cleanup: contextlib.ExitStack
     _final: Future[CheckpointId] | None = field(default=None, init=False)
+    _has_released: bool = field(default=False, init=False)
     _finished_us: int | None = field(default=None, init=False)
     """When the source was found to have ended: timers that are set for later do not fire any more."""
 
@@ -101,6 +103,7 @@ class Attempt:
                 self.coordinator.postpone()
             if self.coordinator.advance() is not None:
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
+                self._release_claimed()
             self._sources.deliver(self._watch.has_looked)
             self._poll_if_idle()
             now = time.monotonic()
@@ -147,6 +150,12 @@ class Attempt:
         due = self.coordinator.is_due
         if due or self.coordinator.pending is not None:
             self.driver.poll(may_trigger=due)
+
+    def _release_claimed(self) -> None:
+        """A savepoint that was given to the job goes, now that the job has a checkpoint of its own."""
+        if not self._has_released:
+            b = self._b
+            self._has_released = release(b.jobdir, self.claim, b.checkpoints.storage_options, fsync=b.settings.fsync)
 
     def _query_finished(self) -> bool:
         if self.query.isActive:

@@ -28,6 +28,7 @@ from strandline.core.errors import (
 from strandline.core.ids import CheckpointId
 from strandline.core.keygroups import check_parallelism
 from strandline.keeper.paths import sweep
+from strandline.snapshot.origin import check_own
 from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
@@ -89,6 +90,7 @@ class Run(Supervised):
             checkpoints=asdict(attempt.coordinator.counts) if attempt else {},
             last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
+            depends_on=attempt.coordinator.depends_on if attempt else "",
             sources=self._b.plan.sources.names,
             **(status_of_epochs(attempt.driver) if attempt else {}),
         )
@@ -211,18 +213,8 @@ class Run(Supervised):
         deadline = time.monotonic() + timeout
         with self._paused(timeout):
             self.checkpoint(timeout)
-        before, self._parallelism = self._attempt, parallelism
-        self._again.set()
-        while self._attempt is before or self._again.is_set() or not self._is_at_work():
-            self._raise_if_failed()
-            if self._ended.is_set():
-                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it was rescaled")
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"job '{self._b.name}' does not run with parallelism {parallelism} after {timeout:g} s",
-                    hint="it goes on restoring; run.status() tells when it is done",
-                )
-            time.sleep(_LOOK_S)
+        self._parallelism = parallelism
+        self._begin_anew(attempt, f"is rescaled to {parallelism}", deadline)
 
     def savepoint(
         self,
@@ -245,6 +237,33 @@ class Run(Supervised):
         report: Any = progress or (lambda _: None)
         form: Any = format
         return save(self._b, attempt.coordinator, lambda: self.checkpoint(timeout), target, form, report)
+
+    def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
+        """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
+
+        The sources are read again from there, and exactly-once sinks take back what they have shown since; others
+        show it again, as a warning tells. Raises NotFoundError, and the job goes on, if it has no such checkpoint.
+        """
+        check_own(self._b.jobdir, CheckpointId(checkpoint))
+        if (attempt := self._attempt) is None or not self._is_at_work():
+            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be set back")
+        attempt.driver.paused.set()
+        self._back_to = CheckpointId(checkpoint)
+        self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", time.monotonic() + timeout)
+
+    def _begin_anew(self, before: Attempt | None, what: str, deadline: float) -> None:
+        """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
+        self._again.set()
+        while self._attempt is before or self._again.is_set() or not self._is_at_work():
+            self._raise_if_failed()
+            if self._ended.is_set():
+                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it {what}")
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"job '{self._b.name}' {what}, and does not work yet",
+                    hint="it goes on restoring; run.status() tells when it is done",
+                )
+            time.sleep(_LOOK_S)
 
     @contextlib.contextmanager
     def _paused(self, timeout: float) -> Iterator[None]:

@@ -102,6 +102,8 @@ class Starting:
         operators = self._settle(manifest)
         start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
+        if origin.is_new and manifest is not None and manifest.life == owned.life:
+            warn_of_sinks(b, manifest.checkpoint)
         origin.make_base(owned)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
@@ -235,3 +237,13 @@ class Starting:
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
         return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / len(set(hosts))))
+
+
+def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
+    """Say which sinks take nothing back, where a job goes back in time."""
+    for name, sink, _ in blueprint.plan.sinks:
+        if sink.visibility != "checkpoint":
+            log.warning(
+                "job '%s' goes back to checkpoint %d: what the sink '%s' has shown since stays, and comes again",
+                blueprint.name, checkpoint, name,
+            )  # fmt: skip

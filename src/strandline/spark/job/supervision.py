@@ -20,9 +20,10 @@ from strandline.core.errors import (
     UserCodeError,
 )
 from strandline.core.ids import CheckpointId
+from strandline.snapshot.origin import go_back
 from strandline.spark.base.marks import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
-from strandline.spark.job.starting import Starting
+from strandline.spark.job.starting import Starting, warn_of_sinks
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,9 @@ class Supervised:
         """What `rescale` was told; None: what the settings or the checkpoint say."""
         self._stopping = threading.Event()
         self._again = threading.Event()
+        """The attempt is to end, and another one to begin in another way."""
+        self._back_to: CheckpointId | None = None
+        """Where the next attempt goes back to."""
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._last_failure = ""
@@ -114,6 +118,10 @@ class Supervised:
         self._end_attempt()
         self._attempt = None
         self._again.clear()
+        if (back_to := self._back_to) is not None:
+            self._back_to = None
+            warn_of_sinks(self._b, back_to)
+            self._claim = go_back(self._b.jobdir, back_to, self._b.clock, self._claim)
 
     def _begin(self) -> None:
         starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
