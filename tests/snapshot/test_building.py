@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, StateTypeError
 from strandline.format.manifest import Manifest, StateInfo, TTLInfo
 from strandline.runtime.program import Restore
-from strandline.snapshot import sorting
 from strandline.snapshot.building import SavepointBuilder, write_rows
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.opened import open_snapshot
@@ -81,7 +81,6 @@ def rows_in(root: Path, manifest: Manifest, scratch: Path) -> dict[str, list[pa.
 def test_rows_of_a_jobs_savepoint_in_another_order_give_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
 ) -> None:
-    monkeypatch.setattr(sorting, "_LIMIT_BYTES", limit_bytes)
     monkeypatch.setattr(RowSorter.__init__, "__defaults__", (limit_bytes,))
     rng, job = random.Random(3), Job(tmp_path)
     job.start(3, "memory")
@@ -95,7 +94,7 @@ def test_rows_of_a_jobs_savepoint_in_another_order_give_the_same_files(
         for state, batches in rows_in(tmp_path / "taken", taken, tmp_path).items():
             rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
             rows = rows.take(pa.array(rng.sample(range(rows.num_rows), rows.num_rows)))
-            if not any(map(state.startswith, ("panes", "timers"))):
+            if rng.random() < 0.5:
                 rows = rows.drop_columns(["key_group"])
             half = rows.num_rows // 2
             builder.write("op", state, [rows.slice(half), rows.slice(0, half)])
@@ -103,21 +102,23 @@ def test_rows_of_a_jobs_savepoint_in_another_order_give_the_same_files(
     assert built.operators[0].tables == operator.tables
     assert built.life != taken.life
     assert not list(tmp_path.glob("savepoint-*"))
-    # The job goes on from it as if nothing had happened.
-    before = job.entries()
+    # A job that begins with it has what one has that goes on from the other.
+    assert restored(job, built, "built", "rocksdb") == restored(job, taken, "taken", "memory")
+
+
+def restored(job: Job, manifest: Manifest, name: str, backend: str) -> dict[str, Any]:
+    """All entries of a job that has restored a savepoint, at another parallelism."""
+    shutil.rmtree(job.root / "local")
+    (job.root / "storage").rename(job.root / f"storage-before-{name}")
     job.restore = Restore(
-        checkpoint=built.checkpoint, epoch=built.epoch, stored=built.operators[0], place=place(tmp_path, "built")
+        checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=manifest.operators[0], place=place(job.root, name)
     )
-    for name in ("storage", "local"):
-        (tmp_path / name).rename(tmp_path / f"old-{name}")
-    job.start(2, "rocksdb")
+    job.start(2, backend)
     job.checkpoint()
     job.stop()
-    assert sorted(job.entries()) == sorted(before)
-    values = ("value", "total", "pairs", "short")
-    for state in values:
-        if state in before:
-            assert sorted(job.entries()[state]) == sorted(before[state])
+    found = {state: sorted(entries) for state, entries in job.entries().items() if entries}
+    assert len(found) > 6
+    return found
 
 
 def check_building(stored: Stored, data: st.DataObject, directory: Path) -> None:

@@ -7,9 +7,8 @@ writes files of the savepoint; what it cannot know the file of, the driver joins
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,24 +18,21 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from strandline.checkpoint.folder import folder_at
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, StrandlineError
-from strandline.core.ids import Partition
-from strandline.core.keygroups import range_of
 from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
 from strandline.plan.columns import quoted
-from strandline.snapshot.building import SavepointBuilder, find_state, groups_of, write_rows
+from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
 from strandline.snapshot.export import Files
 from strandline.snapshot.opened import savepoint_place
-from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP, key_groups
+from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP
 from strandline.snapshot.rows import rows_of
-from strandline.snapshot.savepoint import upload_tables
 from strandline.snapshot.tablecolumns import key_fields
-from strandline.spark.base.marks import find_error, marking
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.job import Job
 from strandline.spark.keepers.exchange import find_routes
+from strandline.spark.tables.tasks import RESULT, TableTask
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
 
@@ -45,7 +41,6 @@ Rows: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | Any"
 
 _BATCH_ROWS = 64 << 10
 _RANGES_PER_CORE = 2
-_RESULT = "files"
 
 
 def write(
@@ -138,7 +133,7 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
     try:
         with errors_reported():
             # As rows of the action's last stage: of these Spark takes one attempt's of each task.
-            found = [row[0] for row in routed.mapInArrow(task, f"{_RESULT} string").collect()]
+            found = [row[0] for row in routed.mapInArrow(task, f"{RESULT} string").collect()]
     except Exception as error:
         raise find_error(error) from None
     written = [msgspec.json.decode(answer, type=Files) for answer in found]
@@ -173,37 +168,3 @@ def _check_apart(written: Sequence[Files], operator: OperatorInfo, state: StateI
                 f"operator '{operator.uid}', state '{state.name}': two tasks of Spark had rows of key group {first}",
                 hint="set spark.sql.adaptive.enabled to false: a range of key groups must be one task's",
             )
-
-
-class TableTask:
-    """What runs in a task: it writes the rows of a range of key groups; its one row of output says what came of it.
-
-    Its files are known by that row alone: those of attempts that are not counted are deleted with the last step.
-    """
-
-    def __init__(self, target: Place, operator: OperatorInfo, state: StateInfo, ranges: int) -> None:
-        self._target = target
-        self._operator = operator
-        self._state = state
-        self._ranges = ranges
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        filled = (batch for batch in batches if batch.num_rows)
-        first = next(filled, None)
-        if first is None:
-            return
-        with marking():
-            found = self._write(first, itertools.chain([first], filled))
-        yield pa.RecordBatch.from_pydict({_RESULT: [msgspec.json.encode(found).decode()]})
-
-    def _write(self, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]) -> Files:
-        codec = rows_of(self._operator, self._state)
-        most = self._operator.max_parallelism
-        groups = groups_of(self._operator, self._state)
-        with tempfile.TemporaryDirectory(prefix="strandline-write-") as scratch:
-            if self._ranges > 1:
-                own = int(key_groups(codec.check(first.slice(0, 1)))[0]) * self._ranges // most
-                groups = range_of(Partition(own), most, self._ranges)
-            made = write_rows(codec, batches, groups, most, Path(scratch))
-            files, pieces = (upload_tables(folder_at(self._target), tables) for tables in made)
-        return Files(files={self._state.name: files}, pieces={self._state.name: pieces})
