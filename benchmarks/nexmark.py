@@ -7,6 +7,7 @@ DuckDB makes of the same events. Query 4 has no peer: Spark's SQL cannot say it.
 from __future__ import annotations
 
 import argparse
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,12 +37,14 @@ if TYPE_CHECKING:
 
 BENCHMARK = "nexmark"
 OURS, SPARK = "strandline", "spark-sql"
+THROUGH_SAVEPOINT = "through-savepoint"
 FULL = Size(events_per_epoch=200_000, epochs=12, warm_up=4)
 QUICK = Size(events_per_epoch=30_000, epochs=3, warm_up=1)
 CHECKPOINT_INTERVAL = "10s"
 SETTINGS = COMMON_SETTINGS | SPARK_SETTINGS
 SUBJECTS = [f"{query}.{OURS}" for query in QUERIES] + [f"{query}.{SPARK}" for query in STATEMENTS]
 SUBJECTS.sort(key=lambda subject: int(subject.partition(".")[0][1:]))
+THROUGH = [f"{query}.{THROUGH_SAVEPOINT}" for query in QUERIES]
 _TIMEOUT_S = 1800.0
 
 
@@ -64,6 +67,34 @@ def run_strandline(query: str, events: Path, size: Size, directory: Path) -> Any
     return epochs
 
 
+def run_through_savepoint(query: str, events: Path, size: Size, directory: Path) -> Any:
+    """Run a query of ours half way, stop it with a savepoint, and run another job from there, divided otherwise."""
+    import strandline as sl
+
+    spark = sl.session("strandline-benchmark", MASTER, **SETTINGS)
+    results = QUERIES[query](read_events(spark, events))
+
+    def job(name: str, parallelism: int) -> Any:
+        return sl.Job(
+            name,
+            sinks=[results.to(sl.sinks.files(str(directory / "results"), visibility="epoch"))],
+            checkpoints=sl.Checkpoints((directory / "checkpoints").as_uri()),
+            settings=sl.Settings(backend="rocksdb", parallelism=parallelism, local_dir=directory / "local"),
+        )
+
+    savepoint = directory / "savepoint"
+    with job("first-half", 2).start(spark) as run:
+        while run.status().epoch < size.epochs // 2:
+            time.sleep(0.05)
+        run.stop(savepoint=savepoint)
+        first = run.status().epoch
+    with job("second-half", 3).start(spark, restore=savepoint) as run:
+        run.process_all_available(timeout=_TIMEOUT_S)
+        epochs = run_epochs(run.query, max(1, size.epochs - first))
+    spark.stop()
+    return epochs
+
+
 def run_spark(query: str, events: Path, size: Size, directory: Path) -> Any:
     """Run a query in Spark's SQL to its end and return the costs of the epochs."""
     spark = make_session(SPARK_SETTINGS)
@@ -80,7 +111,7 @@ def run_spark(query: str, events: Path, size: Size, directory: Path) -> Any:
     return epochs
 
 
-RUN = {OURS: run_strandline, SPARK: run_spark}
+RUN = {OURS: run_strandline, SPARK: run_spark, THROUGH_SAVEPOINT: run_through_savepoint}
 
 
 def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Result:
@@ -90,7 +121,7 @@ def run_subject(subject: str, events: Path, size: Size, directory: Path) -> Resu
     # Spark counts a row for each branch of the query that reads it.
     epochs = [replace(epoch, rows=size.events_per_epoch) for epoch in epochs]
     return {
-        "rows_per_second": steady_rows_per_second(epochs, size.warm_up),
+        "rows_per_second": steady_rows_per_second(epochs, 0 if engine == THROUGH_SAVEPOINT else size.warm_up),
         "results_compared": check(subject, query, events, directory / "results"),
         "epochs_ms": [epoch.duration_ms for epoch in epochs],
     }
@@ -101,6 +132,9 @@ def report(size: Size, results: dict[str, list[Result]]) -> None:
     rates = {subject: median_of(rounds, "rows_per_second") for subject, rounds in results.items()}
     for subject, rate in rates.items():
         query, _, engine = subject.partition(".")
+        if engine == THROUGH_SAVEPOINT:
+            emit(BENCHMARK, subject, "results_compared", results[subject][-1]["results_compared"])
+            continue
         extra: dict[str, Any] = {
             "unit": "events/s",
             "engine": engine,
@@ -122,8 +156,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.nexmark", description=__doc__)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="few events and one round: shows that it works")
-    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS, default=SUBJECTS, metavar="SUBJECT")
-    parser.add_argument("--subject", choices=SUBJECTS, help=argparse.SUPPRESS)
+    parser.add_argument("--subjects", nargs="+", choices=SUBJECTS + THROUGH, metavar="SUBJECT")
+    parser.add_argument(
+        "--savepoint", action="store_true", help="stop each query half way with a savepoint, and go on from it"
+    )
+    parser.add_argument("--subject", choices=SUBJECTS + THROUGH, help=argparse.SUPPRESS)
     parser.add_argument("--events", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
@@ -134,15 +171,14 @@ def main() -> None:
         report_result(given.result, run_subject(given.subject, given.events, size, given.scratch))
         return
     end_on_sigterm()
+    subjects = given.subjects or (THROUGH if given.savepoint else SUBJECTS)
     rounds = 1 if given.quick else given.rounds
-    progress(
-        f"{BENCHMARK}: {size.epochs * size.events_per_epoch:,} events, {', '.join(given.subjects)}; {rounds} rounds"
-    )
+    progress(f"{BENCHMARK}: {size.epochs * size.events_per_epoch:,} events, {', '.join(subjects)}; {rounds} rounds")
     with scratch("nexmark-events") as directory:
         events = directory / "events"
         write_events(events, size)
         options = ["--events", str(events), *(["--quick"] if given.quick else [])]
-        report(size, measure_in_turn("benchmarks.nexmark", given.subjects, rounds, options))
+        report(size, measure_in_turn("benchmarks.nexmark", subjects, rounds, options))
 
 
 if __name__ == "__main__":
