@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
+import re
 import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.checkpoint.jobdir import START_PATH
-from strandline.format.manifest import Manifest
+from strandline.format.manifest import Manifest, StateInfo
+from strandline.snapshot.building import SavepointBuilder
+from strandline.snapshot.export import Files
 from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.rows import rows_of
+from strandline.spark.tables.tasks import TableTask
+from strandline.storage.place import Place
+from strandline.types.datatypes import parse_schema
+from tests.pages import run_page
+from tests.snapshot.helpers import tree
+from tests.snapshot.strategies import MAX_PARALLELISM, operator_of
 from tests.spark import small
 from tests.spark.harness import Case, settle
 
 pytestmark = pytest.mark.spark
+SEEN = StateInfo(name="seen", kind="value", value_type="bigint")
 
 
 def manifest(path: Path) -> Manifest:
@@ -87,3 +103,56 @@ def test_rows_that_do_not_fit_are_refused_from_within_tasks(spark: Any, case: Ca
     refused("its table has the columns key_group, user, value; the rows have user", user="concat('u', id)")
     with pytest.raises(sl.errors.ConfigurationError, match=r"no state 'count.gone'; there are: count.seen"):
         sl.state.write(job, case.root / "to", {"count.gone": spark.range(1)})
+
+
+def test_the_page_on_writing_state(spark: Any, case: Case) -> None:
+    for name, rows in (("history", ["a", "a", "b", "test"]), ("payments", ["a", "c", "test"])):
+        (case.root / name).mkdir()
+        lines = [json.dumps({"card": card, "shop": f"s{at % 2}"}) for at, card in enumerate(rows)]
+        (case.root / name / "1.json").write_text("\n".join(lines))
+    payments = spark.readStream.schema("card string, shop string").json(str(case.root / "payments"))
+    stops: list[Any] = []
+
+    def edit(code: str) -> str:
+        code = re.sub(r'"(history|savepoints/\w+|checkpoints)(/?)"', rf'"{case.root}/\1\2"', code)
+        code = code.replace("checkpoints=", "settings=settings, checkpoints=")
+        return code.replace("run = job.start(spark,", "run = start(job,") + "\nsettle(run)"
+
+    def start(job: sl.Job, **given: Any) -> sl.Run:
+        stops.append(job.start(spark, **given))
+        return stops[-1]
+
+    try:
+        run_page(
+            "writing-state.md", 2, edit, sl=sl, F=F, pc=pc, spark=spark, payments_df=payments, start=start,
+            settle=settle, settings=sl.Settings(parallelism=2, local_dir=case.local_dir),
+        )  # fmt: skip
+    finally:
+        for run in stops:
+            run.stop()
+    (operator,) = manifest(case.root / "savepoints/repaired").operators
+    assert [state.name for state in operator.states] == ["seen"]
+    rows = pq.read_table(case.root / "savepoints/repaired/data").to_pylist()
+    assert {row["card"]: row["value"] for row in rows} == {"a": 3, "b": 1, "c": 1}
+
+
+def test_of_several_attempts_of_a_task_one_counts(tmp_path: Path) -> None:
+    """Without a JVM: what it does about it is Spark's affair."""
+    operator = operator_of(parse_schema("id bigint"), SEEN)
+    rows = pa.RecordBatch.from_pydict({"id": list(range(1000)), "value": list(range(1000))})
+    groups = rows_of(operator, SEEN).check(rows).column("key_group")
+    targets = [Place(url=tmp_path.as_uri(), path=name) for name in ("tasks", "once")]
+    with SavepointBuilder(targets[0], "job", [operator], scratch=tmp_path) as builder:
+        found = []
+        for part in range(3):
+            mine = rows.filter(pc.equal(pc.divide(pc.multiply(groups, 3), MAX_PARALLELISM), part))
+            task = pickle.loads(pickle.dumps(TableTask(targets[0], operator, SEEN, 3)))
+            attempts = [list(task(iter([mine.slice(at), mine.slice(0, at)]))) for at in (0, 50)]
+            found.append(msgspec.json.decode(attempts[part % 2][0]["files"][0].as_py(), type=Files))
+        files, pieces = ([t for each in found for t in getattr(each, kind)["seen"]] for kind in ("files", "pieces"))
+        builder.add("op", "seen", files, pieces)
+        made = builder.finish()
+    with SavepointBuilder(targets[1], "job", [operator], scratch=tmp_path) as builder:
+        builder.write("op", "seen", [rows])
+        assert builder.finish().operators == made.operators
+    assert tree(tmp_path / "tasks").keys() == tree(tmp_path / "once").keys()

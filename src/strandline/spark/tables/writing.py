@@ -22,6 +22,7 @@ from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
 from strandline.plan.columns import quoted
+from strandline.runtime.watermarks import REACHED
 from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
 from strandline.snapshot.export import Files
 from strandline.snapshot.opened import savepoint_place
@@ -73,7 +74,7 @@ def write(
         check_columns(*found[name], rows, name)
     options = job.checkpoints.storage_options if storage_options is None else storage_options
     target = savepoint_place(str(url), options, fsync=job.settings.fsync)
-    watermarks = {} if watermark_us is None else {"watermark": watermark_us}
+    watermarks = {} if watermark_us is None else {REACHED: watermark_us}
     with SavepointBuilder(target, job.name, operators, watermarks=watermarks) as builder:
         for name, rows in tables.items():
             write_state(builder, target, *found[name], rows)
