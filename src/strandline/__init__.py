@@ -20,6 +20,7 @@ from strandline.core.settings import Settings
 from strandline.core.version import VERSION
 
 if TYPE_CHECKING:
+    from strandline import state
     from strandline.control.status import Status
     from strandline.spark import sinks
     from strandline.spark.base.session import session, spark_settings

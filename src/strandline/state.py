@@ -1,8 +1,8 @@
-"""State as tables: savepoints made of rows, and savepoints made of others by changing some of their rows."""
+"""State as tables, `sl.state`: savepoints made of rows, and of other snapshots by changing some of their rows."""
 
 from __future__ import annotations
 
-from strandline.spark.tables.patching import patch
-from strandline.spark.tables.writing import write
+from strandline.spark.building.patching import patch
+from strandline.spark.building.writing import write
 
 __all__ = ["patch", "write"]

@@ -46,6 +46,7 @@ SEEN = StateInfo(name="seen", kind="value", value_type="bigint")
 SHORT = StateInfo(
     name="short", kind="list", value_type="string", ttl=TTLInfo(duration_ms=1000, refresh="write", time="processing")
 )
+TIMERS = StateInfo(name="timers.event", kind="timers", value_type="")
 OPERATOR = operator_of(parse_schema("card string, shop int"), SEEN, SHORT)
 
 
@@ -206,6 +207,14 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(
     with pytest.raises((StateTypeError, ConfigurationError), match=why):
         build(tmp_path, ("seen" if state == "short" else "short", []), (state, batches))
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_key_is_named_that_python_cannot_hold(tmp_path: Path) -> None:
+    codec = rows_of(OPERATOR, TIMERS)
+    times = pa.array([1 << 60, 1 << 60], pa.int64()).view(pa.timestamp("us", "UTC"))
+    rows = pa.RecordBatch.from_pydict({"card": ["a", "a"], "shop": pa.array([1, 1], pa.int32()), "time": times})
+    with pytest.raises(StateTypeError, match=f"card='a', shop=1, time={1 << 60} µs does not fit: there is more than"):
+        write_rows(codec, [rows.slice(1), rows.slice(0, 1)], range(MAX_PARALLELISM), MAX_PARALLELISM, tmp_path)
 
 
 def test_a_list_that_expires_at_two_times_is_refused_by_its_key(tmp_path: Path) -> None:

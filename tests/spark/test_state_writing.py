@@ -25,7 +25,7 @@ from strandline.snapshot.building import SavepointBuilder
 from strandline.snapshot.export import Files
 from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.rows import rows_of
-from strandline.spark.tables.tasks import TableTask
+from strandline.spark.building.tasks import TableTask
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
 from tests.pages import run_page

@@ -125,8 +125,7 @@ class RowCodec:
     def name_key(self, rows: pa.RecordBatch, row: int) -> str:
         """Return how errors name the key of a row."""
         names = [*(field.name for field in self._keys), *(n for n in _PARTS_OF_KEY if n in self.schema.names)]
-        values = (f"{name}={rows.column(name)[row].as_py()!r:.100}" for name in names)
-        return f"the key {', '.join(values)}"
+        return f"the key {', '.join(f'{name}={_shown(rows.column(name)[row])}' for name in names)}"
 
     def decode_groups(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         """Return all entries of some key groups, in the order of their keys, as batches of rows.
@@ -279,3 +278,11 @@ class RowCodec:
             waiting.append(batch.slice(start))
         if waiting:
             yield pa.concat_batches(waiting)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return f"{value.as_py()!r:.100}"
+    except (ValueError, OverflowError):
+        # A moment that Python cannot hold.
+        return f"{value.value} µs"

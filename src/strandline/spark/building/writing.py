@@ -6,6 +6,7 @@ writes files of the savepoint; what it cannot know the file of, the driver joins
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -31,11 +32,12 @@ from strandline.snapshot.rows import rows_of
 from strandline.snapshot.tablecolumns import key_fields
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.building.tasks import RESULT, TableTask
 from strandline.spark.job.job import Job
 from strandline.spark.keepers.exchange import find_routes
-from strandline.spark.tables.tasks import RESULT, TableTask
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
+from strandline.types.scalars import timestamp_to_us
 
 Rows: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | Any"
 """All rows of a state: a DataFrame of Spark or of pandas, or of Arrow."""
@@ -49,7 +51,7 @@ def write(
     url: str | Path,
     tables: Mapping[str, Rows],
     *,
-    watermark_us: int | None = None,
+    watermark: dt.datetime | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Savepoint:
     """Make a savepoint with which `job.start(restore=url)` begins, of rows for some of its states.
@@ -58,8 +60,8 @@ def write(
     the columns that docs/format.md says, in any order; `key_group` may be left out. States that are not given are
     empty. The job reads its sources from where they begin. `url` is a folder that is not there yet or empty.
 
-    `watermark_us` is how far event time had come, as for joins and windows whose rows are given. `storage_options` are
-    those of the job's checkpoints unless given.
+    `watermark` is how far event time had come, as for windows and joins whose rows are given; without it no row is
+    late. `storage_options` are those of the job's checkpoints unless given.
 
     Raises ConfigurationError for a state that the program does not have, StateTypeError naming the first row that does
     not fit, or a key of which there are two, and ConflictError if there is anything in the folder. Nothing is there
@@ -74,12 +76,18 @@ def write(
         check_columns(*found[name], rows, name)
     options = job.checkpoints.storage_options if storage_options is None else storage_options
     target = savepoint_place(str(url), options, fsync=job.settings.fsync)
-    watermarks = {} if watermark_us is None else {REACHED: watermark_us}
+    watermarks = {} if watermark is None else {REACHED: _reached(watermark)}
     with SavepointBuilder(target, job.name, operators, watermarks=watermarks) as builder:
         for name, rows in tables.items():
             write_state(builder, target, *found[name], rows)
         made = builder.finish()
     return told(made, target, started)
+
+
+def _reached(watermark: dt.datetime) -> int:
+    if not isinstance(watermark, dt.datetime) or watermark.tzinfo is None:
+        raise ConfigurationError(f"watermark is {watermark!r}, expected a datetime with a time zone")
+    return timestamp_to_us(watermark)
 
 
 def told(made: Manifest, target: Place, started: float) -> Savepoint:

@@ -1,1 +1,0 @@
-"""State as tables, for Spark."""
