@@ -153,9 +153,9 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
 def _route(df: DataFrame, operator: OperatorInfo, ranges: int) -> Any:
     """Return the column by which Spark sends each row to the task of its range of key groups."""
     most = operator.max_parallelism
-    # Spark's hash of a number depends on its type.
+    # Spark's hash of a number depends on its type. What does not fit it, the task refuses.
     keys = (
-        f"cast({quoted(field.name)} as {field.type.ddl})" for field in key_fields(parse_schema(operator.key_schema))
+        f"try_cast({quoted(field.name)} as {field.type.ddl})" for field in key_fields(parse_schema(operator.key_schema))
     )
     group = f"pmod(hash({', '.join(keys)}), {most})"
     if KEY_GROUP in df.columns:
