@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from benchmarks._harness import progress
-from benchmarks._large_state import make_job, make_session, time_plain_query
+from benchmarks._large_state import UID, make_job, make_session, time_plain_query
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +31,7 @@ Answer = dict[str, Any]
 
 _END_TIMEOUT_S = 60.0
 _LOOK_S = 0.005
+_LOOK_UP_PAUSE_S = 0.01
 _LOG_TAIL_LINES = 40
 
 
@@ -176,6 +178,8 @@ def _serve(spark: SparkSession, directory: Path, commands: IO[str], answers: IO[
                     started_s = time.monotonic()
                     run.rescale(int(command.partition(" ")[2]))
                     answer = {"started_s": started_s, "ended_s": time.monotonic()}
+                elif command.startswith("lookup "):
+                    answer = {"ms": _look_up(run, *map(int, command.split()[1:]))}
                 elif command == "checkpoints":
                     answer = {"checkpoints": [asdict(stats) for stats in run.checkpoints()]}
                 elif command == "progress":
@@ -189,6 +193,20 @@ def _serve(spark: SparkSession, directory: Path, commands: IO[str], answers: IO[
     finally:
         if run is not None:
             run.stop()
+
+
+def _look_up(run: Any, count: int, keys: int) -> list[float]:
+    """Look up keys, one after the other with pauses; return how long each took."""
+    took = []
+    for _ in range(count):
+        started = time.perf_counter()
+        found = run.lookup(f"{UID}.value", random.randrange(keys))
+        took.append((time.perf_counter() - started) * 1000)
+        # A value bears the number of the epoch that set it.
+        if not 0 < int.from_bytes(found.value[:8], "little") <= found.epoch + 1:
+            raise ValueError(f"{found} is of an epoch that has not been")
+        time.sleep(_LOOK_UP_PAUSE_S)
+    return took
 
 
 def _epoch_cost(report: Any) -> dict[str, int]:

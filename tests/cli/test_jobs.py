@@ -1,7 +1,8 @@
-"""`strandline jobs`, `status`, `checkpoint` and `stop`, beside drivers whose runs are fakes."""
+"""`strandline jobs`, `status`, `checkpoint`, `stop` and `lookup`, beside drivers whose runs are fakes."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -47,6 +48,29 @@ def test_a_driver_of_another_version_is_listed(
     refused = strandline("status", "alerts", "--local-dir", local_dir)
     assert refused.code == 1
     assert "the job's driver is Strandline 9.8.7" in refused.stderr
+
+
+def test_keys_are_looked_up_and_shown_as_json(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    serve(FakeRun())
+    asked = ("lookup", "alerts", "detect.last", '["ann", 7]', '{"card": "bob", "n": 1}', "--local-dir", local_dir)
+    found = strandline(*asked)
+    assert (found.code, found.stderr) == (0, "as of epoch 12\n")
+    value = {"at": "2026-01-01T00:00:00+00:00", "sum": "7.50"}
+    first, second = [line.strip() for line in found.stdout.splitlines() if "ann" in line or "bob" in line]
+    assert first.split(maxsplit=2) == ['["ann",', "7]", json.dumps(value)]
+    assert second.split() == ['{"card":', '"bob",', '"n":', "1}", "-"]
+    assert [(one["epoch"], one["key"], one["value"]) for one in strandline(*asked, "--json").json] == [
+        (12, '["ann", 7]', value),
+        (12, '{"card": "bob", "n": 1}', None),
+    ]
+    for keys, said in {
+        ("detect.first", "x"): "error: there is no table 'detect.first' in this job",
+        ("detect.last", "ann"): "error: table 'detect.last': a key is no (card string, n bigint): expected a struct",
+        ("detect.last", '["ann"]'): "error: table 'detect.last': a key is no (card string, n bigint): ",
+    }.items():
+        refused = strandline("lookup", "alerts", *keys, "--local-dir", local_dir)
+        assert (refused.code, refused.stdout) == (1, "")
+        assert refused.stderr.startswith(said), refused.stderr
 
 
 def test_without_a_driver_commands_say_so(local_dir: Path, strandline: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -64,9 +65,9 @@ def add(base: Path, name: str, events: list[tuple[str, int]]) -> None:
     hidden.rename(base / "in" / f"{name}.json")
 
 
-def start(base: Path) -> subprocess.Popen[str]:
+def start(base: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "strandline.cli.main", "run", str(base / "app.py"), str(base)],
+        [sys.executable, "-m", "strandline.cli.main", "run", str(base / "app.py"), *options, str(base)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
     )  # fmt: skip
 
@@ -125,9 +126,14 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert shown["source"]["total_bytes"] > 0
     assert strandline("checkpoints", "verify", base / "ck", "--all").code == 0
     assert "the job was stopped" in strandline("logs", "counts", "--local-dir", base / "l", "-n", 1).stdout
-    # The same command goes on; an event that its function cannot take ends it with what a user must know.
+    # From a copy of its checkpoint it goes on as well; an event that its function cannot take ends it with what a user
+    # must know.
+    (copied,) = strandline("snapshots", "copy", base / "ck/counts", base / "copy", "--native", "--json").json
+    (base / "ck").rename(base / "gone")
+    shutil.rmtree(base / "out")
     add(base, "b", [("ann", 1)])
-    driver = start(base)
+    rows = []
+    driver = start(base, "--restore", copied["url"])
     wait_until_visible(base, driver, sorted([*rows, ("ann", 3)]))
     add(base, "c", [("bob", -5)])
     _, said = driver.communicate(timeout=120)

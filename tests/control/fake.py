@@ -5,18 +5,32 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.status import KeeperStatus, Savepoint, State, Status
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
+from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.keeper.lookups import Found, Table, table_of
 from strandline.runtime.reached import WatermarkStatus
 from strandline.snapshot.progress import Progress
+from strandline.types.records import record_type
 
 STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
 KEEPER = KeeperStatus("detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9})
 REACHED = WatermarkStatus("ts", "clicks", "2026-01-01T00:00:00+00:00", "ann", 3, 1)
+
+OPERATOR = OperatorInfo(
+    uid="detect", backend="rocksdb", parallelism=2, max_parallelism=128, key_schema="card string, n bigint",
+    states=[StateInfo(name="last", kind="value", value_type="struct<at: timestamp, sum: decimal(9,2)>")], partitions=[],
+)  # fmt: skip
+LAST = record_type(["at", "sum"])._make((datetime(2026, 1, 1, tzinfo=UTC), Decimal("7.50")))
+STORED: dict[Any, Any] = {("ann", 7): LAST}
+"""By key, what there is to look up in detect.last."""
 
 
 class FakeRun:
@@ -67,6 +81,16 @@ class FakeRun:
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         self.asked.append(("rollback", (checkpoint, timeout)))
+
+    def lookup_table(self, table: str) -> Table:
+        return table_of([OPERATOR], table)
+
+    def lookup(self, table: str, key: Any) -> Found:
+        looked = self.lookup_table(table)
+        keys = key if isinstance(key, list) else [key]
+        looked.ask(keys, 0)
+        found = [STORED.get(each) for each in keys]
+        return Found(looked.name, Epoch(12), found if isinstance(key, list) else found[0])
 
     def stop(
         self,

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,17 +20,22 @@ import pyarrow as pa
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.core.ids import Generation, Partition
+from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, OperatorInfo
+from strandline.format.values import ValueCodec
 from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Begin, Connection, Instructions, Report
+from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup, Report
 from strandline.keeper.rowproof import RowCounter
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.program import Program, Restore
+from strandline.runtime.state.lookups import Answered, Asked
 from strandline.runtime.state.store import Store
+from strandline.runtime.state.turns import Turns
 from strandline.runtime.task.task import Task
 from strandline.types.columns import arrow_schema
-from strandline.types.datatypes import parse_schema
+from strandline.types.datatypes import LongType, StringType, parse_schema
+from strandline.types.murmur import key_group
 from tests.runtime.bench import ANSWERS, MAX_PARALLELISM, Event, batch_of, program
 
 TIMEOUT_S = 30.0
@@ -87,6 +93,14 @@ class Counter(KeyedProcess):
         name = "next_timers_us"
         setattr(Task, name, property(broken))
         self.wait(a)
+
+    def disturb(self, a: int) -> None:
+        """Have look-ups find that the state has changed, wherever it can."""
+
+        def read(turns: Turns, of: Callable[[], Any]) -> Any:
+            return of() if threading.current_thread() is threading.main_thread() else None
+
+        Turns.read = read  # type: ignore[method-assign]
 
     def hurry(self, a: int) -> None:
         socket.setdefaulttimeout(a / 1000)
@@ -224,6 +238,22 @@ class Keeper:
     def counts(self, *keys: str) -> list[tuple[str, str]]:
         """Count an event of each key; return what is counted."""
         return answers(self.run([(key, "count", 0, 0) for key in keys])[0])
+
+    def look_up(self, state: str, *keys: str, now_us: int = 0) -> Answered:
+        """Look up keys of the only key column."""
+        types = [StringType()]
+        codec = KeyCodec(types)
+        encoded = [codec.encode(key_group([key], types, MAX_PARALLELISM), key) for key in keys]
+        asked = Asked(state=state, keys=encoded, now_us=now_us)
+        with self.connect() as talk:
+            talk.connection.send(p.LOOKUP, Lookup(generation=self.generation, asked=asked))
+            _, payload = talk.connection.expect(p.FOUND)
+        return msgspec.msgpack.decode(payload, type=Found).answered
+
+    def seen(self, *keys: str) -> tuple[int, list[int | None]]:
+        """Look up how often keys were counted; return the epoch that this is of, too."""
+        answered, codec = self.look_up("seen", *keys), ValueCodec(LongType())
+        return answered.epoch, [codec.decode(found[0][1]) if found else None for found in answered.found]
 
     def poll(self, epoch: int | None = None, **given: Any) -> Ack:
         with self.connect() as talk:

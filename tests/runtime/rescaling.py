@@ -16,10 +16,11 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import fetch
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.keygroups import group_of, partition_of, range_of
-from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo
+from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, PartitionInfo
 from strandline.keeper import opening
 from strandline.runtime.program import Restore, state_infos
 from strandline.runtime.task.task import EpochTimes
+from strandline.snapshot.opened import METADATA
 from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.place import Place
 from strandline.storage.remote import open_store
@@ -113,14 +114,19 @@ class Job:
         folder = f"savepoint-{self.generation}"
         target = Place(url=self.root.as_uri(), path=folder)
         source = Place(url=f"file://{self.root}/storage", path="job")
-        manifest = take_savepoint(self.manifest(), source, target, form)
+        take_savepoint(self.manifest(), source, target, form)
         shutil.rmtree(self.root / "storage")
         shutil.rmtree(self.root / "local")
         (self.root / folder).rename(self.root / f"moved-{folder}")
-        moved = Place(url=self.root.as_uri(), path=f"moved-{folder}")
+        self.restore_savepoint(f"moved-{folder}")
+
+    def restore_savepoint(self, folder: str) -> None:
+        """Go on from the savepoint in this folder."""
+        manifest = MANIFEST.decode((self.root / folder / METADATA).read_bytes(), folder)
         self.restore = Restore(
-            checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=manifest.operators[0], place=moved
-        )
+            checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=manifest.operators[0],
+            place=Place(url=self.root.as_uri(), path=folder),
+        )  # fmt: skip
 
     def stop(self) -> None:
         for opened in self.opened:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,4 +97,20 @@ def test_a_kill_in_the_middle_of_rescaling_leaves_nothing_behind(tmp_path: Path,
         key: repr(model.answer(key, "read", 0, 0)) for key in KEYS
     }
     assert not list((tmp_path / "local").glob("*/*-part-*"))
+    job.stop()
+
+
+def test_a_kill_in_the_middle_of_a_table_leaves_nothing_behind(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(2, "filesystem")
+    job.run([(key, "set_value", n, 0) for n, key in enumerate(KEYS)])
+    job.checkpoint()
+    job.stop()
+    job.go_through_savepoint("canonical")
+    ended = subprocess.run([sys.executable, "-m", "tests.runtime.killed", tmp_path, "moved-savepoint-1"], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    left = {path.name for path in (tmp_path / "local" / "op-0").iterdir()}
+    job.start(1, "rocksdb")
+    there = {path.name for path in (tmp_path / "local" / "op-0").iterdir()}
+    assert (len(left), there) == (3, {"db-2"}), left
     job.stop()

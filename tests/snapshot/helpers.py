@@ -47,7 +47,16 @@ def jobdir_at(root: Path, name: str = "job") -> JobDirectory:
     return JobDirectory(LocalStore(root / "ck", fsync=False), name)
 
 
-def write_savepoint(path: Path, *, life: str = LIFE, job: str = "other", epoch: int = 70, seed: int = 0) -> Manifest:
+def write_savepoint(
+    path: Path,
+    *,
+    life: str = LIFE,
+    job: str = "other",
+    epoch: int = 70,
+    checkpoint: int = 9,
+    generation: int = 4,
+    seed: int = 0,
+) -> Manifest:
     """Write a savepoint of two files."""
     rng = random.Random(seed)
     (path / "data").mkdir(parents=True)
@@ -57,8 +66,8 @@ def write_savepoint(path: Path, *, life: str = LIFE, job: str = "other", epoch: 
         name = f"data/{hashlib.sha256(data).hexdigest()}"
         (path / name).write_bytes(data)
         files.append(FileRef(name=name[5:], size=len(data), sha256=hashlib.sha256(data).hexdigest(), path=name))
-    checkpoint = manifest(9, files, generation=4, job=job, epoch=epoch)
-    savepoint = structs.replace(checkpoint, life=life, savepoint="native", created_ms=1_700_000_000_000 + seed)
+    taken_of = manifest(checkpoint, files, generation=generation, job=job, epoch=epoch)
+    savepoint = structs.replace(taken_of, life=life, savepoint="native", created_ms=1_700_000_000_000 + seed)
     (path / "_metadata").write_bytes(MANIFEST.encode(savepoint))
     return savepoint
 

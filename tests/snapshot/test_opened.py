@@ -14,7 +14,7 @@ from strandline.core.errors import ConfigurationError, CorruptionError, NotFound
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST
 from strandline.snapshot import opened as opening
-from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, plain_url
+from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
 from strandline.snapshot.origin import rollback
 from tests.checkpoint.helpers import every_epoch
 from tests.clock import ManualClock
@@ -204,3 +204,13 @@ def test_a_job_that_takes_a_checkpoint_meanwhile(
     monkeypatch.setattr(opening, "choose", choose_and_go_on)
     assert opened(job).manifest.checkpoint == 4
     assert len(found) == 2
+
+
+def test_where_a_folder_is_to_be_made(tmp_path: Path) -> None:
+    found = place_of(str(tmp_path / "a b"), {"key": "x"})
+    assert (found.url, found.path, found.options) == (tmp_path.as_uri(), "a b", {"key": "x"})
+    assert (place_of("s3://bucket/some/folder/").url, place_of("s3://bucket/some/folder").path) == (
+        "s3://bucket/some", "folder"
+    )  # fmt: skip
+    for bucket in ("s3://bucket", "s3://bucket/"):
+        assert (place_of(bucket).url, place_of(bucket).path) == ("s3://bucket", "")

@@ -135,7 +135,7 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     run = Job(tmp_path, clock)
     run.checkpoint()
     life = run.claim.life
-    write_savepoint(tmp_path / "own", life=life)
+    write_savepoint(tmp_path / "own", life=life, generation=1)
     assert Job(tmp_path, clock, url(tmp_path / "own"), seed=1).claim.life == life, "its own: sinks take back"
     foreign = Job(tmp_path, clock, savepoint, seed=2)
     assert foreign.claim.life not in (life, LIFE)
@@ -145,6 +145,58 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     assert Job(tmp_path, clock, savepoint, seed=3).claim.life == foreign.claim.life
     fork = Job(tmp_path, clock, url(tmp_path / "own"), name="fork", seed=4)
     assert fork.claim.life not in (life, foreign.claim.life), "two jobs must not take back each other's rows"
+
+
+def savepoint_of(run: Job, path: Path) -> str:
+    """Write what stands for a savepoint of a run's newest checkpoint."""
+    newest = run.coordinator.confirmed
+    assert newest is not None
+    write_savepoint(
+        path, life=newest.life, epoch=newest.epoch, generation=newest.generation, checkpoint=newest.checkpoint
+    )
+    return url(path)
+
+
+def test_a_savepoint_that_the_job_has_gone_back_behind(tmp_path: Path, clock: ManualClock) -> None:
+    """Its sinks have deleted rows that its state has counted."""
+    seeds = iter(range(100))
+
+    def start(wanted: str | None = None) -> Job:
+        return Job(tmp_path, clock, wanted, seed=next(seeds), config=every_epoch(retain=9))
+
+    def refused(wanted: str) -> None:
+        with pytest.raises(ConfigurationError, match="has gone back behind this snapshot"):
+            decide(jobdir_at(tmp_path), wanted, fsync=False)
+
+    run = start()
+    run.checkpoint()
+    one = savepoint_of(run, tmp_path / "one")
+    run.checkpoint()
+    run = start()
+    run.checkpoint()
+    three = savepoint_of(run, tmp_path / "three")
+    run.checkpoint()
+    start()
+    # Of the job's history, however many generations ago: it goes back to the one, and the other is beside it then.
+    again = start(three)
+    assert again.origin.manifest is not None
+    assert start(one).claim.life == run.claim.life == again.claim.life
+    refused(three)
+    run = start(one)
+    run.checkpoint()
+    run = start()
+    run.checkpoint()
+    refused(three)
+    five = savepoint_of(run, tmp_path / "five")
+    run.checkpoint()
+    rollback(run.jobdir, CheckpointId(run.coordinator.confirmed.checkpoint - 2), clock)
+    refused(five)
+    refused(three)
+    start()
+    refused(five)
+    # Another job has sinks of its own, and one that begins a life too.
+    assert Job(tmp_path, clock, five, name="fork", seed=next(seeds)).origin.is_new
+    start(one)
 
 
 @pytest.mark.parametrize("step", ["generation.base.before", "generation.base.copied", "generation.base.after"])

@@ -251,3 +251,12 @@ def test_verifying_reads_every_byte_and_the_manifest(tmp_path: Path) -> None:
     file = tmp_path / "damaged" / made.files()[2].path
     file.write_bytes(file.read_bytes()[:-1] + b"?")
     assert [p.path for p in verify_snapshot(str(tmp_path / "damaged")).problems] == [made.files()[2].path]
+
+
+def test_a_folder_that_cannot_be_looked_at_is_left_as_it_was(tmp_path: Path) -> None:
+    store = FaultyStore(LocalStore(tmp_path, fsync=False))
+    store.script = [("list", "", BEFORE)]
+    with pytest.raises(UnavailableError):
+        begin(Folder(store, "taken"))
+    assert not (tmp_path / "taken").exists()
+    begin(Folder(store, "taken"))

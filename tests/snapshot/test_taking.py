@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import msgspec
 import pytest
 
+from strandline.checkpoint import kinds
 from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
+from strandline.snapshot import taking
+from strandline.snapshot.export import Part
 from strandline.snapshot.progress import Progress
 from strandline.snapshot.taking import Form, take_savepoint
+from strandline.storage.local import LocalStore
 from strandline.storage.place import Place
 from tests.runtime.bench import OPS, Model
 from tests.runtime.rescaling import KEYS, Job
@@ -93,6 +102,20 @@ def test_a_native_savepoint_has_the_same_files_under_paths_of_its_own(tmp_path: 
             assert here.samefile(there)
 
 
+def test_a_native_savepoint_of_partitions_that_hold_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "_INLINE_UP_TO_BYTES", 0)
+    monkeypatch.setattr(LocalStore, "take", lambda *_: False)
+    job = Job(tmp_path)
+    job.start(8, "filesystem")
+    job.checkpoint()
+    job.stop()
+    # Several threads bring files at once.
+    for number in range(5):
+        manifest = take(job, f"savepoint-{number}", "native")
+        (path,) = {file.path for part in manifest.operators[0].partitions for file in part.files}
+        assert (tmp_path / f"savepoint-{number}" / path).is_file()
+
+
 @pytest.mark.parametrize("form", ["canonical", "native"])
 def test_what_is_damaged_or_in_the_way_is_refused_and_nothing_is_left(tmp_path: Path, form: Form) -> None:
     job, _ = lived(tmp_path, [(2, "rocksdb")])
@@ -124,3 +147,63 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
     assert not list(tmp_path.glob("savepoint-*"))
     monkeypatch.delenv("STRANDLINE_FAILPOINTS")
     take(job, "savepoint")
+
+
+def test_a_process_that_is_killed_before_it_hears_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Killed(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(["false"], **given)
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+
+    # State inside the manifest, more of it than a pipe takes.
+    job = Job(tmp_path)
+    job.start(1, "memory")
+    job.run([(f"k{n:0100}", "set_value", n, n) for n in range(1000)])
+    job.checkpoint()
+    job.stop()
+    monkeypatch.setattr(taking.subprocess, "Popen", Killed)
+    with pytest.raises(StrandlineError, match=r"partition 0, .* has ended with 1"):
+        take(job, "savepoint")
+    assert not (tmp_path / "savepoint").exists()
+
+
+def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Failing(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            begun.append(self)
+            super().__init__(["false"] if len(begun) == 2 else ["sleep", "60"], **given)
+
+    job, _ = lived(tmp_path, [(6, "rocksdb")])
+    monkeypatch.setattr(taking.subprocess, "Popen", Failing)
+    monkeypatch.setattr(taking.os, "cpu_count", lambda: 2)
+    with pytest.raises(StrandlineError, match="has ended with 1"):
+        take(job, "savepoint")
+    # None has come to its end; one was begun, perhaps, when another had failed already.
+    assert [process.returncode for process in begun[:2]] == [-signal.SIGTERM, 1]
+    assert all(process.returncode == -signal.SIGTERM for process in begun[2:])
+    assert len(begun) <= 3
+
+
+def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(tmp_path: Path) -> None:
+    stuck = "import time; from strandline.snapshot import export; export.export = lambda *_: time.sleep(60)"
+    job, _ = lived(tmp_path, [(2, "rocksdb")])
+    part = Part(
+        source=place(tmp_path / "storage", "job"), target=place(tmp_path, "savepoint"), operator=job.stored, scratch="",
+        now_us=0,
+    )  # fmt: skip
+    begun = []
+    for number in range(2):
+        scratch = tmp_path / "savepoint-1" / str(number)
+        scratch.mkdir(parents=True)
+        (scratch / "fetched").touch()
+        process = subprocess.Popen([sys.executable, "-c", f"{stuck}; export.main()"], stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(msgspec.structs.replace(part, scratch=str(scratch))) + b"\n")
+        begun.append(process)
+    for process in begun:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 1
+    assert not (tmp_path / "savepoint-1").exists()

@@ -18,7 +18,8 @@ from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.failure import to_failure
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Connection, Instructions
+from strandline.keeper.protocol import Ack, Connection, Found, Instructions
+from strandline.runtime.state.lookups import Answered
 from strandline.spark.base.marks import find_error
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet, Slot
@@ -201,6 +202,16 @@ def test_two_keepers_of_one_partition_are_refused(fleet: Fleet, at_once: bool) -
         "operator 'op', partition 3: epoch 2 was applied by process 7 on here, and epoch 2 by another keeper, process"
     )
     assert caught.value.message == f"{said} {two.pid} on {two.host}"
+
+
+def test_a_keeper_that_was_replaced_and_lives_on_is_not_believed(fleet: Fleet) -> None:
+    answered = Answered(epoch=Epoch(2), found=[])
+    replies = {part: msgspec.msgpack.encode(Found(keeper=f"k{part}", answered=answered)) for part in (0, 1, 2)}
+    for partition, keeper in ((0, "k0"), (1, "another")):
+        fleet.last["op", Partition(partition)] = Ack(
+            uid="op", partition=partition, epoch=2, pid=1, host="h", keeper=keeper
+        )
+    assert fleet._answers("op", replies) == {0: answered, 2: answered}  # type: ignore[arg-type]
 
 
 class Told:

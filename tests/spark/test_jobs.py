@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import json
+import os
+import signal
 import threading
 import time
 from collections import Counter, defaultdict
@@ -14,8 +17,13 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
+from strandline.control.client import call, find_driver
+from strandline.control.commands import LOOKUP, Looked, LookUp
+from strandline.keeper.lookups import Found
 from strandline.spark.keepers.exchange import Exchange
+from strandline.spark.keepers.worker import LookupWorker
 from strandline.types.datatypes import parse_type
+from strandline.types.jsonforms import to_json
 from strandline.types.murmur import key_group
 from tests.spark import pipeline, small
 from tests.spark.functions import LARGE, Count, CountBatch, CountWide
@@ -219,6 +227,7 @@ def test_keys_of_all_types_together_survive_a_restart(spark: Any, case: Case) ->
         )  # fmt: skip
         return job.start(spark)
 
+    at = list(KEY_TYPES).index("timestamp")
     spark.createDataFrame(key_rows(), KEY_SCHEMA).coalesce(1).write.parquet(str(hidden))
     file = next(hidden.glob("*.parquet"))
     for number in (1, 2):
@@ -226,8 +235,42 @@ def test_keys_of_all_types_together_survive_a_restart(spark: Any, case: Case) ->
             (directory / f"{number}.parquet").hardlink_to(file)
             settle(run)
             assert run.status().rows_in == 2
+            # Found as the user has them, and as JSON says them.
+            keys = [tuple(v.astimezone() if n == at else v for n, v in enumerate(row)) for row in key_rows()]
+            assert run.lookup("count.seen", keys).value == [number, number]
+            table = run.lookup_table("count.seen")
+            texts = [json.dumps(to_json(key)) for key in keys]
+            assert run.lookup("count.seen", [table.key_of(text) for text in texts]).value == [number, number]
     wanted = Counter((*row, n) for row in key_rows() for n in (1, 2))
     assert Counter((*(bytes(v) if isinstance(v, bytearray) else v for v in row),) for row in sink.rows) == wanted
+
+
+def test_a_running_job_is_looked_into(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = case.root / "in"
+    run = small.job(sl.stream(small.source(spark, directory)), case.root, case.local_dir, restart=sl.Restart()).start(
+        spark
+    )
+    with run:
+        small.write_rows(directory, 0, [("ann", "x", 1), ("bob", "x", 1), ("ann", "x", 2)])
+        run.process_all_available(60)
+        wanted = Found("count.seen", run.status().epoch, [2, 1, None])
+        assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
+        assert run.lookup("count.seen", "bob") == Found("count.seen", wanted.epoch, 1)
+        with monkeypatch.context() as as_on_a_cluster:
+            as_on_a_cluster.setattr(run._attempt._fleet, "_only_executor", None)
+            # Keepers of other machines are not found from here; tasks of Spark's have the real one.
+            as_on_a_cluster.setattr(LookupWorker, "ask", lambda *_: {})
+            assert run.lookup("count.seen", ["ann", "bob", "nobody"]) == wanted
+        looked = call(find_driver(case.local_dir, "small"), LOOKUP, LookUp("count.seen", ["ann", "x"]))
+        assert looked == Looked("count.seen", wanted.epoch, [2, None])
+        with pytest.raises(sl.errors.NotFoundError, match=r"no table 'count\.sen' in this job(.|\n)*: count\.seen"):
+            run.lookup("count.sen", "ann")
+        for keeper in keepers(case.local_dir):
+            os.kill(keeper, signal.SIGKILL)
+        with pytest.raises(sl.errors.UnavailableError):
+            run.lookup("count.seen", ["ann", "bob"])
+    with pytest.raises(sl.errors.UnavailableError, match="job 'small' is stopped: its state cannot be looked up"):
+        run.lookup("count.seen", "ann")
 
 
 def test_key_groups_are_the_same_in_spark_and_here(spark: Any) -> None:

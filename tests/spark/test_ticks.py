@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from strandline.core.errors import CorruptionError, KeeperError
+from strandline.core.errors import CorruptionError, KeeperError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
@@ -211,6 +211,36 @@ def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(
     assert reading.driver.progress.epoch == 0
 
 
+def test_no_tick_comes_after_a_last_checkpoint() -> None:
+    driver: Any = object.__new__(EpochDriver)
+    driver._lock, driver.paused, driver.failed = threading.Lock(), threading.Event(), threading.Event()
+    driver.progress, driver._nothing = Progress(Epoch(7)), object()
+    driver.has_due = lambda by_us: True
+    ran: list[Epoch] = []
+    driver._run = lambda df, epoch: ran.append(epoch)
+    driver.paused.set()
+    assert not driver.tick()
+    assert not ran
+    driver.paused.clear()
+    assert driver.tick()
+    assert ran == [8]
+
+
+def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> None:
+    made = attempt(active=False, idle_s=0.01)
+    over = iter([False, False, True])
+    made.driver.failed, made.driver.paused = threading.Event(), threading.Event()
+    made.driver.paused.set()
+    made.driver.epoch_carries_trigger, made._finished_us = False, 1
+    made.driver.tick = lambda by_us: False
+    made._final_checkpoint_done = lambda: True
+    made.coordinator.advance = lambda: None
+    made._sources = SimpleNamespace(deliver=lambda looked: None)
+    assert not made._look_after(lambda: next(over))
+    made.driver.paused.clear()
+    assert made._look_after(lambda: False)
+
+
 def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     """Only before any epoch since a restore: after one, it would not be at the state that is expected."""
     retaken: list[Any] = []
@@ -229,3 +259,59 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     assert heed("cb", 1) == [], "the new one has been told"
     assert heed("cd") == [("op", 1)]
     assert heed("cd") == [("op", 1)]
+
+
+def rescalable() -> Any:
+    """Return a run, and have a thread begin it again with what it was told."""
+    run: Any = object.__new__(Run)
+    run._b, run._state, run._error = SimpleNamespace(name="job"), "running", None
+    run._again, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
+    run._parallelism, run.checkpoint = None, lambda timeout: time.sleep(0.05)
+
+    def attempt() -> Any:
+        return SimpleNamespace(has=run._parallelism, driver=SimpleNamespace(operators=[], paused=threading.Event()))
+
+    def supervise() -> None:
+        while not run._ended.is_set():
+            if run._again.wait(0.01):
+                time.sleep(0.05)
+                run._state, run._attempt = "rescaling", None
+                run._again.clear()
+                run._attempt, run._state = attempt(), "running"
+
+    run._attempt = attempt()
+    threading.Thread(target=supervise, daemon=True).start()
+    return run
+
+
+def test_of_two_who_rescale_at_once_each_gets_what_he_wanted() -> None:
+    run = rescalable()
+    got: dict[int, int] = {}
+
+    def rescale(parallelism: int) -> None:
+        run.rescale(parallelism, timeout=10)
+        got[parallelism] = run._attempt.has
+
+    both = [threading.Thread(target=rescale, args=(parallelism,)) for parallelism in (3, 5)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    run._ended.set()
+    assert got == {3: 3, 5: 5}
+
+
+def test_a_job_that_restarts_is_rescaled_when_it_is_back() -> None:
+    run = rescalable()
+    back, run._attempt, run._state = run._attempt, None, "restarting"
+
+    def restarted() -> None:
+        run._attempt, run._state = back, "running"
+
+    threading.Timer(0.1, restarted).start()
+    run.rescale(3, timeout=10)
+    assert run._attempt.has == 3
+    run._state, run._attempt = "restarting", None
+    with pytest.raises(UnavailableError, match="is restarting"):
+        run.rescale(4, timeout=0.05)
+    run._ended.set()

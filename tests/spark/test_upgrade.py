@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline.cli.upgrades import as_data, check_all, look_into
 from strandline.format.manifest import OlderSchema
+from strandline.spark.job.checking import Check, Looker
+from tests.snapshot.helpers import tree
 from tests.spark import small
 from tests.spark.functions import Count, CountMore
 from tests.spark.harness import Case, settle
@@ -59,3 +63,59 @@ def test_a_job_goes_on_with_another_type_name_and_uid(
     with pytest.raises(sl.errors.IncompatibleStateError, match="the state 'count' is not declared any more") as caught:
         go_on(Count(), "more", now)
     assert 'write drop=["more.count", "more.last"]' in caught.value.hint
+
+
+PROGRAM = """
+from pathlib import Path
+import strandline as sl
+from pyspark.sql import SparkSession
+from tests.spark import small
+from tests.spark.functions import {process}
+
+spark, root = SparkSession.getActiveSession(), Path({root!r})
+stream = sl.stream(small.source(spark, root / "in"))
+job = small.job(stream, root, root / "l", process={process}(), uid={uid})
+other = sl.Job("other", sinks=[stream.to(sl.sinks.memory())], checkpoints=sl.Checkpoints(root / "ck"))
+with job.start(spark, drop=["count.gone"]) as run, other.start(spark):
+    run.await_termination()
+    raise AssertionError("no run can be waited for")
+"""
+
+
+def test_a_program_is_checked_before_anything_starts(spark: Any, case: Case, tmp_path: Path) -> None:
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    case.add(1)
+    with small.job(stream, case.root, case.local_dir).start(spark) as run:
+        settle(run)
+    before = tree(case.root)
+    newest = str(case.root / "ck/small")
+
+    def check(process: str, uid: str, restore: dict[str, str], drop: Any = ()) -> Check:
+        program = tmp_path / "app.py"
+        program.write_text(PROGRAM.format(process=process, root=str(case.root), uid=uid))
+        looker = Looker()
+        assert look_into(program, looker) == 0
+        program.unlink()
+        (found,) = check_all(program, looker, restore, {"small": drop})
+        return found
+
+    found = check("CountMore", 'sl.uid("more", was="count")', {"small": newest})
+    assert [str(change).partition(" (")[0] for change in found.upgrade.changes] == [
+        "operator 'more': renamed, was 'count'", "state 'more.count': migrated, was 'seen'", "state 'more.last': new"
+    ]  # fmt: skip
+    assert (found.refusals, found.upgrade.unused) == ((), ("count.gone",)), "the program's own drop counts"
+    found = check("CountList", '"count"', {"small": newest})
+    assert ["state 'seen' is list, was value" in refusal for refusal in found.refusals] == [True]
+    found = check("Count", '"counts"', {"small": newest})
+    assert found.upgrade.drop == ("count",)
+    assert as_data(found)["fits"] is False
+    found = check("Count", '"counts"', {"small": newest}, ["count"])
+    assert (found.refusals, found.upgrade.drop) == ((), ())
+    with pytest.raises(sl.errors.ConfigurationError, match="has 2 jobs: other, small"):
+        check("Count", '"count"', {"": newest})
+    with pytest.raises(sl.errors.ConfigurationError, match="makes no job 'smal'") as caught:
+        check("Count", '"count"', {"smal": newest})
+    assert "its jobs are other, small" in caught.value.hint
+    with pytest.raises(sl.errors.NotFoundError):
+        check("Count", '"count"', {"small": str(case.root / "in")})
+    assert tree(case.root) == before

@@ -32,8 +32,9 @@ class LocalFile:
 class Backend(Protocol):
     """The state of one operator partition, on this machine.
 
-    Keys are `2-byte key group ‖ encoded key ‖ …`, ordered as bytes. Not thread-safe, with one exception: `get_many`,
-    `scan` and `read_group` may run in one thread while `write` or `persist` runs in another.
+    Keys are `2-byte key group ‖ encoded key ‖ …`, ordered as bytes. Not thread-safe, with two exceptions: `get_many`,
+    `scan` and `read_group` may run in one thread while `write` or `persist` runs in another; and where the backend does
+    not keep all with the caller, `get_many` and `scan` may run in any threads meanwhile.
     """
 
     @property

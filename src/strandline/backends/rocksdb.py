@@ -5,6 +5,7 @@ There is no write-ahead log: what survives a crash is the last snapshot.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -175,10 +176,12 @@ class RocksDBBackend:
     def load(self, state: str, entries: Iterator[tuple[bytes, bytes]]) -> None:
         """Make files of them and take these in as they are: nothing is merged, and no write buffer fills."""
         family, number = self._family(state), 0
+        # Beside the database, which takes all files in its directory for its own; what a kill leaves goes with those.
+        beside = self._directory.with_name(f"{self._directory.name}-load")
+        beside.mkdir(exist_ok=True)
         first = next(entries, None)
         while first is not None:
-            # Beside the database, which takes all files in its directory for its own.
-            path = self._directory.with_name(f"{self._directory.name}-load-{number}.sst")
+            path = beside / f"{number}.sst"
             with self._translating:
                 made = SstFileWriter(self._family_options[state])
                 made.open(str(path))
@@ -193,6 +196,7 @@ class RocksDBBackend:
                 family.ingest_external_file([str(path)], options)
             path.unlink(missing_ok=True)
             first, number = next(entries, None), number + 1
+        shutil.rmtree(beside, ignore_errors=True)
 
     def write(self, changes: Changes) -> None:
         """Apply entries in batches that hold the GIL for a few milliseconds each."""

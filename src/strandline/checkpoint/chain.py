@@ -22,13 +22,14 @@ A garbage collection deletes nothing while a record on the way is damaged.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
 from strandline.checkpoint.jobdir import JobDirectory, base_path, based_generation, turned_generation, turned_path
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.frame import RecordFormat
 from strandline.format.manifest import Manifest
@@ -147,3 +148,36 @@ def read_chain(jobdir: JobDirectory, paths: Collection[str], manifests: Iterable
             return Chain(bases, damaged, limits, None)
         can_read(generation)
     return Chain(bases, damaged, limits, generation)
+
+
+def is_left(jobdir: JobDirectory, chain: Chain, manifest: Manifest) -> bool:
+    """Return whether the job has gone back behind a snapshot of its own life, or never was where that was taken.
+
+    Sinks have taken back rows that led to it then, or shown others in their place. Where a record is gone or damaged
+    that would say so, the snapshot is taken for one of the history.
+    """
+    base = chain.newest
+    if base is None or base.life != manifest.life:
+        return False
+    generation, limit = base.generation, float("inf")
+    while generation > manifest.generation:
+        record = chain.bases.get(generation) or _record_of(jobdir, generation)
+        if record is None:
+            return False
+        came_from = record.foreign
+        if came_from is not None and came_from.life == record.life:
+            generation, limit = came_from.generation, came_from.checkpoint
+        elif record.checkpoint is not None and record.checkpoint_generation is not None:
+            generation, limit = record.checkpoint_generation, record.checkpoint
+        else:
+            return True
+    return generation < manifest.generation or manifest.checkpoint > limit
+
+
+def _record_of(jobdir: JobDirectory, generation: Generation) -> BaseRecord | None:
+    for path in (base_path(generation), turned_path(generation)):
+        with suppress(CorruptionError, NotFoundError):
+            record = jobdir.read(path, BASE.decode)
+            if record.generation == generation:
+                return record
+    return None

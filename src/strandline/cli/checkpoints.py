@@ -76,7 +76,7 @@ def show(
 ) -> None:
     """Show one checkpoint: operators, states with their types, partitions, source progress, pending sinks."""
     jobdir = job_directory(directory, job, option)
-    number = _all(jobdir)[0] if checkpoint == "latest" else _number(checkpoint)
+    number = _all(jobdir)[0] if checkpoint == "latest" else checkpoint_number(checkpoint)
     try:
         manifest = jobdir.read(manifest_path(number), MANIFEST.decode)
     except NotFoundError as error:
@@ -114,7 +114,7 @@ def verify(
         jobdirs = job_directories(directory, job, option)
         wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
-        wanted = [(job_directory(directory, job, option), _number(checkpoint))]
+        wanted = [(job_directory(directory, job, option), checkpoint_number(checkpoint))]
     problems = table("job", "checkpoint", "path", "problem", right=("checkpoint",))
     made = table("job", "checkpoint", "files", "size", "result", right=("checkpoint", "files", "size"))
     for (jobdir, number), report in zip(wanted, _verify_all(wanted), strict=True):
@@ -218,7 +218,8 @@ def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
     return sum({file.path: file.size for file in manifest.files() if file.path}.values())
 
 
-def _number(text: str) -> CheckpointId:
+def checkpoint_number(text: str) -> CheckpointId:
+    """Return the number of a checkpoint that may be called chk-17, too."""
     match = re.fullmatch(r"(?:chk-)?(\d+)", text)
     if not match:
         raise ConfigurationError(f"checkpoint is {text!r}, expected a number or 'latest'")

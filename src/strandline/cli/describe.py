@@ -1,4 +1,4 @@
-"""One checkpoint in full: as data for programs, and as tables for people."""
+"""One snapshot in full: as data for programs, and as tables for people."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.output import add_row, console, duration_text, moment_text, size_text, table, time_text
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SourceInfo, StateInfo
+from strandline.core.keygroups import BROADCAST_GROUP as BROADCAST
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SourceInfo, StateInfo, TableFile
 
 
 def as_data(manifest: Manifest) -> dict[str, Any]:
-    """Return everything a checkpoint is, but for the bytes of its inline files."""
+    """Return everything a snapshot is, but for the bytes of its inline files."""
     return {
+        **({"savepoint": manifest.savepoint} if manifest.savepoint else {}),
         **_named(manifest, "job", "checkpoint", "generation", "epoch", "mode", "created_ms", "triggered_ms"),
         **_named(manifest, "duration_ms", "engine_version", "total_bytes", "uploaded_bytes", "watermarks"),
         "operators": [_operator(operator) for operator in manifest.operators],
@@ -30,6 +32,7 @@ def _named(record: msgspec.Struct, *names: str) -> dict[str, Any]:
 
 
 def _operator(operator: OperatorInfo) -> dict[str, Any]:
+    tables = operator.tables or {}
     return {
         **_named(operator, "uid", "backend", "parallelism", "max_parallelism", "key_schema"),
         "states": [
@@ -38,7 +41,12 @@ def _operator(operator: OperatorInfo) -> dict[str, Any]:
             for state in operator.states
         ],
         "partitions": [_partition(partition) for partition in operator.partitions],
+        **({"tables": {state: [_table(file) for file in files] for state, files in tables.items()}} if tables else {}),
     }
+
+
+def _table(file: TableFile) -> dict[str, Any]:
+    return {**_named(file, "first_key_group", "last_key_group", "rows"), "file": _file(file.file)}
 
 
 def _partition(partition: PartitionInfo) -> dict[str, Any]:
@@ -73,11 +81,15 @@ def _bytes(files: list[FileRef]) -> int:
     return sum(file.size for file in files)
 
 
-def print_tables(manifest: Manifest) -> None:
-    """Print a checkpoint for people."""
+def print_tables(manifest: Manifest, url: str = "") -> None:
+    """Print a snapshot for people."""
     out = console()
     facts = table("checkpoint", str(manifest.checkpoint))
+    named = [("snapshot", url)] if url else []
+    if manifest.savepoint:
+        named.append(("savepoint", manifest.savepoint))
     for name, value in (
+        *named,
         ("job", manifest.job),
         ("generation", manifest.generation),
         ("epoch", manifest.epoch),
@@ -99,7 +111,7 @@ def print_tables(manifest: Manifest) -> None:
         )
         out.print(Text(title), soft_wrap=True)
         out.print(_states_table(operator.states))
-        out.print(_partitions_table(operator))
+        out.print(_tables_table(operator) if operator.tables else _partitions_table(operator))
     if manifest.sinks:
         made = table("sink", "pending commits", right=("pending commits",))
         for sink in manifest.sinks:
@@ -129,6 +141,16 @@ def _states_table(states: list[StateInfo]) -> Table:
         if state.ttl:
             kind += f", expires {duration_text(state.ttl.duration_ms)} after each {state.ttl.refresh}"
         add_row(made, state.name, state.kind, kind)
+    return made
+
+
+def _tables_table(operator: OperatorInfo) -> Table:
+    made = table("table", "key groups", "files", "rows", "size", right=("files", "rows", "size"))
+    for state, files in (operator.tables or {}).items():
+        groups = f"{files[0].first_key_group}-{files[-1].last_key_group}"
+        every = "-" if files[0].first_key_group == BROADCAST else groups
+        size_bytes = _bytes([file.file for file in files])
+        add_row(made, state, every, len(files), sum(file.rows for file in files), size_text(size_bytes))
     return made
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from strandline.cli.orders import Drop, Restore, drops, restores, split
 from strandline.cli.output import say
 from strandline.core.errors import StrandlineError
 
@@ -36,20 +37,33 @@ def run(
         Path, typer.Argument(metavar="APP.PY", exists=True, dir_okay=False, readable=True, help="The program.")
     ],
     args: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Its arguments.")] = None,
+    restore: Restore = None,
+    claim: Annotated[
+        bool, typer.Option("--claim", help="The savepoint is the job's: deleted once the job stands on its own.")
+    ] = False,
+    drop: Drop = None,
 ) -> None:
     """Run a program that starts jobs.
 
     Like `python APP.PY`, but: Java is checked first, Strandline's errors are messages with a next step, its warnings
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
     stops the jobs cleanly (exit code 143 or 130).
+
+    --restore, --claim and --drop may also stand directly behind APP.PY; a `--` behind them ends them. They go before
+    what the program itself gives to Job.start().
     """
+    ours, also_claim, own_args = split(args or [])
+    to_restore = restores([*(restore or []), *ours["--restore"]])
+    to_drop = drops([*(drop or []), *ours["--drop"]])
+    if (claim or also_claim) and not to_restore:
+        raise typer.BadParameter("--claim is said of a savepoint that --restore names")
     from strandline.spark.base.session import check_java
 
     check_java()
-    _prepare(program, args or [])
+    prepare(program, own_args)
     with _signals(_terminate, signal.SIGTERM):
         try:
-            code = _outcome(program)
+            code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim)
         except KeyboardInterrupt as interrupt:
             code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
@@ -57,7 +71,8 @@ def run(
             raise typer.Exit(code if _stop_everything(code) else code or 1)
 
 
-def _prepare(program: Path, args: list[str]) -> None:
+def prepare(program: Path, args: list[str]) -> None:
+    """Have a program find its arguments and its own modules, and have our warnings be short lines."""
     folder = str(program.absolute().parent)
     sys.argv = [str(program), *args]
     sys.path.insert(0, folder)
@@ -74,7 +89,23 @@ def _prepare(program: Path, args: list[str]) -> None:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
-def _outcome(program: Path) -> int:
+def _ordered_outcome(program: Path, restore: dict[str, str], drop: dict[str, list[str]], claim: bool) -> int:
+    """Run the program; its jobs begin with what was ordered. A job that never started is an error."""
+    if not (restore or drop):
+        return outcome(program)
+    from strandline.spark.job.watched import Orders, watching
+
+    orders = Orders(restore, drop, claim=claim)
+    with watching(orders):
+        code = outcome(program)
+    for job in orders.unmet if not code else ():
+        say(f"error: the program has not started {f'job {job!r}' if job else 'a job'}: nothing was restored")
+        say("  next step: give the name of a job that it starts, or leave --restore and --drop out")
+        code = 1
+    return code
+
+
+def outcome(program: Path) -> int:
     """Run the program; return its exit code. Errors of ours are messages, others are shown as Python does."""
     try:
         runpy.run_path(str(program), run_name="__main__")

@@ -48,13 +48,13 @@ OfDirectory = Annotated[
         "--directory", metavar="DIRECTORY", help="Its checkpoint directory; needed where several jobs have its name."
     ),
 ]
-_LOOK_S = 10.0
+LOOK_S = 10.0
 """How long a look may take."""
 
 
 def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
     """List the jobs that run on this machine: those of this user whose Settings.local_dir this is."""
-    root = _root(local_dir)
+    root = root_of(local_dir)
     found = [(driver, *_look(driver)) for driver in find_drivers(root)]
     made = table("job", "state", "pid", "since", "epoch", "checkpoint directory", right=("pid", "epoch"))
     for driver, status, trouble in found:
@@ -73,8 +73,8 @@ def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
 
 def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir = None, json: AsJson = False) -> None:
     """Show what a running job is doing: state, epoch, rows, event time, checkpoints, keepers."""
-    driver = find_driver(_root(local_dir), job, directory)
-    found = call(driver, STATUS, Nothing(), timeout_s=_LOOK_S)
+    driver = find_driver(root_of(local_dir), job, directory)
+    found = call(driver, STATUS, Nothing(), timeout_s=LOOK_S)
     if json:
         print_json({**_identity(driver), **asdict(found)})
     else:
@@ -92,7 +92,7 @@ def checkpoint(
 ) -> None:
     """Have a running job take a checkpoint now, and wait for it. Exit code 1 if it fails."""
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
-    driver = find_driver(_root(local_dir), job, directory)
+    driver = find_driver(root_of(local_dir), job, directory)
     stats = ask(driver, CHECKPOINT, TakeCheckpoint(timeout_s))
     if json:
         print_json(asdict(stats))
@@ -122,7 +122,7 @@ def savepoint(
 ) -> None:
     """Have a running job take a savepoint: a snapshot that belongs to nobody, and stays. Exit code 1 if it fails."""
     timeout_s = None if timeout is None else parse_duration_ms(timeout, "--timeout") / 1000
-    driver = find_driver(_root(local_dir), job, directory)
+    driver = find_driver(root_of(local_dir), job, directory)
     made = ask(driver, SAVEPOINT, TakeSavepoint(_here(url), _form(native), timeout_s))
     if json:
         print_json(asdict(made))
@@ -152,7 +152,7 @@ def rescale(
 ) -> None:
     """Have a running job go on with another number of partitions, from a checkpoint that it takes for that."""
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
-    driver = find_driver(_root(local_dir), job, directory)
+    driver = find_driver(root_of(local_dir), job, directory)
     found = ask(driver, RESCALE, Rescale(parallelism, timeout_s))
     if json:
         print_json(asdict(found))
@@ -180,7 +180,7 @@ def stop(
     the last checkpoint fails, the job goes on.
     """
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
-    driver = find_driver(_root(local_dir), job, directory)
+    driver = find_driver(root_of(local_dir), job, directory)
     to = None if savepoint is None else _here(savepoint)
     ended = ask(driver, STOP, Stop(checkpoint=checkpoint, savepoint=to, form=_form(native), timeout_s=timeout_s))
     if json:
@@ -191,7 +191,7 @@ def stop(
 
 def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:
     """Ask for what may take long: on a terminal, progress is shown on standard error."""
-    with _progress_bar() as tell:
+    with progress_bar() as tell:
         try:
             return call(driver, command, arguments, on_progress=tell)
         except KeyboardInterrupt:
@@ -200,7 +200,8 @@ def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -
 
 
 @contextlib.contextmanager
-def _progress_bar() -> Iterator[Callable[[Progress], object]]:
+def progress_bar() -> Iterator[Callable[[Progress], object]]:
+    """Give what is told how far something is: on a terminal it is shown, on standard error."""
     screen = console(stderr=True)
     if not screen.is_terminal:
         yield lambda _: None
@@ -231,7 +232,8 @@ def _said(heard: Progress) -> str:
     return f"{heard.done} of {heard.total} {heard.unit}"
 
 
-def _root(local_dir: Path | None) -> Path:
+def root_of(local_dir: Path | None) -> Path:
+    """Return where the drivers of a local_dir are looked for."""
     return (local_dir or default_local_dir()).absolute()
 
 
@@ -250,7 +252,7 @@ def _look(driver: Driver) -> tuple[Status | None, str]:
     if not driver.answers:
         return None, "does not answer"
     try:
-        return call(driver, STATUS, Nothing(), patience_s=_LOOK_S, timeout_s=_LOOK_S), ""
+        return call(driver, STATUS, Nothing(), patience_s=LOOK_S, timeout_s=LOOK_S), ""
     except ConfigurationError:
         return None, f"of Strandline {driver.engine}"
     except UnavailableError:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, rollback, snapshots, upgrades
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -26,21 +26,25 @@ class ErrorsAsMessages(TyperGroup):
 app = typer.Typer(
     name="strandline",
     cls=ErrorsAsMessages,
-    help="Look after Strandline jobs, running or not: their checkpoints, logs and machines; run their programs.",
+    help="Look after Strandline jobs, running or not: their snapshots, logs and machines; run their programs.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(snapshots.app, name="snapshots")
 app.command("jobs")(jobs.jobs)
 app.command("status")(jobs.status)
 app.command("checkpoint")(jobs.checkpoint)
 app.command("savepoint")(jobs.savepoint)
 app.command("rescale")(jobs.rescale)
 app.command("stop")(jobs.stop)
+app.command("rollback")(rollback.rollback)
+app.command("lookup")(lookup.lookup)
 app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
+app.command("check-upgrade")(upgrades.check_upgrade)
 app.command("doctor")(doctor.doctor)
 
 

@@ -50,8 +50,13 @@ def say(message: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print one JSON value as one line."""
-    sys.stdout.write(json.dumps(value, separators=(", ", ": ")) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
+
+
+def json_text(value: Any) -> str:
+    """Return a JSON value as one line."""
+    return json.dumps(value, separators=(", ", ": "))
 
 
 def size_text(size_bytes: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -14,6 +14,9 @@ from strandline.control.status import Savepoint, State, Status
 from strandline.control.wire import Progress
 from strandline.core.errors import UnavailableError
 from strandline.snapshot.progress import Progress as TakingProgress
+
+if TYPE_CHECKING:
+    from strandline.keeper.lookups import Found, Table
 
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -41,6 +44,10 @@ class RunningJob(Protocol):
     def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None: ...
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None: ...
+
+    def lookup(self, table: str, key: Any) -> Found: ...
+
+    def lookup_table(self, table: str) -> Table: ...
 
     def stop(
         self,
@@ -115,6 +122,21 @@ class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 60.0
 
 
+class LookUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Look up keys, each as text: JSON or, of one column, plain."""
+
+    table: str
+    keys: list[str]
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """What there is of each key, as JSON."""
+
+    table: str
+    epoch: int
+    values: list[Any]
+
+
 def _ping(run: RunningJob, _: Nothing, report: Report) -> Pong:
     status = run.status()
     return Pong(status.job, status.state)
@@ -171,6 +193,15 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
     return Pong(status.job, status.state)
 
 
+def _lookup(run: RunningJob, asked: LookUp, report: Report) -> Looked:
+    # Only drivers need them: the command starts without numpy.
+    from strandline.types.jsonforms import to_json
+
+    table = run.lookup_table(asked.table)
+    found = run.lookup(asked.table, [table.key_of(text) for text in asked.keys])
+    return Looked(found.table, found.epoch, to_json(found.value))
+
+
 PING = Command("ping", Nothing, Pong, _ping)
 STATUS = Command("status", Nothing, Status, _status)
 CHECKPOINT = Command("checkpoint", TakeCheckpoint, CheckpointStats, _checkpoint)
@@ -178,7 +209,8 @@ SAVEPOINT = Command("savepoint", TakeSavepoint, Savepoint, _savepoint)
 RESCALE = Command("rescale", Rescale, Status, _rescale)
 ROLLBACK = Command("rollback", Rollback, Status, _rollback)
 STOP = Command("stop", Stop, Pong, _stop)
+LOOKUP = Command("lookup", LookUp, Looked, _lookup)
 
 COMMANDS: dict[str, Command[Any, Any]] = {
-    command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP)
+    command.name: command for command in (PING, STATUS, CHECKPOINT, SAVEPOINT, RESCALE, ROLLBACK, STOP, LOOKUP)
 }

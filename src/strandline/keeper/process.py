@@ -31,9 +31,10 @@ from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.failure import to_failure
 from strandline.keeper.forks import Unshared
+from strandline.keeper.hurry import Hurry
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.lock import PartitionLock
-from strandline.keeper.protocol import Begin, Connection, Instructions
+from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog
 
@@ -43,6 +44,7 @@ _FIRST_LEASE_MS = 60_000
 _COLLECTION_S = 60.0
 _CLOSE_S = 5.0
 _ACCEPT_PAUSE_S = 0.1
+_SOON_S = 0.02
 
 
 class Keeper:
@@ -58,6 +60,7 @@ class Keeper:
         self._service = PartitionService(directory)
         self._work: queue.SimpleQueue[tuple[Connection, int, pa.Buffer]] = queue.SimpleQueue()
         self._serving: Connection | None = None
+        self._hurry = Hurry()
         self._watchdog = Watchdog(watched_pid, watched_start, _FIRST_LEASE_MS, self._end)
         self._collected = time.monotonic()
         self._collect_due = False
@@ -100,9 +103,11 @@ class Keeper:
                 log.error("a connection could not be accepted: %s", error)
                 time.sleep(_ACCEPT_PAUSE_S)
                 continue
+            self._hurry.begin()
             try:
                 threading.Thread(target=self._receive, args=(connection,), daemon=True).start()
             except RuntimeError as error:
+                self._hurry.end()
                 # Out of threads: likewise. Whoever has connected hears that nobody is there for him.
                 log.error("a connection could not be read: %s", error)
                 connection.close()
@@ -110,23 +115,54 @@ class Keeper:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING)
-            self._watchdog.renew()
-            if kind == p.PING:
-                connection.send(p.ACK, self._service.identify())
-                connection.close()
-                return
-            serving = self._serving
-            if kind != p.POLL and serving is not None:
-                # Spark runs the task again: the attempt before it is dead, though its connection may not know yet.
-                serving.close()
-            self._work.put((connection, kind, payload))
-            if kind == p.STOP:
-                # The main thread is in the user's function, perhaps for ever: it is not waited for beyond this.
-                time.sleep(_CLOSE_S)
-                self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
+            try:
+                # Who says nothing at once is in no hurry.
+                is_coming = connection.is_coming(_SOON_S)
+                heard = self._hear(connection) if is_coming else None
+            finally:
+                self._hurry.end()
+            if not is_coming:
+                heard = self._hear(connection)
+            if heard is not None:
+                self._hand_over(connection, *heard)
         except (KeeperError, OSError):
             connection.close()
+
+    def _hear(self, connection: Connection) -> tuple[int, pa.Buffer] | None:
+        """Return what somebody wants of the main thread; None if he has his answer."""
+        kind, payload = connection.expect(p.BEGIN, p.POLL, p.STOP, p.PING, p.LOOKUP)
+        self._watchdog.renew()
+        if kind == p.PING:
+            connection.send(p.ACK, self._service.identify())
+        elif kind != p.LOOKUP or not self._look_up(connection, payload):
+            return kind, payload
+        connection.close()
+        return None
+
+    def _hand_over(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
+        serving = self._serving
+        if kind in (p.BEGIN, p.STOP) and serving is not None:
+            # Spark runs the task again: the attempt before it is dead, though its connection may not know yet.
+            serving.close()
+        self._work.put((connection, kind, payload))
+        if kind == p.STOP:
+            # The main thread is in the user's function, perhaps for ever: it is not waited for beyond this.
+            time.sleep(_CLOSE_S)
+            self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
+
+    def _look_up(self, connection: Connection, payload: pa.Buffer) -> bool:
+        """Answer at once; return False if that is only possible between epochs."""
+        try:
+            found = self._service.look_up(msgspec.msgpack.decode(payload, type=Lookup))
+        except Exception as error:
+            if not isinstance(error, StrandlineError):
+                log.exception("a look-up failed")
+                error = KeeperError(f"the look-up failed: {type(error).__name__}: {error}")
+            connection.send(p.FAILED, to_failure(error))
+            return True
+        if found is not None:
+            connection.send(p.FOUND, found)
+        return found is not None
 
     def _converse(self, connection: Connection, kind: int, payload: pa.Buffer) -> None:
         self._serving = connection if kind == p.BEGIN else None
@@ -138,6 +174,8 @@ class Keeper:
             elif kind == p.STOP:
                 self._service.close_function()
                 self._stop(connection, msgspec.msgpack.decode(payload, type=Instructions))
+            elif kind == p.LOOKUP:
+                self._look_up(connection, payload)
             else:
                 self._service.poll(connection, msgspec.msgpack.decode(payload, type=Instructions))
         except (KeeperError, OSError) as error:

@@ -4,11 +4,12 @@ A conversation about an epoch: BEGIN → (NEED_PROGRAM → PROGRAM →) READY �
 rows have come, and which. Instead of READY a keeper that has applied the epoch already says REPLAY, gets END alone, and
 sends the kept output and ack if the rows are those that it has applied. A keeper that cannot go on says FAILED at any
 time. Rows flow both ways at once. Control conversations are one POLL, PING or STOP and one
-ACK; a PING is answered at once, whatever the keeper is doing.
+ACK; a PING is answered at once, whatever the keeper is doing. So is a LOOKUP, with FOUND.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 from typing import Any, Final
@@ -20,6 +21,7 @@ from strandline.core.errors import KeeperError
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
 from strandline.keeper.failure import Failure, from_failure
+from strandline.runtime.state.lookups import Answered, Asked
 
 _HEADER = struct.Struct("<BQ")
 _SOCKET_BUFFER_BYTES = 4 << 20
@@ -37,6 +39,8 @@ FAILED: Final = 10
 POLL: Final = 11
 STOP: Final = 12
 PING: Final = 13
+LOOKUP: Final = 14
+FOUND: Final = 15
 
 
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,21 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
     instructions: Instructions
     schema: bytes
+
+
+class Lookup(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys that somebody wants to see."""
+
+    generation: Generation
+    asked: Asked
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What a keeper has of them."""
+
+    keeper: str
+    """As in its acks."""
+    answered: Answered
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +142,12 @@ class Connection:
         else:
             self._sock.sendall(header)
             self._sock.sendall(data)
+
+    def is_coming(self, timeout_s: float) -> bool:
+        """Wait so long for something to come from the other side, or for its end; return whether it did."""
+        poll = select.poll()
+        poll.register(self._sock, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def receive(self) -> tuple[int, pa.Buffer]:
         """Receive one frame; raise KeeperError when the other side has gone."""

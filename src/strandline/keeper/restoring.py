@@ -108,8 +108,10 @@ class Restoring:
         shutil.rmtree(directory, ignore_errors=True)
 
     def _read_tables(self, backend: Backend, was: Mapping[str, str], database: Path) -> None:
-        database.parent.mkdir(parents=True, exist_ok=True)
-        opening = fetching(self._folder, database.parent)
+        # Named as what a restart deletes: of one that is killed, nothing stays.
+        scratch = database.with_name(f"{database.name}-tables")
+        scratch.mkdir(parents=True, exist_ok=True)
+        opening = fetching(self._folder, scratch)
         infos = {info.name: info for info in self._stored.states}
         for state, stored in was.items():
             if files := (self._stored.tables or {}).get(stored):
@@ -117,6 +119,7 @@ class Restoring:
                 codec = rows_of(self._stored, infos[stored])
                 rows = codec.encode_groups(read_tables(files, self.groups, opening))
                 backend.load(state, self._noted(backend, codec, rows))
+        shutil.rmtree(scratch, ignore_errors=True)
 
     def _noted(
         self, backend: Backend, codec: RowCodec, found: Iterator[list[tuple[bytes, bytes]]]

@@ -15,11 +15,11 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import KeeperError, StrandlineError, VersionMismatchError
+from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.opening import Opened, open_partition
-from strandline.keeper.protocol import Ack, Begin, Connection, Instructions
+from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup
 from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
@@ -211,6 +211,21 @@ class PartitionService:
             opened.snapshots.trigger(instructions.trigger)
         # What the epoch brought, too: its own ack may have been lost.
         connection.send(p.ACK, self._make_ack(opened, **self._brought))
+
+    def look_up(self, lookup: Lookup) -> Found | None:
+        """Return what the last applied epoch left of some keys. In any thread, whatever the main thread is doing.
+
+        None if the state changes too often for that; in the main thread it never is. Raises UnavailableError while the
+        partition is not open.
+        """
+        opened = self._opened
+        if opened is None or opened.program.generation != lookup.generation:
+            raise UnavailableError(
+                f"partition {self._partition} is not open for generation {lookup.generation} of the job",
+                hint="the job is restarting: ask again once it runs",
+            )
+        answered = opened.partition.look_up(lookup.asked)
+        return None if answered is None else Found(keeper=self._name, answered=answered)
 
     def _make_ack(self, opened: Opened, **figures: Any) -> Ack:
         task = opened.partition.task

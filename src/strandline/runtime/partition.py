@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Iterator
 import pyarrow as pa
 
 from strandline.core.ids import Epoch
+from strandline.runtime.state.lookups import Answered, Asked
 from strandline.runtime.task.task import EpochTimes, Task
 
 
@@ -41,13 +42,22 @@ class OperatorPartition:
 
     def commit(self) -> None:
         """Keep the epoch that has run."""
-        self.task.commit()
-        self.version = self._running
+        with self.task.store.turns.turning():
+            self.task.commit()
+            self.version = self._running
         self.task.store.tidy()
 
     def abort(self) -> None:
         """Forget the epoch that runs, or has run: the state is that of `version`."""
-        self.task.abort()
+        with self.task.store.turns.turning():
+            self.task.abort()
+
+    def look_up(self, asked: Asked) -> Answered | None:
+        """Return what the last kept epoch left of some keys. In any thread, also while an epoch runs.
+
+        None: the state changed whenever it was tried. In the thread that runs the epochs it never does.
+        """
+        return self.task.store.turns.read(lambda: Answered(epoch=self.version, found=self.task.look_up(asked)))
 
 
 def _not_empty(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

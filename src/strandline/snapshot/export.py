@@ -8,7 +8,10 @@ written, and at last which files came of it, or what went wrong. It ends with it
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -114,9 +117,12 @@ def _groups_of(part: Part, state: StateInfo) -> range:
 def main() -> None:
     """Export the part that standard input says."""
     arm_from_environment()
+    # What is being uploaded then is whole, or gone: a writer that is killed leaves a part of it.
+    signal.signal(signal.SIGTERM, _stop)
     os.nice(_NICE)
     line = sys.stdin.buffer.readline()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    ending = threading.Thread(target=_end_with_parent, args=[line], daemon=True)
+    ending.start()
     answers = sys.stdout.buffer
 
     def say(answer: Answer) -> None:
@@ -124,16 +130,32 @@ def main() -> None:
         answers.flush()
 
     try:
-        part = msgspec.json.decode(line, type=Part)
-        say(export(part, lambda rows: say(Rows(rows=rows))))
+        say(_answer(line, lambda rows: say(Rows(rows=rows))))
+    except BrokenPipeError:
+        # Nobody listens any more.
+        ending.join()
+
+
+def _stop(*_: object) -> None:
+    sys.exit(1)
+
+
+def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
+    try:
+        return export(msgspec.json.decode(line, type=Part), wrote)
     except StrandlineError as error:
-        say(Failed(kind=type(error).__name__, message=error.message, hint=error.hint))
+        return Failed(kind=type(error).__name__, message=error.message, hint=error.hint)
     except Exception as error:
-        say(Failed(kind="StrandlineError", message=f"{type(error).__name__}: {error}"))
+        return Failed(kind="StrandlineError", message=f"{type(error).__name__}: {error}")
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(line: bytes) -> None:
     sys.stdin.buffer.read()
+    # Whoever began this was killed, and takes nothing away any more.
+    with contextlib.suppress(msgspec.MsgspecError, OSError):
+        scratch = Path(msgspec.json.decode(line, type=Part).scratch)
+        shutil.rmtree(scratch)
+        scratch.parent.rmdir()
     os._exit(1)
 
 

@@ -70,7 +70,7 @@ class Snapshot:
             raise CorruptionError(
                 f"{self.url}: {self.refused}",
                 hint="`strandline snapshots list` shows which can be restored; one that you want in spite of it, copy "
-                f"out of its job's directory, with `shared/` beside it and without `{GENERATIONS}/`",
+                f"out of its job's directory, with `shared/` beside it and without `{GENERATIONS}/`, for another job",
             )
         for first in (missing := self.missing())[:1]:
             more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
@@ -130,8 +130,11 @@ def open_folder(url: str, options: Mapping[str, str] | None = None, *, fsync: bo
 
 
 def place_of(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
-    """Return where a folder is to be made: in the store above it, under its name."""
-    above, _, name = _address(url).rpartition("/")
+    """Return where a folder is to be made: in the store above it, under its name. A bucket is a folder, too."""
+    address = _address(url)
+    above, _, name = address.rpartition("/")
+    if above.endswith(":/"):
+        return Place(url=address, options=dict(options or {}), fsync=fsync)
     return Place(url=above, path=unquote(name), options=dict(options or {}), fsync=fsync)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.chain import Restored
+from strandline.checkpoint.chain import Restored, is_left
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
@@ -113,6 +113,13 @@ def _from_snapshot(jobdir: JobDirectory, choice: Choice, snapshot: Snapshot, cla
             "may share its files, and a driver of that job may come back",
             hint="restore it with claim=False, and remove that job's folder yourself once this job stands on its own; "
             "or take a savepoint, and claim that",
+        )
+    if not own and is_left(jobdir, read_catalog(jobdir).chain, snapshot.manifest):
+        raise ConfigurationError(
+            f"{snapshot.url}: job '{jobdir.job}' has gone back behind this snapshot, or on beside it, since it was "
+            f"taken: what its sinks had shown up to epoch {snapshot.manifest.epoch} was taken back, and cannot be "
+            "shown again",
+            hint="restore it as another job: with another name or checkpoint directory, and sinks of its own",
         )
     restored = snapshot.restored(claimed=claimed and not own)
     folder = jobdir if own else snapshot.folder

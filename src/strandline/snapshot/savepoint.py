@@ -44,7 +44,11 @@ def begin(folder: Folder) -> None:
             hint=f"{_ELSEWHERE}; what was broken off may be deleted, it is no savepoint",
         ) from error
     # Only now: of two that look at the same time, one is first.
-    others = sorted(info.path for info in folder.list() if info.path != WRITING)
+    try:
+        others = sorted(info.path for info in folder.list() if info.path != WRITING)
+    except BaseException:
+        delete_quietly(folder, [WRITING])
+        raise
     if others:
         delete_quietly(folder, [WRITING])
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""

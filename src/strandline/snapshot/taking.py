@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 import msgspec
 
@@ -42,6 +42,8 @@ LocalCopy = Callable[[str, Partition], Path | None]
 """Where a partition of an operator has its files on this machine, if it has."""
 
 _LOG_CHARS = 2000
+_PATIENCE_S = 10.0
+"""How long an export may take to end what it uploads."""
 
 
 Report = Callable[[Progress], None]
@@ -98,7 +100,7 @@ def bring_tables(
             manifest, source, target, scratch, lambda uid, partition: None, lambda progress: None
         ).savepoint()
     bringer = _Native(folder_at(source), folder_at(target), scratch)
-    bringer.bring_as_is([file for file in manifest.files() if file.inline is None and file not in leave])
+    bringer.bring_as_is(file for file in manifest.files() if file not in leave)
     return manifest
 
 
@@ -121,8 +123,7 @@ class _Native:
 
     def savepoint(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the paths that the files have in the savepoint."""
-        files = {f.path: f for f in manifest.files() if f.inline is None}
-        in_parallel(self._bring, list(files.values()))
+        self._bring_all(manifest.files())
         operators = [
             msgspec.structs.replace(operator, partitions=[
                 msgspec.structs.replace(part, files=[_moved(file) for file in part.files])
@@ -134,12 +135,16 @@ class _Native:
 
     def bring_source(self, info: SourceInfo | None) -> SourceInfo | None:
         """Bring what rewinds the sources."""
-        in_parallel(self._bring, [file for file in (info.files() if info else []) if file.inline is None])
+        self._bring_all(info.files() if info else [])
         return _moved_source(info)
 
-    def bring_as_is(self, files: Sequence[FileRef]) -> None:
+    def bring_as_is(self, files: Iterable[FileRef]) -> None:
         """Bring files of a savepoint, which have their paths already."""
-        in_parallel(lambda file: self._bring(file, file.path), list({file.path: file for file in files}.values()))
+        in_parallel(lambda file: self._bring(file, file.path), {f.path: f for f in files if f.inline is None}.values())
+
+    def _bring_all(self, files: Iterable[FileRef]) -> None:
+        # By content: partitions that hold the same, as those with broadcast state alone, have equal files.
+        in_parallel(self._bring, {f.sha256: f for f in files if f.inline is None}.values())
 
     def _bring(self, file: FileRef, to: str = "") -> None:
         to = to or _path_of(file)
@@ -193,6 +198,7 @@ class _Canonical:
         self._rows: dict[int, int] = {}
         self._done = 0
         self._running: list[subprocess.Popen[bytes]] = []
+        self._ended = False
 
     def savepoint(self) -> Manifest:
         """Return the manifest with tables in place of partitions."""
@@ -201,6 +207,10 @@ class _Canonical:
             with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1)), "strandline-savepoint") as pool:
                 asked = [pool.submit(self._run, number, part, len(parts)) for number, part in enumerate(parts)]
                 try:
+                    # The first that fails ends the others, whichever of them come before it.
+                    done, _ = wait(asked, return_when=FIRST_EXCEPTION)
+                    for answer in done:
+                        answer.result()
                     files = [answer.result() for answer in asked]
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
@@ -248,13 +258,15 @@ class _Canonical:
                 stderr=errors_to, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )  # fmt: skip
         self._running.append(process)
+        if self._ended:
+            process.terminate()
         assert process.stdin is not None
         assert process.stdout is not None
         answer: Answer | None = None
-        with process, process.stdin, process.stdout:
-            process.stdin.write(msgspec.json.encode(part) + b"\n")
-            process.stdin.flush()
-            for line in process.stdout:
+        with process, process.stdout:
+            _tell(process.stdin, part)
+            # A line without an end is of one that was killed.
+            for line in filter(lambda line: line.endswith(b"\n"), process.stdout):
                 answer = msgspec.json.decode(line, type=Answer)
                 if not isinstance(answer, Files | Failed):
                     self._rows[number] = answer.rows
@@ -278,8 +290,25 @@ class _Canonical:
         self._report(Progress(sum(self._rows.values()), self._done, parts))
 
     def _end(self) -> None:
+        # Before: a thread that begins a process just now sees to that one itself.
+        self._ended = True
         for process in self._running:
-            process.kill()
+            process.terminate()
+        for process in self._running:
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _tell(stdin: IO[bytes], part: Part) -> None:
+    """Say what to export. A process that has ended does not hear it: its code and its log say why."""
+    try:
+        stdin.write(msgspec.json.encode(part) + b"\n")
+        stdin.flush()
+    except BrokenPipeError:
+        with suppress(BrokenPipeError):
+            stdin.close()
 
 
 def _is_of(part: Part, operator: OperatorInfo) -> bool:

@@ -22,6 +22,7 @@ from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.handles import MapHandle
 from strandline.runtime.state.maps import Cell, MapTable
 from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.table import Kept, SomeKeys
 from strandline.types.columns import to_python
 from strandline.types.datatypes import StructType, parse_type
 from strandline.types.ordering import comparable
@@ -35,6 +36,12 @@ class BroadcastTable(MapTable):
     def unwritten(self) -> list[dict[Any, Cell]]:
         """Return nothing: its key has no key group that anybody must remember."""
         return []
+
+    def kept(self, some: SomeKeys) -> list[Kept]:
+        """Return what is kept of some of its own keys, encoded."""
+        (entries,) = super().kept(SomeKeys([None], [_NO_GROUP], some.codec))
+        found = {self._encode_sub(sub): value for sub, value in entries}
+        return [[(None, found[key])] if key in found else [] for key in some.encoded]
 
 
 class BroadcastHandle(MapHandle):

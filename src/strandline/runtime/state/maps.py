@@ -11,7 +11,7 @@ from typing import Any
 
 from strandline.backends.base import Backend, Entry
 from strandline.format.values import ExpiringCodec, ValueCodec
-from strandline.runtime.state.table import ObjectTable
+from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys
 from strandline.runtime.state.values import deep_size
 
 _MISSING: Any = object()
@@ -151,6 +151,24 @@ class MapTable(ObjectTable):
         for entry, value in entries:
             key, end = self._decode_key(entry)
             self.live.setdefault(key, {})[self._decode_sub(entry, end)] = self._values.decode(value)
+
+    def kept(self, some: SomeKeys) -> list[Kept]:
+        cells = map(self._kept_live if self._holds_all else self._kept_of, some.keys, some.encoded)
+        return [[entry for entry in cell.items() if entry[1] is not None] for cell in cells]
+
+    def _kept_live(self, key: Any, _: bytes) -> Cell:
+        # A copy first: what this epoch had written by then has its old value in `undo`.
+        cell = dict(self.live.get(key, ()))
+        return {sub: self.undo.get((key, sub), value) for sub, value in cell.items()}
+
+    def _kept_of(self, key: Any, encoded: bytes) -> Cell:
+        # The layers before the backend: what is written meanwhile is in both. No read_group: its iterators are shared.
+        layers = [*self._inflight, self._dirty]
+        stored = self._backend.scan(self.name, encoded)
+        cell = {self._decode_sub(entry, len(encoded)): self._values.decode(value) for entry, value in stored}
+        for layer in layers:
+            cell.update(layer.get(key, ()))
+        return cell
 
     def _shrink(self) -> None:
         """All cells go; what is not yet written stays in dirty."""

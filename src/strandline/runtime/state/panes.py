@@ -20,8 +20,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.backends.base import Backend, Entry
+from strandline.core.keygroups import group_of
+from strandline.format.keys import KeyCodec
 from strandline.runtime.state.panebytes import (
     MARK_END,
     key_of,
@@ -32,7 +35,7 @@ from strandline.runtime.state.panebytes import (
     read_batch,
     read_mark,
 )
-from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.table import Kept, SomeKeys, StateTable
 
 Merge = Callable[[list[pa.RecordBatch]], pa.RecordBatch]
 """Make one batch of several, older ones first, in which each key is once."""
@@ -117,7 +120,9 @@ class PaneTable(StateTable[Layer]):
 
     def drop(self, end_us: int) -> None:
         """Forget a pane."""
-        self._gone[end_us] = self.panes.pop(end_us)
+        # In this order: whoever reads what is kept finds it here or there.
+        self._gone[end_us] = self.panes[end_us]
+        del self.panes[end_us]
 
     def read(self, ends: Sequence[int], keys_of: pa.RecordBatch | None = None) -> Iterator[pa.RecordBatch]:
         """Merge panes into batches in which each key is once. With `keys_of`, only its key groups are read."""
@@ -136,7 +141,7 @@ class PaneTable(StateTable[Layer]):
             if wanted is not None and group not in wanted:
                 continue
             for end, pane, parts in held:
-                stored = [] if pane.whole else self._stored(group, end)
+                stored = [] if pane.whole else self._stored(group, end, self._inflight)
                 some += [*stored, *parts.get(group, ())]
             rows = sum(batch.num_rows for batch in some)
             if rows >= _READ_ROWS:
@@ -199,7 +204,9 @@ class PaneTable(StateTable[Layer]):
             pane = self.panes[end]
             over -= _bytes(pane.clean)
             if pane.clean:
-                pane.clean, pane.whole = [], False
+                # In this order: who copies `clean` and finds the pane whole behind it has all of it.
+                pane.whole = False
+                pane.clean = []
             if over <= 0:
                 return
 
@@ -212,6 +219,35 @@ class PaneTable(StateTable[Layer]):
         return sum(_bytes(pane.clean) for pane in self.panes.values())
 
     # -- layers
+
+    def kept(self, some: SomeKeys) -> list[Kept]:
+        """Return the accumulators of some keys by their panes' ends. Looks at all rows of the keys' key groups."""
+        found: dict[bytes, Kept] = {key: [] for key in some.encoded}
+        groups = sorted({group_of(key) for key in found})
+        wanted = pa.array(groups, pa.int32())
+        panes = dict(self.panes)
+        # Those that this epoch has dropped, and perhaps begun anew.
+        panes.update(self._gone)
+        # The layers before the backend: what is written meanwhile is in both.
+        layers = list(self._inflight)
+        for end, pane in sorted(panes.items()):
+            batches = [*pane.clean, *pane.dirty]
+            if not pane.whole:
+                stored = [batch for group in groups for batch in self._stored(group, end, layers)]
+                batches = [*stored, *_frozen_of(end, layers), *pane.dirty]
+            rows = [batch.filter(pc.is_in(batch.column(0), wanted)) for batch in batches]
+            if any(batch.num_rows for batch in rows):
+                self._pick(found, end, self._merge(rows), some.codec)
+        return [found[key] for key in some.encoded]
+
+    def _pick(self, found: dict[bytes, Kept], end: int, rows: pa.RecordBatch, codec: KeyCodec) -> None:
+        values_at = 1 + len(codec.types)
+        keys = codec.encode_arrow(rows.column(0), rows.columns[1:values_at])
+        fields = list(rows.schema)[values_at:]
+        for at, key in enumerate(keys):
+            if key in found:
+                columns = rows.slice(at, 1).columns[values_at:]
+                found[key].append((end, pa.StructArray.from_arrays(columns, fields=fields)))
 
     def _copy(self) -> Layer:
         layer = Layer(0)
@@ -252,18 +288,12 @@ class PaneTable(StateTable[Layer]):
         """Return everything of a pane that is not read from the backend, older first."""
         if pane.whole:
             return pane.batches
-        found: list[pa.RecordBatch] = []
-        for layer in self._inflight:
-            if end in layer.replaced:
-                found = []
-            if end in layer.added:
-                found += layer.added[end][1]
-        return found + pane.dirty + pane.now
+        return _frozen_of(end, self._inflight) + pane.dirty + pane.now
 
-    def _stored(self, group: int, end: int) -> list[pa.RecordBatch]:
+    def _stored(self, group: int, end: int, layers: Sequence[Layer]) -> list[pa.RecordBatch]:
         """Read one key group's part of a pane, without what frozen layers hold or replace."""
-        held = {layer.epoch for layer in self._inflight if end in layer.added}
-        least = max((layer.epoch for layer in self._inflight if end in layer.replaced), default=-1)
+        held = {layer.epoch for layer in layers if end in layer.added}
+        least = max((layer.epoch for layer in layers if end in layer.replaced), default=-1)
         found = []
         for key, value in self._backend.scan(self.name, prefix_of(group, end)):
             epoch = parts_of(key)[2]
@@ -320,6 +350,17 @@ class PaneTable(StateTable[Layer]):
         stored = read_batch(self.name, value, self._stored_schema)
         groups = pa.array(np.full(stored.num_rows, group, np.int32))
         return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self.schema)
+
+
+def _frozen_of(end: int, layers: Sequence[Layer]) -> list[pa.RecordBatch]:
+    """Return what layers, older first, hold of a pane."""
+    found: list[pa.RecordBatch] = []
+    for layer in layers:
+        if end in layer.replaced:
+            found = []
+        if end in layer.added:
+            found += layer.added[end][1]
+    return found
 
 
 def settle(batches: list[pa.RecordBatch], merge: Merge) -> None:

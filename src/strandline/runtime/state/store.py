@@ -17,14 +17,15 @@ from strandline.format.keys import KeyCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
 from strandline.runtime.state.binding import Binder
-from strandline.runtime.state.broadcast import Broadcasts
+from strandline.runtime.state.broadcast import Broadcasts, BroadcastTable
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.handles import named
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope, Timers
-from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys, StateTable
 from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.runtime.state.ttl.cleaning import Expiry
+from strandline.runtime.state.turns import Turns
 from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import StructType, parse_schema
 
@@ -104,7 +105,7 @@ class StateLimit:
 class Store:
     """One operator partition's tables, and the handles in `process` that work on them. One thread at a time.
 
-    Only what `freeze` returns may be used in another thread.
+    Only what `freeze` returns, and `kept`, may be used in another thread.
     """
 
     def __init__(self, program: Program, process: Process, scope: Scope, backend: Backend, cache_bytes: int) -> None:
@@ -112,6 +113,8 @@ class Store:
         self._process = process
         self._backend = backend
         self._vectorised = isinstance(process, KeyedBatchProcess)
+        self.turns = Turns()
+        """Changes of what `kept` reads."""
         schema = parse_schema(program.input_schema)
         self.keys = LiveKeys(KeyCodec(schema.types_of(program.key_columns)))
         groups = range_of(Partition(scope.partition), program.max_parallelism, program.parallelism)
@@ -188,8 +191,16 @@ class Store:
 
     def freeze(self) -> Frozen:
         """Take the committed state for a snapshot, at once; writing it is the background's work."""
-        states = {table.name: table.freeze() for table in self._tables}
+        with self.turns.turning():
+            states = {table.name: table.freeze() for table in self._tables}
         return Frozen(self._scope.uid, states, self._release)
+
+    def kept(self, name: str, encoded: Sequence[bytes]) -> list[Kept]:
+        """Return what committed epochs wrote of some encoded keys of a state: see `StateTable.kept`."""
+        (table,) = [table for table in self._tables if table.name == name]
+        codec = self.keys.codec
+        as_objects = isinstance(table, ObjectTable) and not isinstance(table, BroadcastTable) and not self._vectorised
+        return table.kept(SomeKeys(codec.decode_many(encoded) if as_objects else encoded, encoded, codec))
 
     @property
     def next_timers_us(self) -> tuple[int | None, int | None]:

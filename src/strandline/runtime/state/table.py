@@ -10,18 +10,36 @@ for ever, and each freeze is a copy, in which reads need not look.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Semaphore
 from typing import Any, Generic, TypeVar
 
 from strandline.backends.base import Backend, Entry
+from strandline.format.keys import KeyCodec
 
 Layer = TypeVar("Layer")
 """Changes that belong together, as a kind of state holds them."""
 
+Kept = list[tuple[Any, Any]]
+"""What a table has of one key: what follows the key in an entry, and the value, as the table holds them."""
+
+
+@dataclass(frozen=True)
+class SomeKeys:
+    """Keys to look up."""
+
+    keys: Sequence[Any]
+    """As tables of objects know them."""
+    encoded: Sequence[bytes]
+    codec: KeyCodec
+
 
 class StateTable(Generic[Layer]):
-    """One state of one operator partition. One thread at a time, apart from what `freeze` returns and `release`."""
+    """One state of one operator partition.
+
+    One thread at a time, apart from what `freeze` returns, `release`, and `kept`.
+    """
 
     def __init__(self, name: str, backend: Backend) -> None:
         self.name = name
@@ -81,6 +99,14 @@ class StateTable(Generic[Layer]):
     def unwritten(self) -> list[Any]:
         """Return the layers of what the backend does not have yet, by key; none where entries carry their keys."""
         return []
+
+    def kept(self, some: SomeKeys) -> list[Kept]:
+        """Return what committed epochs wrote of some keys, in their order. In any thread, also while an epoch runs.
+
+        It holds no lock: if a commit, an abort or a freeze falls into it, what it returns is of no epoch, or it raises
+        RuntimeError. See lookups.py for who finds that out.
+        """
+        raise NotImplementedError
 
     # -- what freezing is, by kind
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from strandline.backends.base import Backend, Entry
 from strandline.runtime.state.sortedbag import Runs
-from strandline.runtime.state.table import StateTable
+from strandline.runtime.state.table import Kept, SomeKeys, StateTable
 
 _TIME = struct.Struct(">Q")
 _BIAS = 1 << 63
@@ -185,6 +185,24 @@ class TimerTable(StateTable[Layer]):
         for entry, _ in entries:
             self._dirty.changes[_timer(entry)] = True
         self._dirty.order = Runs(self._dirty.changes)
+
+    def kept(self, some: SomeKeys) -> list[Kept]:
+        """Return the times of some keys' timers. Reads all timers in memory, and those of the keys' key groups."""
+        found: dict[bytes, Kept] = {key: [] for key in some.encoded}
+        # The layers before the backend: what is written meanwhile is in both.
+        layers = [layer.changes for layer in self._layers()]
+        told: set[bytes] = set()
+        for changes in layers:
+            for timer in [timer for timer in list(changes) if timer[8:] in found and timer not in told]:
+                told.add(timer)
+                if changes[timer]:
+                    found[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
+        for prefix in () if self._holds_all else sorted({key[:2] for key in found}):
+            for entry, _ in self._backend.scan(self.name, prefix):
+                timer = _timer(entry)
+                if timer[8:] in found and timer not in told:
+                    found[timer[8:]].append((_TIME.unpack_from(timer)[0] - _BIAS, None))
+        return [found[key] for key in some.encoded]
 
     @property
     def dirty_bytes(self) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from strandline.backends.base import Backend, Entry
-from strandline.runtime.state.table import ObjectTable
+from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys
 
 _DICT_SLOT_BYTES = 100
 _SAMPLE = 16
+_MISSING: Any = object()
 
 
 class ValueTable(ObjectTable):
@@ -89,6 +90,19 @@ class ValueTable(ObjectTable):
             values.append(value)
         self.live.update(zip(keys, self._decode_values(values), strict=True))
 
+    def kept(self, some: SomeKeys) -> list[Kept]:
+        # The layers before the backend: what is written meanwhile is in both.
+        layers = [self._dirty, *self._inflight[::-1]]
+        found = [_first(layers, key) for key in some.keys]
+        if self._holds_all:
+            # After the live values: what was read of this epoch's writes has its old value here.
+            found = [self.undo.get(key, value) for key, value in zip(some.keys, found, strict=True)]
+        elif absent := [at for at, value in enumerate(found) if value is _MISSING]:
+            stored = self._backend.get_many(self.name, [some.encoded[at] for at in absent])
+            for at, value in zip(absent, self._decode_values(stored), strict=True):
+                found[at] = value
+        return [[] if value is None or value is _MISSING else [(None, value)] for value in found]
+
     def _shrink(self) -> None:
         """A key not used for two generations goes."""
         # What the epoch wrote has to stay: it is no reason to copy everything at each batch.
@@ -128,6 +142,15 @@ class ValueTable(ObjectTable):
         for start in range(0, len(keys), 4096):
             some = keys[start : start + 4096]
             yield from zip(self._encode_keys(some), self._encode_values([changes[key] for key in some]), strict=True)
+
+
+def _first(layers: Sequence[dict[Any, Any]], key: Any) -> Any:
+    """Return what the newest layer that has a key has of it."""
+    for layer in layers:
+        value = layer.get(key, _MISSING)
+        if value is not _MISSING:
+            return value
+    return _MISSING
 
 
 def deep_size(value: Any) -> int:

@@ -17,6 +17,7 @@ from strandline.core.ids import Epoch, Partition
 from strandline.runtime.operators.joins import given_event
 from strandline.runtime.program import Process, Program
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.task.calls import EventCalls, user_error
@@ -60,6 +61,7 @@ class Task:
         if self._calls is None and program.sides:
             self.scope._emit = self._outputs.add_side_batch
         self.store = Store(program, process, self.scope, backend, cache_bytes)
+        self._lookups = Lookups(program, process, self.store)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
         self._at_end = program.layout.phased or self.store.broadcasts is not None
         self._watermark_us: int | None = None
@@ -165,6 +167,10 @@ class Task:
         self._fired = []
         self.scope.watermark_us = self._reached_us
         self.store.abort()
+
+    def look_up(self, asked: Asked) -> list[Entries]:
+        """Return what kept epochs wrote of some keys. In any thread; may be of no epoch, see OperatorPartition."""
+        return self._lookups.find(asked, self._reached_us)
 
     def close(self) -> None:
         """Let the user's function end."""

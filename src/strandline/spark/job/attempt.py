@@ -21,6 +21,7 @@ from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
 from strandline.format.manifest import Manifest
+from strandline.keeper.lookups import Found, Table, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.claimed import release
 from strandline.spark.base.quiet import errors_reported
@@ -116,11 +117,20 @@ class Attempt:
                 looked = now
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
-            if self._finished_us is None:
+            # While it is paused, timers wait that are to fire before the end.
+            if self._finished_us is None or self.driver.paused.is_set():
                 continue
             if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
                 return True
         return False
+
+    def table(self, name: str) -> Table:
+        """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
+        return table_of([operator.info(self._b.settings.backend) for operator in self.driver.operators], name)
+
+    def look_up(self, table: Table, key: Any) -> Found:
+        """Look up keys of a table with the keepers, in any thread."""
+        return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
     def break_off(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""

@@ -23,6 +23,27 @@ def check_compatible(
 
     `drop` names operators, as "uid", and states, as "uid.state", that may be lost.
     """
+    upgrade, found = differences(manifest, operators, sinks, sources, drop)
+    if found:
+        read = _sources_differ(manifest, sources)
+        raise IncompatibleStateError(
+            f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
+            hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
+            + _to_drop(drop, upgrade)
+            + "run the program that made it, or start afresh with another job name or checkpoint directory",
+            differences=found,
+        )
+    return upgrade
+
+
+def differences(
+    manifest: Manifest,
+    operators: Sequence[Operator],
+    sinks: Sequence[str],
+    sources: Sequence[str],
+    drop: Collection[str] = (),
+) -> tuple[Upgrade, list[str]]:
+    """Return what becomes of what is stored, and all that stands against it."""
     upgrade = plan_upgrade(manifest.operators, operators, drop)
     found = list(upgrade.refusals)
     for operator in operators:
@@ -34,18 +55,12 @@ def check_compatible(
         for sink in manifest.sinks
         if sink.pending and sink.name not in sinks
     ]
+    return upgrade, found + _sources_differ(manifest, sources)
+
+
+def _sources_differ(manifest: Manifest, sources: Sequence[str]) -> list[str]:
     source = manifest.source
-    read = _name_differences(source.names or [], sources, "the checkpoint knows") if source else []
-    found += read
-    if found:
-        raise IncompatibleStateError(
-            f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
-            hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
-            + _to_drop(drop, upgrade)
-            + "run the program that made it, or start afresh with another job name or checkpoint directory",
-            differences=found,
-        )
-    return upgrade
+    return _name_differences(source.names or [], sources, "the checkpoint knows") if source else []
 
 
 def _to_drop(drop: Collection[str], upgrade: Upgrade) -> str:

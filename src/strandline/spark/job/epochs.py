@@ -118,9 +118,9 @@ class EpochDriver:
     def tick(self, by_us: int | None = None) -> bool:
         """While the source gives nothing: run an epoch without events if timers are due. Return whether it ran.
 
-        With `by_us`, only those count that the clock had passed then.
+        With `by_us`, only those count that the clock had passed then. While the run is paused, they wait.
         """
-        if not self.has_due(by_us) or not self._lock.acquire(blocking=False):
+        if self.paused.is_set() or not self.has_due(by_us) or not self._lock.acquire(blocking=False):
             return False
         try:
             if self.failed.is_set():

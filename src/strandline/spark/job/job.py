@@ -18,6 +18,7 @@ from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
 from strandline.spark.base.session import check_session, session_warnings
+from strandline.spark.job import watched
 from strandline.spark.job.attempt import Blueprint, Wanted
 from strandline.spark.job.run import Run
 from strandline.spark.lower.plan import Plan
@@ -60,6 +61,7 @@ class Job:
             raise ConfigurationError(
                 f"job '{name}': checkpoints is {checkpoints!r}", hint="write checkpoints=Checkpoints('…', every='10s')"
             )
+        watched.made(self)
 
     def start(
         self,
@@ -82,7 +84,9 @@ class Job:
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
-        wanted = Wanted(str(restore or ""), claim, tuple(drop))
+        wanted = watched.about_to_start(self, Wanted(str(restore or ""), claim, tuple(drop)))
+        if not isinstance(wanted, Wanted):
+            return wanted
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session

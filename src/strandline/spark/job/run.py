@@ -27,9 +27,11 @@ from strandline.core.errors import (
 )
 from strandline.core.ids import CheckpointId
 from strandline.core.keygroups import check_parallelism
+from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
 from strandline.snapshot.origin import check_own
 from strandline.snapshot.progress import Progress as TakingProgress
+from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
@@ -127,6 +129,36 @@ class Run(Supervised):
             ) from error
         return next(stats for stats in coordinator.history if stats.checkpoint == number)
 
+    def lookup(self, table: str, key: Any) -> Found:
+        """Return what the running job has of a key, or of each key of a list, as of the last epoch.
+
+        `table` is an operator's uid and the name of one of its states: "detect.seen". A key is a value; of several
+        columns, a tuple or a dict. The result has the `value` (None where nothing is stored; defaults are not) and the
+        `epoch` whose writes it has. No epoch waits for it, and it waits for none. Raises NotFoundError for a table
+        that is not there, StateTypeError for a key that is none, and UnavailableError while the job does not run.
+        """
+        attempt = self._looked_into()
+        try:
+            return attempt.look_up(attempt.table(table), key)
+        except Exception as error:
+            # What broke in a task of Spark's says what it was.
+            found = find_error(error)
+            if found is error:
+                raise
+            raise found from None
+
+    def lookup_table(self, table: str) -> Table:
+        """Return what a table that can be looked into is keyed by."""
+        return self._looked_into().table(table)
+
+    def _looked_into(self) -> Attempt:
+        if not self._is_at_work() or (attempt := self._attempt) is None:
+            raise UnavailableError(
+                f"job '{self._b.name}' is {self._state}: its state cannot be looked up",
+                hint="ask again once it runs; a checkpoint of it can be read at any time",
+            )
+        return attempt
+
     def process_all_available(self, timeout: float | None = None) -> None:
         """Wait until everything the source has now is processed, and timers that are due have fired.
 
@@ -179,12 +211,15 @@ class Run(Supervised):
         last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for. Raises
         UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
         """
+        deadline = time.monotonic() + timeout
         if savepoint is not None:
-            with self._paused(timeout):
+            with self._paused(deadline):
                 self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
-        elif checkpoint and not self._ended.is_set():
-            with self._paused(timeout):
-                self.checkpoint(timeout)
+        elif checkpoint:
+            self._await_attempt(deadline)
+            if not self._ended.is_set():
+                with self._paused(deadline):
+                    self.checkpoint(timeout)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -204,17 +239,19 @@ class Run(Supervised):
 
         Results are those of an undisturbed job. It holds until the job is started again: then `Settings(parallelism=…)`
         counts or, where that is not given, what the newest checkpoint has. Raises ConfigurationError if an operator
-        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was.
+        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was. A job that
+        restarts, or is being rescaled, is waited for.
         """
-        if (attempt := self._attempt) is None:
-            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
-        for operator in attempt.driver.operators:
-            check_parallelism(operator.uid, parallelism, operator.max_parallelism)
         deadline = time.monotonic() + timeout
-        with self._paused(timeout):
-            self.checkpoint(timeout)
-        self._parallelism = parallelism
-        self._begin_anew(attempt, f"is rescaled to {parallelism}", deadline)
+        with self._alone(deadline):
+            if (attempt := self._await_attempt(deadline)) is None:
+                raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
+            for operator in attempt.driver.operators:
+                check_parallelism(operator.uid, parallelism, operator.max_parallelism)
+            with self._paused(deadline) as attempt:
+                self.checkpoint(timeout)
+            self._parallelism = parallelism
+            self._begin_anew(attempt, f"is rescaled to {parallelism}", deadline)
 
     def savepoint(
         self,
@@ -244,14 +281,24 @@ class Run(Supervised):
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
         show it again, as a warning tells. Raises NotFoundError, and the job goes on, if it has no such checkpoint.
         """
-        check_own(self._b.jobdir, CheckpointId(checkpoint))
-        if (attempt := self._attempt) is None or not self._is_at_work():
-            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be set back")
-        attempt.driver.paused.set()
-        self._back_to = CheckpointId(checkpoint)
-        self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        with self._alone(deadline):
+            check_own(self._b.jobdir, CheckpointId(checkpoint))
+            with self._paused(deadline) as attempt:
+                self._back_to = CheckpointId(checkpoint)
+            self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)
 
-    def _begin_anew(self, before: Attempt | None, what: str, deadline: float) -> None:
+    @contextlib.contextmanager
+    def _alone(self, deadline: float) -> Iterator[None]:
+        """One at a time: of two with the same checkpoint, one would be told that it has what the other one wanted."""
+        if not self._changing.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise UnavailableError(f"job '{self._b.name}' is still being changed by somebody else")
+        try:
+            yield
+        finally:
+            self._changing.release()
+
+    def _begin_anew(self, before: Attempt, what: str, deadline: float) -> None:
         """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
         self._again.set()
         while self._attempt is before or self._again.is_set() or not self._is_at_work():
@@ -266,19 +313,23 @@ class Run(Supervised):
             time.sleep(_LOOK_S)
 
     @contextlib.contextmanager
-    def _paused(self, timeout: float) -> Iterator[None]:
+    def _paused(self, deadline: float) -> Iterator[Attempt]:
         """Begin no epochs within and from then on, since the attempt is to end; if something fails, they go on."""
-        deadline = time.monotonic() + timeout
-        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        if not self._is_at_work() or (attempt := self._attempt) is None:
+        attempt = self._await_attempt(deadline)
+        if attempt is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
         attempt.driver.paused.set()
         try:
-            yield
+            yield attempt
         except BaseException:
             attempt.driver.paused.clear()
             raise
+
+    def _await_attempt(self, deadline: float) -> Attempt | None:
+        """Wait while the job restarts; return what is at work then, if anything is."""
+        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return self._attempt if self._is_at_work() else None
 
     def __enter__(self) -> Run:
         return self

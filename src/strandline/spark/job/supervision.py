@@ -44,6 +44,7 @@ class Supervised:
         self._stopping = threading.Event()
         self._again = threading.Event()
         """The attempt is to end, and another one to begin in another way."""
+        self._changing = threading.Lock()
         self._back_to: CheckpointId | None = None
         """Where the next attempt goes back to."""
         self._ended = threading.Event()
@@ -117,13 +118,14 @@ class Supervised:
         self._least_id = self._attempt.coordinator.next_id
         self._end_attempt()
         self._attempt = None
+
+    def _begin(self) -> None:
+        # Whatever the next attempt comes of, it is as it was told to be.
         self._again.clear()
         if (back_to := self._back_to) is not None:
             self._back_to = None
             warn_of_sinks(self._b, back_to)
             self._claim = go_back(self._b.jobdir, back_to, self._b.clock, self._claim)
-
-    def _begin(self) -> None:
         starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
         try:
             self._attempt = starting.start()

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,18 @@ import msgspec
 from pyspark import Accumulator, AccumulatorParam, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.errors import KeeperError
+from strandline.core.errors import KeeperError, UnavailableError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Ack, Instructions
+from strandline.keeper.protocol import Ack, Found, Instructions
 from strandline.runtime.program import Program
+from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.keepers.exchange import Exchange
-from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef
+from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
 _PINGS_A_LEASE = 4
@@ -138,6 +139,34 @@ class Fleet:
                     answered.add((uid, partition))
         if answered != self.slots:
             self._control(instructions, p.PING)
+
+    def look_up(self, uid: str, asked: Mapping[Partition, Asked]) -> dict[Partition, Answered]:
+        """Have keepers of an operator answer from what they last applied, in any thread, without waiting for epochs.
+
+        Those of other machines are asked through Spark. Raises UnavailableError if one does not answer.
+        """
+        found = self._answers(uid, LookupWorker(self._refs[uid], asked).ask(asked))
+        rest = {partition: each for partition, each in asked.items() if partition not in found}
+        if rest and not self._only_executor:
+            schema, worker = schema_of("partition int, found binary"), LookupWorker(self._refs[uid], rest)
+            rows: list[Any] = self._exchange.partitions.mapInArrow(worker, schema).collect()
+            found |= self._answers(uid, {Partition(row.partition): bytes(row.found) for row in rows})
+        missing = sorted(asked.keys() - found.keys())
+        if missing:
+            raise UnavailableError(
+                f"operator '{uid}', partition {missing[0]}: its keeper does not answer",
+                hint="the job may be about to restart: ask again once it runs",
+            )
+        return found
+
+    def _answers(self, uid: str, replies: Mapping[Partition, bytes]) -> dict[Partition, Answered]:
+        """Return what keepers answered, but for those that were replaced and live on."""
+        found = {}
+        for partition, data in replies.items():
+            reply, last = msgspec.msgpack.decode(data, type=Found), self.last.get((uid, partition))
+            if last is None or last.keeper == reply.keeper:
+                found[partition] = reply.answered
+        return found
 
     @contextlib.contextmanager
     def breakable(self) -> Iterator[None]:

@@ -12,8 +12,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,9 +26,10 @@ from strandline.keeper import protocol as p
 from strandline.keeper.birth import NURSERY, start_program
 from strandline.keeper.lean import defer_pandas
 from strandline.keeper.paths import Places
-from strandline.keeper.protocol import Begin, Connection, Instructions
+from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
+from strandline.runtime.state.lookups import Asked
 from strandline.spark.base.marks import marking
 from strandline.spark.keepers.feeder import Feeder
 from strandline.types.columns import arrow_schema
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 60.0
 _PING_S = 2.0
+_LOOKUP_S = 15.0
 _PATIENCE_S = {p.PING: _PING_S, p.STOP: 15.0}
 """How long an answer is waited for that comes whatever the keeper does, unless the machine does not let it run. A poll,
 which may have to restore state, has no limit."""
@@ -232,6 +234,45 @@ class ControlWorker:
             finally:
                 if connection is not None:
                     connection.close()
+
+
+@dataclass(frozen=True)
+class LookupWorker:
+    """Looks up keys with an operator's keepers; gives what those of its machine answer as rows, in an executor."""
+
+    keeper: KeeperRef
+    asked: Mapping[Partition, Asked]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        defer_pandas()
+        for batch in batches:
+            here = [partition for partition in batch.column(0).to_pylist() if partition in self.asked]
+            with _talking():
+                answers = self.ask(here)
+            partitions, found = pa.array(answers.keys(), pa.int32()), pa.array(answers.values(), pa.binary())
+            yield pa.RecordBatch.from_pydict({"partition": partitions, "found": found})
+
+    def ask(self, partitions: Iterable[Partition]) -> dict[Partition, bytes]:
+        """Return the answers of those keepers that are there."""
+        answers: dict[Partition, bytes] = {}
+        with ExitStack() as open_:
+            asked = []
+            # All are asked before the first is waited for.
+            for partition in partitions:
+                with suppress(OSError):
+                    connection = self.keeper.connect(partition, _LOOKUP_S)
+                    if connection is not None:
+                        open_.enter_context(closing(connection))
+                        lookup = Lookup(generation=self.keeper.generation, asked=self.asked[partition])
+                        connection.send(p.LOOKUP, lookup)
+                        asked.append((partition, connection))
+            for partition, connection in asked:
+                try:
+                    answers[partition] = connection.expect(p.FOUND)[1].to_pybytes()
+                except (KeeperError, OSError):
+                    if connection.heard:
+                        raise
+        return answers
 
 
 @contextmanager

@@ -1,0 +1,74 @@
+"""What differs between two snapshots: as data for programs, and as tables for people."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from strandline.cli.output import add_row, console, table
+from strandline.snapshot.comparing import KeyDiff
+from strandline.snapshot.diffing import SnapshotDiff, StateDiff
+from strandline.snapshot.estimates import Count
+
+_MOST_CHARS = 200
+
+
+def as_data(found: SnapshotDiff) -> dict[str, Any]:
+    """Return all that was found."""
+    return {"equal": found.is_equal, **asdict(found), "states": [_state(state) for state in found.states]}
+
+
+def _state(state: StateDiff) -> dict[str, Any]:
+    return {"equal": state.is_equal, **asdict(state)}
+
+
+def print_diff(found: SnapshotDiff) -> None:
+    """Print what was found for people: the states that differ, some of their keys, and the names of the others."""
+    numbers = ("added", "changed", "removed", "rows before", "rows after")
+    made = table("operator", "state", *numbers, "", right=numbers)
+    for state in found.states:
+        if state.is_equal:
+            continue
+        figures: tuple[object, ...] = ("-",) * len(numbers)
+        if not (state.only or state.why_not):
+            counts = (_count(count) for count in (state.added, state.changed, state.removed))
+            figures = (*counts, state.rows_before + state.rows_unread, state.rows_after + state.rows_unread)
+        add_row(made, state.operator, state.state or "-", *figures, _said(state))
+    if made.row_count:
+        console().print(made)
+    for state in found.states:
+        for key in state.keys:
+            _print_key(state, key)
+    if equal := [state for state in found.states if state.is_equal]:
+        names = ", ".join(f"{state.operator}.{state.state}" for state in equal)
+        error = max(state.changed.error for state in equal)
+        print(f"no differences{f' (± {error} keys)' if error else ''}: {names}")
+    if found.groups_read < found.groups:
+        print(f"read: {found.groups_read} of {found.groups} key groups; ± holds in 95 of 100 samples")
+
+
+def _said(state: StateDiff) -> str:
+    if state.only:
+        return f"only {state.only}"
+    if state.why_not:
+        return f"not compared: {state.why_not}"
+    return "; ".join(state.notes)
+
+
+def _count(count: Count) -> str:
+    return f"{count.estimate} ± {count.error}" if count.error else str(count.estimate)
+
+
+def _print_key(state: StateDiff, key: KeyDiff) -> None:
+    print(f"{state.operator}.{state.state}: {key.change} {_text(key.key)}")
+    for sign, rows, count in (("-", key.before, key.rows_before), ("+", key.after, key.rows_after)):
+        for row in rows:
+            print(f"  {sign} {_text(row)}")
+        if count > len(rows):
+            print(f"  {sign} and {count - len(rows)} more rows")
+
+
+def _text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"

@@ -1,0 +1,52 @@
+"""`strandline rollback`: a job goes back to an older checkpoint of its own, whether it runs or not."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from strandline.cli.checkpoints import checkpoint_number
+from strandline.cli.jobs import OfDirectory, ask
+from strandline.cli.output import print_json
+from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory
+from strandline.control.client import find_driver
+from strandline.control.commands import ROLLBACK, Rollback
+from strandline.core.clock import SystemClock
+from strandline.core.errors import NotFoundError
+from strandline.core.settings import default_local_dir, parse_duration_ms
+from strandline.snapshot.origin import rollback as set_back
+
+
+def rollback(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="The number of a checkpoint that it has retained.")
+    ],
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long a running job may take.")] = "5 min",
+    directory: OfDirectory = None,
+    local_dir: LocalDir = None,
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Have a job go on from an older checkpoint: one that runs here at once, else when it starts next.
+
+    What it published later is void from now on, and its sinks take back what they have shown since. Of a job that does
+    not run here, --directory says where its checkpoints are; a driver of it elsewhere publishes nothing any more.
+    """
+    number, timeout_s = checkpoint_number(checkpoint), parse_duration_ms(timeout, "--timeout") / 1000
+    try:
+        driver = find_driver((local_dir or default_local_dir()).absolute(), job, directory)
+    except NotFoundError as error:
+        if directory is None:
+            hint = f"if it is stopped, say with --directory where its checkpoints are; {error.hint}"
+            raise NotFoundError(error.message, hint=hint) from error
+        set_back(job_directory(directory, job, option), number, SystemClock())
+        done = {"job": job, "checkpoint": number, "running": False}
+    else:
+        ask(driver, ROLLBACK, Rollback(number, timeout_s))
+        done = {"job": job, "checkpoint": number, "running": True}
+    if json:
+        print_json(done)
+    else:
+        print(f"job '{job}' goes on from checkpoint {number}{'' if done['running'] else ' when it starts next'}")

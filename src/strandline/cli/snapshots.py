@@ -1,0 +1,296 @@
+"""`strandline snapshots`: checkpoints and savepoints alike, wherever they lie, without a job and without Spark."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from strandline.checkpoint.folder import Folder, folder_at
+from strandline.cli.jobs import progress_bar
+from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text
+from strandline.cli.stores import AsJson, StorageOptions, parse_options
+from strandline.control.wire import Progress
+from strandline.core.errors import ConfigurationError
+from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
+from strandline.storage.place import Place
+
+# What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
+if TYPE_CHECKING:
+    from strandline.snapshot.copying import Copied
+    from strandline.snapshot.progress import Progress as Taken
+    from strandline.snapshot.taking import Form
+
+app = typer.Typer(
+    help="Look at checkpoints and savepoints, check, copy, compare and delete them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_STYLES = {"complete": "green", "void": "dim", "damaged": "red"}
+
+SnapshotUrl = Annotated[
+    str,
+    typer.Argument(
+        metavar="SNAPSHOT",
+        help="A savepoint, a checkpoint (…/JOB/chk-17) or a job's folder (its newest one): a path or a URL.",
+        show_default=False,
+    ),
+]
+TargetOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--to-option",
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="A setting of the target's storage client; without any, those of --option. Never shown.",
+    ),
+]
+
+
+@app.command("list")
+def list_(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to look: a path or a URL; all below it is found.")],
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """List the checkpoints and savepoints at a place and everywhere below it; newest first.
+
+    Each is complete (it can be restored, if its bytes are intact), damaged (a file is missing or has the wrong size, or
+    a record cannot be read) or void (written beside the history that its job went on with).
+    """
+    from strandline.snapshot.listing import list_snapshots
+
+    found = list_snapshots(url, parse_options(option))
+    if json:
+        for summary in found:
+            print_json(asdict(summary))
+        return
+    from rich.text import Text
+
+    here = f"{plain_url(url)}/"
+    made = table("snapshot", "state", "form", "job", "taken", "epoch", "size", "reason", right=("epoch", "size"))
+    for one in found:
+        figures: tuple[object, ...] = ("-",) * 5
+        if one.form:
+            figures = (one.form, one.job, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
+        state = Text(one.state, style=_STYLES[one.state])
+        add_row(made, one.url.removeprefix(here), state, *figures, one.reason)
+    if found:
+        console().print(made)
+    else:
+        say("there is no snapshot")
+
+
+@app.command("show")
+def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = False) -> None:
+    """Show one snapshot: operators, states with their types, partitions or tables, source progress, pending sinks."""
+    found = find_snapshot(snapshot, parse_options(option), fsync=False)
+    from strandline.cli import describe
+
+    if json:
+        print_json({"url": found.url, "kind": found.kind, "refused": found.refused, **describe.as_data(found.manifest)})
+        return
+    describe.print_tables(found.manifest, found.url)
+    if found.refused:
+        say(f"it cannot be restored: {found.refused}")
+
+
+@app.command("verify")
+def verify(
+    snapshots: Annotated[
+        list[str], typer.Argument(metavar="SNAPSHOT...", help="As of `show`; several may be given.", show_default=False)
+    ],
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Read every byte of snapshots again; name what is missing or damaged. Exit code 1 if anything is."""
+    from strandline.snapshot.listing import verify_snapshot
+
+    options = parse_options(option)
+    made = table("snapshot", "files", "size", "result", right=("files", "size"))
+    problems = table("snapshot", "path", "problem")
+    with progress_bar() as tell:
+        for number, url in enumerate(snapshots):
+            tell(Progress(f"reading {url}", number, len(snapshots), "snapshots"))
+            report = verify_snapshot(url, options)
+            if json:
+                print_json({"url": url, "ok": report.ok, **asdict(report)})
+            result = "intact" if report.ok else f"problems: {len(report.problems)}"
+            add_row(made, url, report.files, size_text(report.bytes), result)
+            for problem in report.problems:
+                add_row(problems, url, problem.path, problem.problem)
+    if not json:
+        console().print(made)
+        if problems.row_count:
+            console().print(problems)
+    if problems.row_count:
+        say("next step: bring these files back from a copy, or use another snapshot that is intact")
+        raise typer.Exit(1)
+
+
+@app.command("copy")
+def copy(
+    snapshot: SnapshotUrl,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The folder that becomes the copy.")],
+    canonical: Annotated[
+        bool, typer.Option("--canonical", help="Make a savepoint of tables of it, which any backend restores.")
+    ] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Make a savepoint of it as it is: a checkpoint's files, in one folder.")
+    ] = False,
+    option: StorageOptions = None,
+    to_option: TargetOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Copy a snapshot to another folder or store, every file checked on its way.
+
+    Files that are there are not sent again: one that broke off goes on where it was, and several checkpoints of a job
+    share files in one target. With --canonical or --native, a checkpoint becomes a savepoint that needs nothing beside
+    its folder; the target must be empty then.
+    """
+    if canonical and native:
+        raise typer.BadParameter("give --canonical or --native, not both")
+    options = parse_options(option)
+    to_options = parse_options(to_option) if to_option else options
+    found = open_snapshot(snapshot, options, fsync=False)
+    form = _form(found, "canonical" if canonical else "native" if native else None)
+    place = place_of(target, to_options)
+    url = plain_url(target)
+    if form is not None:
+        copied = _taken(found, place, form, options)
+    else:
+        copied = _copied(found, folder_at(place))
+        url += "" if found.kind == "savepoint" else f"/chk-{found.manifest.checkpoint}"
+    if json:
+        print_json({"url": url, "form": form or found.manifest.savepoint or found.manifest.mode, **asdict(copied)})
+    else:
+        sent = f"{copied.sent_files} files, {size_text(copied.sent_bytes)}"
+        whole = f"{copied.files} files, {size_text(copied.bytes)}"
+        print(f"{url}: {whole}; sent: {sent if copied.sent_files else 'none, all were there'}")
+
+
+@app.command("diff")
+def diff(
+    before: Annotated[str, typer.Argument(metavar="BEFORE", help="A snapshot, as of `show`.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
+    sample: Annotated[
+        str | None, typer.Option(metavar="P%", help="Read only this part of the key groups, and estimate the rest.")
+    ] = None,
+    keys: Annotated[int, typer.Option(metavar="N", min=0, help="Show so many keys of each state that differ.")] = 0,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 1 if anything differs.")] = False,
+    option: StorageOptions = None,
+    to_option: TargetOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Compare the state in two snapshots: keys added, changed and removed, by operator and state.
+
+    Backend, form and parallelism do not matter, nor what had expired when they were taken. Of two canonical
+    savepoints, files with the same name are equal and not read. --to-option is for the storage of AFTER.
+    """
+    part = _part(sample)
+    options = parse_options(option)
+    one = open_snapshot(before, options, fsync=False)
+    other = open_snapshot(after, parse_options(to_option) if to_option else options, fsync=False)
+    from strandline.cli.differences import as_data, print_diff
+    from strandline.snapshot.diffing import diff_snapshots
+
+    with progress_bar() as tell:
+
+        def tell_groups(done: int, total: int) -> None:
+            tell(Progress("comparing", done, total, "key groups"))
+
+        found = diff_snapshots(one, other, sample=part, shown=keys, progress=tell_groups)
+    if json:
+        print_json(as_data(found))
+    else:
+        print_diff(found)
+    if exit_code and not found.is_equal:
+        raise typer.Exit(1)
+
+
+@app.command("delete")
+def delete(
+    snapshot: SnapshotUrl,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    option: StorageOptions = None,
+    json: AsJson = False,
+) -> None:
+    """Delete a savepoint. A job that has restored it must have a checkpoint of its own by now.
+
+    Checkpoints are refused: their jobs delete them, and `strandline checkpoints gc` what no one needs.
+    """
+    from strandline.snapshot.listing import delete_snapshot
+
+    options = parse_options(option)
+    found = find_snapshot(snapshot, options, fsync=False) if dry_run else delete_snapshot(snapshot, options)
+    if dry_run and found.kind == "checkpoint":
+        raise ConfigurationError(
+            f"{found.url}: this is a checkpoint, and not deleted by hand", hint="its job deletes it"
+        )
+    files = {file.path: file.size for file in found.manifest.files() if file.path}
+    size_bytes = sum(files.values())
+    if json:
+        print_json({"url": found.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
+    else:
+        done = "nothing was deleted, this was a dry run; it has" if dry_run else "deleted:"
+        print(f"{found.url}: {done} {len(files)} files, {size_text(size_bytes)}")
+
+
+def _part(sample: str | None) -> float:
+    """Return which part of the key groups is to be read."""
+    if sample is None:
+        return 1.0
+    try:
+        part = float(sample.removesuffix("%")) / 100
+    except ValueError:
+        part = math.nan
+    if not 0 < part <= 1:
+        raise ConfigurationError(f"--sample is {sample!r}, expected a percentage", hint="write it like --sample 5%")
+    return part
+
+
+def _form(found: Snapshot, wanted: Form | None) -> Form | None:
+    """Return which savepoint is to be made; None for a copy as it is."""
+    if wanted is None or wanted == found.manifest.savepoint:
+        return None
+    if found.manifest.savepoint == "canonical":
+        raise ConfigurationError(
+            f"{found.url}: a canonical savepoint cannot be made native: a native one holds a backend's own files",
+            hint="copy it as it is, or restore it in a job and take a native savepoint of that",
+        )
+    return wanted
+
+
+def _copied(found: Snapshot, folder: Folder) -> Copied:
+    from strandline.snapshot.copying import copy_snapshot
+
+    total = sum({f.path: f.size for f in found.manifest.files() if f.inline is None}.values())
+    done, lock = 0, threading.Lock()
+    with progress_bar() as tell:
+
+        def tell_size(size_bytes: int) -> None:
+            nonlocal done
+            with lock:
+                done += size_bytes
+                tell(Progress("copying", done, total, "bytes"))
+
+        return copy_snapshot(found, folder, tell_size)
+
+
+def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
+    from strandline.snapshot.copying import Copied
+    from strandline.snapshot.taking import take_savepoint
+
+    source = Place(url=found.folder.store.url, path=found.folder.path, options=options)
+    with progress_bar() as tell:
+
+        def tell_rows(taken: Taken) -> None:
+            tell(Progress(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
+
+        made = take_savepoint(found.manifest, source, target, form, report=tell_rows)
+    files = {file.path: file.size for file in made.files() if file.path}
+    return Copied(len(files), sum(files.values()), len(files), sum(files.values()))

@@ -1,0 +1,129 @@
+"""`strandline check-upgrade`: what would become of a snapshot in a program, before anything starts."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from strandline.cli.driver import outcome, prepare
+from strandline.cli.orders import Drop, Restore, drops, restores
+from strandline.cli.output import add_row, console, print_json, say, table
+from strandline.cli.stores import AsJson
+from strandline.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from strandline.spark.job.checking import Check, Looker
+
+_STYLES = {"refused": "red", "dropped": "yellow", "migrated": "cyan", "renamed": "cyan", "new": "green"}
+
+
+def check_upgrade(
+    program: Annotated[
+        Path, typer.Argument(metavar="APP.PY", exists=True, dir_okay=False, readable=True, help="The program.")
+    ],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]...", help="Its arguments, behind a `--`.")
+    ] = None,
+    restore: Restore = None,
+    drop: Drop = None,
+    json: AsJson = False,
+) -> None:
+    """Say of each operator and state in a snapshot what a program would make of it, and why not.
+
+    The program is run up to where it uses a job that it has started: no job starts, and nothing is written, but what
+    the program itself does before is done. Each state would be kept, migrated (its values are read as they were
+    written), renamed, new, dropped or refused. Exit code 1 if a job cannot go on.
+    """
+    if not restore:
+        raise typer.BadParameter("say with --restore which snapshot")
+    to_restore, to_drop = restores(restore), drops(drop)
+    prepare(program, args or [])
+    from strandline.spark.job.checking import Looker
+
+    looker = Looker()
+    # What the program prints is not ours.
+    with contextlib.redirect_stdout(sys.stderr):
+        code = look_into(program, looker)
+    if code:
+        raise typer.Exit(code)
+    checks = check_all(program, looker, to_restore, to_drop)
+    for found in checks:
+        if json:
+            print_json(as_data(found))
+        else:
+            _print(found)
+    if any(found.refusals for found in checks):
+        raise typer.Exit(1)
+
+
+def look_into(program: Path, looker: Looker) -> int:
+    """Run a program as far as it needs no run of a job; return its exit code if it ended before."""
+    from strandline.spark.job.watched import watching
+
+    with watching(looker):
+        try:
+            return outcome(program)
+        except looker.Enough:
+            return 0
+
+
+def check_all(
+    program: Path, looker: Looker, restore: Mapping[str, str], drop: Mapping[str, Sequence[str]]
+) -> list[Check]:
+    """Return what each job that is to restore something would make of it."""
+    from strandline.spark.job.checking import check_upgrade as check_job
+    from strandline.spark.job.watched import ONLY, check_named
+
+    names = sorted(looker.jobs)
+    check_named({*restore, *drop}, set(names))
+    unknown = sorted({*restore, *drop} - {ONLY, *names})
+    if unknown or not names:
+        raise ConfigurationError(
+            f"{program}: the program makes no job{f' {unknown[0]!r}' if unknown else ''}",
+            hint=f"its jobs are {', '.join(names)}" if names else "it must come to its Job(…) without waiting for one",
+        )
+    found = []
+    for name in names:
+        if url := restore.get(name) or restore.get(ONLY):
+            own = looker.wanted[name].drop if name in looker.wanted else ()
+            found.append(check_job(looker.jobs[name], url, {*own, *drop.get(name, ()), *drop.get(ONLY, ())}))
+    return found
+
+
+def as_data(found: Check) -> dict[str, Any]:
+    """Return all that was found of one job."""
+    return {
+        "job": found.job,
+        "snapshot": found.snapshot.url,
+        "fits": not found.refusals,
+        "changes": found.upgrade.to_rows(),
+        "refusals": list(found.refusals),
+        "drop": list(found.upgrade.drop),
+        "unused": list(found.upgrade.unused),
+    }
+
+
+def _print(found: Check) -> None:
+    from rich.text import Text
+
+    print(f"job {found.job}, from {found.snapshot.url}")
+    made = table("operator", "state", "what becomes of it", "was", "details")
+    for change in found.upgrade.changes:
+        action = Text(change.action, style=_STYLES.get(change.action, ""))
+        add_row(made, change.uid, change.state or "-", action, change.was, "; ".join(change.details))
+    console().print(made)
+    for name in found.upgrade.unused:
+        say(f"--drop {name}: the snapshot has nothing of that name")
+    if not found.refusals:
+        print("the job can go on")
+        return
+    print("the job cannot go on:")
+    for refusal in found.refusals:
+        print(f"  {refusal}")
+    if found.upgrade.drop:
+        say(f"next step: to go on without what is gone, add {' '.join(f'--drop {n}' for n in found.upgrade.drop)}")

@@ -1,0 +1,158 @@
+"""What the driver asks keepers for when somebody looks up keys, and how it reads what they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.core.errors import ConfigurationError, NotFoundError, StateTypeError
+from strandline.core.ids import Epoch, Partition
+from strandline.core.keygroups import partition_of
+from strandline.format.keys import KeyCodec
+from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.values import ValueCodec
+from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Answered, Asked, Entries, looked_up_type
+from strandline.runtime.state.scope import as_datetime
+from strandline.types.coercion import MisfitError
+from strandline.types.datatypes import Field, StructType, parse_schema, parse_type
+from strandline.types.jsonforms import from_text
+from strandline.types.murmur import key_group
+
+MOST_KEYS = 1000
+_EVERYWHERE = Partition(0)
+"""Whose copy of broadcast state is looked at."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a running job had of the keys that were looked up."""
+
+    table: str
+    epoch: Epoch
+    """The last epoch whose writes all of it has. A partition that was ahead of others may have those of the next."""
+    value: Any
+    """Of one key: its value, or None; a dict of a map; a list of a list; the times of timers; of windowed aggregates, a
+    dict from the ends of panes to their accumulators. Of a list of keys: a list of these, in the same order."""
+
+
+class Table:
+    """One state of a keyed operator of a running job: where its keys are, and what their bytes mean."""
+
+    def __init__(self, operator: OperatorInfo, state: StateInfo) -> None:
+        self.name = f"{operator.uid}.{state.name}"
+        self.uid = operator.uid
+        self._operator, self._state = operator, state
+        fields = list(parse_schema(operator.key_schema).fields)
+        self._decode: Callable[[bytes], Any] = bytes
+        if state.kind != "timers":
+            self._decode = ValueCodec(looked_up_type(state, len(fields))).decode
+        self._subs = KeyCodec([parse_type(state.key_type)]) if state.key_type else None
+        self.key_columns = [Field("key", parse_type(state.key_type))] if state.kind == "broadcast" else fields
+        """What a key is made of; of broadcast state, that of the map."""
+        self._types = [field.type for field in self.key_columns]
+        self._keys = KeyCodec(self._types)
+
+    def ask(self, keys: Sequence[Any], now_us: int) -> dict[Partition, tuple[list[int], Asked]]:
+        """Return what to ask of which partition, and which of the keys these are. Raises StateTypeError for a key."""
+        found: dict[Partition, tuple[list[int], Asked]] = {}
+        for at, key in enumerate(keys):
+            partition, encoded = self._place(key)
+            asked = Asked(state=self._state.name, keys=[], now_us=now_us)
+            positions, asked = found.setdefault(partition, ([], asked))
+            positions.append(at)
+            asked.keys.append(encoded)
+        return found
+
+    def read(
+        self, asked: Mapping[Partition, tuple[list[int], Asked]], answers: Mapping[Partition, Answered]
+    ) -> tuple[Epoch, list[Any]]:
+        """Return the values of all keys, in order, and the last epoch that all of them have."""
+        values = {
+            at: self._value(entries)
+            for partition, (positions, _) in asked.items()
+            for at, entries in zip(positions, answers[partition].found, strict=True)
+        }
+        return min(answer.epoch for answer in answers.values()), [values[at] for at in range(len(values))]
+
+    def key_of(self, text: str) -> Any:
+        """Return the key that a text says: JSON or, of one column, plain text. Raises StateTypeError."""
+        kind = self._types[0] if len(self._types) == 1 else StructType(tuple(self.key_columns))
+        try:
+            return self._in_order(from_text(text, kind))
+        except MisfitError as misfit:
+            raise self._misfit(str(misfit)) from None
+
+    def _place(self, key: Any) -> tuple[Partition, bytes]:
+        ordered = self._in_order(key)
+        try:
+            plain = self._keys.coerce(ordered)
+        except StateTypeError as error:
+            raise self._misfit(error.message) from None
+        if self._state.kind == "broadcast":
+            return _EVERYWHERE, self._keys.encode_sub(plain)
+        parts = [plain] if len(self._types) == 1 else plain
+        group = key_group(parts, self._types, self._operator.max_parallelism)
+        partition = partition_of(group, self._operator.max_parallelism, self._operator.parallelism)
+        return partition, self._keys.encode(group, plain)
+
+    def _in_order(self, key: Any) -> Any:
+        """Return a key that was given by its columns' names as key codecs know it."""
+        names = [field.name for field in self.key_columns]
+        if not isinstance(key, Mapping) or (len(names) == 1 and isinstance(self._types[0], StructType)):
+            return key
+        if sorted(map(str, key)) != sorted(names):
+            raise self._misfit(f"it has the columns {', '.join(map(str, key))}")
+        return key[names[0]] if len(names) == 1 else tuple(key[name] for name in names)
+
+    def _misfit(self, why: str) -> StateTypeError:
+        columns = ", ".join(f"{field.name} {field.type.ddl}" for field in self.key_columns)
+        return StateTypeError(
+            f"table '{self.name}': a key is no ({columns}): {why}",
+            hint="give a value, or for several columns a tuple or a dict; a list is several keys",
+        )
+
+    def _value(self, entries: Entries) -> Any:
+        kind, decode = self._state.kind, self._decode
+        if kind in VALUES:
+            return decode(entries[0][1]) if entries else None
+        if kind == "list":
+            return [decode(element) for _, element in entries]
+        if self._subs is not None:
+            return {self._subs.decode_sub(sub, 0): decode(value) for sub, value in entries}
+        found = {as_datetime(time_us): decode(value) for time_us, value in sorted(map(_timed, entries))}
+        return list(found) if kind == "timers" else found
+
+
+def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    return TIME.unpack(entry[0])[0], entry[1]
+
+
+def table_of(operators: Sequence[OperatorInfo], name: str) -> Table:
+    """Return the table that a name, `uid.state`, is of. Raises NotFoundError, with what there is."""
+    known = {f"{op.uid}.{state.name}": (op, state) for op in operators for state in op.states if state.kind in KNOWN}
+    if name not in known:
+        raise NotFoundError(
+            f"there is no table '{name}' in this job",
+            hint=f"a table is an operator's uid and a state's name: {', '.join(known) or 'the job has none'}",
+        )
+    return Table(*known[name])
+
+
+def look_up(
+    table: Table, key: Any, now_us: int, ask: Callable[[str, Mapping[Partition, Asked]], Mapping[Partition, Answered]]
+) -> Found:
+    """Look up a key, or a list of keys; `ask` has the keepers of an operator answer.
+
+    Raises ConfigurationError for more keys than that is meant for.
+    """
+    keys = key if isinstance(key, list) else [key]
+    if not 1 <= len(keys) <= MOST_KEYS:
+        raise ConfigurationError(
+            f"table '{table.name}': {len(keys)} keys are to be looked up, expected 1 to {MOST_KEYS}",
+            hint="read many keys from a checkpoint: strandline.state.read, or `strandline state`",
+        )
+    asked = table.ask(keys, now_us)
+    answers = ask(table.uid, {partition: each for partition, (_, each) in asked.items()})
+    epoch, values = table.read(asked, answers)
+    return Found(table.name, epoch, values if isinstance(key, list) else values[0])

@@ -1,0 +1,86 @@
+"""What the command line says of a program's jobs, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from strandline.cli.orders import drops, restores, split
+from strandline.core.errors import ConfigurationError
+from strandline.spark.job.attempt import Wanted
+from strandline.spark.job.watched import Orders, about_to_start, made, watching
+from tests.cli.conftest import Command
+
+
+def job(name: str) -> Any:
+    return SimpleNamespace(name=name)
+
+
+@pytest.mark.parametrize(
+    ("args", "restore", "drop", "claim", "rest"),
+    [
+        ([], [], [], False, []),
+        (["in", "--restore", "x"], [], [], False, ["in", "--restore", "x"]),
+        (["--restore", "ck/a", "--claim", "in"], ["ck/a"], [], True, ["in"]),
+        (["--drop=a", "--drop", "b.c", "--restore=x=y", "--", "--drop"], ["x=y"], ["a", "b.c"], False, ["--drop"]),
+        (["--restored", "x"], [], [], False, ["--restored", "x"]),
+    ],
+)
+def test_what_is_ours_behind_the_program(
+    args: list[str], restore: list[str], drop: list[str], claim: bool, rest: list[str]
+) -> None:
+    assert split(args) == ({"--restore": restore, "--drop": drop}, claim, rest)
+
+
+def test_what_is_said_of_which_job() -> None:
+    assert restores(["ck/job/chk-1"]) == {"": "ck/job/chk-1"}
+    assert restores(["a=s3://bucket/x=1", "b=/ck"]) == {"a": "s3://bucket/x=1", "b": "/ck"}
+    assert restores(["s3://bucket/x=1"]) == {"": "s3://bucket/x=1"}
+    assert restores(["./x=1"]) == {"": "./x=1"}
+    assert drops(["a=op", "a=op.x", "other"]) == {"a": ["op", "op.x"], "": ["other"]}
+    with pytest.raises(ConfigurationError, match="two snapshots for job 'a': x and y"):
+        restores(["a=x", "a=y"])
+
+
+def test_an_order_goes_before_what_the_program_says() -> None:
+    own = Wanted("own", True, ("own.state",))
+    orders = Orders({"": "url"}, {"": ["gone"]})
+    with watching(orders):
+        made(job("only"))
+        assert about_to_start(job("only"), own) == Wanted("url", False, ("own.state", "gone"))
+        assert about_to_start(job("only"), Wanted()) == Wanted("url", False, ("gone",)), "started again"
+    assert orders.unmet == []
+    assert about_to_start(job("only"), own) == own, "nobody watches any more"
+
+
+def test_several_jobs_need_names() -> None:
+    with watching(Orders({"": "url"}, {})):
+        made(job("a"))
+        made(job("b"))
+        with pytest.raises(ConfigurationError, match="has 2 jobs: a, b") as caught:
+            about_to_start(job("a"), Wanted())
+        assert "--restore JOB=URL" in caught.value.hint
+    orders = Orders({"a": "url", "c": "other"}, {"b": ["x"]}, claim=True)
+    with watching(orders):
+        assert about_to_start(job("a"), Wanted()) == Wanted("url", True)
+        assert about_to_start(job("b"), Wanted()) == Wanted(drop=("x",))
+    assert orders.unmet == ["c"]
+
+
+def test_a_program_that_starts_no_job(process: Command, tmp_path: Path) -> None:
+    program = tmp_path / "app.py"
+    program.write_text("import sys; print(sys.argv[1:])\n")
+    found = process("run", program, "--restore", "/ck", "in", "--restore")
+    assert (found.code, found.stdout) == (1, "['in', '--restore']\n")
+    assert found.stderr.startswith("error: the program has not started a job: nothing was restored\n  next step: ")
+    assert process("run", program, "--claim").code == 2
+    found = process("check-upgrade", program, "--restore", "/ck", "--json", "--", "in", "--restore")
+    assert (found.code, found.stdout) == (1, "")
+    assert found.stderr.startswith("['in', '--restore']\nerror: ")
+    assert "the program makes no job\n  next step: " in found.stderr
+    program.write_text("raise SystemExit(3)")
+    assert process("check-upgrade", program, "--restore", "/ck").code == 3
+    assert process("check-upgrade", program).code == 2
