@@ -20,9 +20,9 @@ from strandline.core.settings import Settings
 from strandline.core.version import VERSION
 
 if TYPE_CHECKING:
+    from strandline import state
     from strandline.control.status import Status
     from strandline.spark import sinks
-    from strandline.spark import tables as state
     from strandline.spark.base.session import session, spark_settings
     from strandline.spark.job.job import Job
     from strandline.spark.job.run import Run
@@ -83,7 +83,7 @@ _LAZY = {
     "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.base.session",
-    "state": "strandline.spark.tables",
+    "state": "strandline.state",
     "stream": "strandline.spark.streams.stream",
 }
 _MODULES = ("sinks", "state")

@@ -18,7 +18,7 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, manifest_id, manifest_path
 from strandline.checkpoint.parallel import in_parallel
 from strandline.checkpoint.restore import choose
-from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.storage.place import Place
@@ -31,6 +31,7 @@ METADATA = "_metadata"
 Kind = Literal["checkpoint", "savepoint"]
 
 _IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
+_NOT_A_SAVEPOINT = re.compile(r"chk-\d+|generations|shared")
 _SHOWN = 10
 _NOTHING_YET = "let the job complete a checkpoint, or give a savepoint"
 
@@ -135,6 +136,19 @@ def place_of(url: str, options: Mapping[str, str] | None = None, *, fsync: bool 
     if above.endswith(":/"):
         return Place(url=address, options=dict(options or {}), fsync=fsync)
     return Place(url=above, path=unquote(name), options=dict(options or {}), fsync=fsync)
+
+
+def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
+    """Return where a savepoint is to be made. Raises ConfigurationError for a path at which none can be."""
+    target = place_of(url, options, fsync=fsync)
+    if not target.path:
+        raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
+    if _NOT_A_SAVEPOINT.fullmatch(target.path):
+        raise ConfigurationError(
+            f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
+            hint="give another name",
+        )
+    return target
 
 
 def plain_url(url: str) -> str:

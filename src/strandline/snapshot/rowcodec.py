@@ -21,7 +21,16 @@ from strandline.format.manifest import OperatorInfo, StateInfo, TTLInfo
 from strandline.format.values import expiry_of
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
 from strandline.runtime.state.ttl.lifetimes import step_us, tag_of
-from strandline.snapshot.tablecolumns import EXPIRES_AT, KEY_GROUP, TableColumns, key_fields
+from strandline.snapshot.tablecolumns import (
+    EXPIRES_AT,
+    KEY_GROUP,
+    MAP_KEY,
+    POSITION,
+    TIME,
+    WINDOW_END,
+    TableColumns,
+    key_fields,
+)
 from strandline.types.datatypes import DataType, Field, TimestampType, parse_schema
 
 Entries = Sequence[tuple[bytes, bytes]]
@@ -30,6 +39,7 @@ _READ_ENTRIES = 64
 _PART_ENTRIES, _PART_BYTES = 16_384, 16 << 20
 _GROUP_BYTES = 2
 _TIME = struct.Struct(">Q")
+_PARTS_OF_KEY = (MAP_KEY, POSITION, TIME, WINDOW_END)
 _BIAS = 1 << 63
 _LAST_US = _BIAS - 1
 _NOTHING = b"\0\0"
@@ -42,6 +52,8 @@ class RowCodec:
     """Whether `decode` and `encode` must be given whole key groups: the entries' order is not that of the rows."""
     whole_keys = False
     """Whether they must be given all there is of a key."""
+    plain = False
+    """Whether rows that `check` has passed are what `decode` gives of their entries, but for their order."""
 
     def __init__(self, operator: OperatorInfo, state: StateInfo, own: Sequence[Field], over_us: int | None) -> None:
         """`own` columns stand behind the key's; what expires up to `over_us` is left out of rows."""
@@ -75,6 +87,45 @@ class RowCodec:
         StateTypeError, with fields column and row, for the first row that does not fit.
         """
         return self._encoded(self._columns.check(rows, verify=verify))
+
+    def check(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows, in any order, with exactly the table's columns: in its types, with their key groups.
+
+        They need not be all there is of a key or a key group. Raises StateTypeError as `encode` does, also for a key
+        group that is not the key's, and for two rows of one key if it sees them here already.
+        """
+        columns = self._columns.check(rows, verify=True)
+        if not self.plain:
+            self._encoded(columns)
+        found = self._columns.batch(columns)
+        try:
+            found.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise StateTypeError(
+                f"{self._columns.where}: the rows' Arrow columns are not valid: {error}", hint="make them anew"
+            ) from error
+        return found
+
+    def sort(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return all rows of some key groups, which `check` has passed, as `decode` gives them.
+
+        Raises StateTypeError naming a key of which there are two rows, or whose rows do not go together.
+        """
+        try:
+            return self._sorted(rows)
+        except StateTypeError as error:
+            if "row" not in error.fields:
+                raise
+            why = "there is more than one row of it" if "same_as" in error.fields else error.fields["why"]
+            raise StateTypeError(
+                f"{self._columns.where}: {self.name_key(rows, error.fields['row'])} does not fit: {why}",
+                hint=error.hint,
+            ) from None
+
+    def name_key(self, rows: pa.RecordBatch, row: int) -> str:
+        """Return how errors name the key of a row."""
+        names = [*(field.name for field in self._keys), *(n for n in _PARTS_OF_KEY if n in self.schema.names)]
+        return f"the key {', '.join(f'{name}={_shown(rows.column(name)[row])}' for name in names)}"
 
     def decode_groups(self, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         """Return all entries of some key groups, in the order of their keys, as batches of rows.
@@ -147,6 +198,10 @@ class RowCodec:
         """Return the entries of checked columns, in order."""
         raise NotImplementedError
 
+    def _sorted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return checked rows, all of their key groups, in the order of entries and in their form."""
+        return self.decode(self._encoded(rows.columns))
+
     def _nullable(self) -> list[str]:
         """Return the columns that may hold nulls."""
         return [EXPIRES_AT]
@@ -167,7 +222,8 @@ class RowCodec:
         for one, other in zip(order, islice(order, 1, None), strict=False):
             if keys[one] == keys[other]:
                 names = [name for name in self.schema.names[:-1] if name != KEY_GROUP]
-                raise self._columns.refused(names[0], other, f"row {one} has the same key", hint="keep one of them")
+                why = f"row {one} has the same key"
+                raise self._columns.refused(names[0], other, why, hint="keep one of them", same_as=one)
         return np.array(order)
 
     # -- cutting
@@ -222,3 +278,11 @@ class RowCodec:
             waiting.append(batch.slice(start))
         if waiting:
             yield pa.concat_batches(waiting)
+
+
+def _shown(value: pa.Scalar) -> str:
+    try:
+        return f"{value.as_py()!r:.100}"
+    except (ValueError, OverflowError):
+        # A moment that Python cannot hold.
+        return f"{value.value} µs"

@@ -82,6 +82,9 @@ class TableColumns:
         found = [self._checked(rows.column(field.name), field) for field in self._others]
         keys = found[: len(self._keys)]
         if KEY_GROUP not in names:
+            if keys and keys[0].null_count:
+                why = "there is none, and no key that it would follow from"
+                raise self.refused(KEY_GROUP, first_row(keys[0].is_null()), why, hint="give the column")
             return [self._groups_of(keys, rows.num_rows), *found]
         groups = self._checked(rows.column(KEY_GROUP), Field(KEY_GROUP, IntegerType()))
         self._check_groups(groups)
@@ -130,7 +133,7 @@ class TableColumns:
             raise self.refused(column, row, last.message, hint=last.hint) from None
 
     def refused(
-        self, column: str, row: int, why: str, kind: DataType | None = None, *, hint: str = ""
+        self, column: str, row: int, why: str, kind: DataType | None = None, *, hint: str = "", **fields: object
     ) -> StateTypeError:
         """Return the error for a value that does not fit."""
         expected = "" if kind is None else f" (a {kind.ddl})"
@@ -139,6 +142,8 @@ class TableColumns:
             hint=hint or "make the row fit, or leave it out",
             column=column,
             row=row,
+            why=why,
+            **fields,
         )
 
 

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -87,6 +87,23 @@ def take_savepoint(
     return made
 
 
+def bring_tables(
+    manifest: Manifest, source: Place, target: Place, scratch: Path, *, leave: Collection[FileRef] = ()
+) -> Manifest:
+    """Bring what a snapshot has into a savepoint's folder that was begun, its state as tables; return what there is.
+
+    Of a canonical savepoint, its own files are brought as they are, but for those to `leave`. Nothing is published.
+    Raises CorruptionError if the snapshot is damaged.
+    """
+    if manifest.savepoint != "canonical":
+        return _Canonical(
+            manifest, source, target, scratch, lambda uid, partition: None, lambda progress: None
+        ).savepoint()
+    bringer = _Native(folder_at(source), folder_at(target), scratch)
+    bringer.bring_as_is(file for file in manifest.files() if file not in leave)
+    return manifest
+
+
 @contextmanager
 def _scratch(parent: Path | None) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="savepoint-", dir=parent))
@@ -121,12 +138,16 @@ class _Native:
         self._bring_all(info.files() if info else [])
         return _moved_source(info)
 
+    def bring_as_is(self, files: Iterable[FileRef]) -> None:
+        """Bring files of a savepoint, which have their paths already."""
+        in_parallel(lambda file: self._bring(file, file.path), {f.path: f for f in files if f.inline is None}.values())
+
     def _bring_all(self, files: Iterable[FileRef]) -> None:
         # By content: partitions that hold the same, as those with broadcast state alone, have equal files.
         in_parallel(self._bring, {f.sha256: f for f in files if f.inline is None}.values())
 
-    def _bring(self, file: FileRef) -> None:
-        to = _path_of(file)
+    def _bring(self, file: FileRef, to: str = "") -> None:
+        to = to or _path_of(file)
         hit("savepoint.file")
         if self._target.take(to, self._here, file.path) and self._target.head(to).size_bytes == file.size:
             return

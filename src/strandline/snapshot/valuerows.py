@@ -7,6 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.core.errors import CorruptionError
 from strandline.format.keys import KeyCodec
@@ -14,8 +15,18 @@ from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.schemas import codec_of
 from strandline.format.values import ValueCodec, pack_expiry, packed_expiry, with_expiry, without_expiry
 from strandline.snapshot.rowcodec import RowCodec
-from strandline.snapshot.tablecolumns import KEY_GROUP, MAP_KEY, TIME, VALUE, TableColumns, spread
-from strandline.types.datatypes import Field, TimestampType, parse_type
+from strandline.snapshot.tablecolumns import KEY_GROUP, MAP_KEY, TIME, VALUE, TableColumns, first_row, spread
+from strandline.types.datatypes import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    Field,
+    FloatType,
+    MapType,
+    StructType,
+    TimestampType,
+    parse_type,
+)
 from strandline.types.scalars import Numbers
 
 _BIAS = np.uint64(1 << 63)
@@ -80,6 +91,7 @@ class ValueRows(RowCodec):
         super().__init__(operator, state, [*own, Field(VALUE, kind)], over_us)
         self._codec = KeyCodec([*self._key_types, *(field.type for field in own)])
         self._values = StoredValues(codec_of(state), expiring=self._ttl is not None)
+        self.plain = all(map(_orders_itself, self._codec.types)) and _stays(kind)
 
     def _decoded(self, keys: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
         groups, columns = self._codec.decode_arrow(keys)
@@ -94,6 +106,22 @@ class ValueRows(RowCodec):
         values = self._values.encode(self._columns, columns[at], columns[at + 1] if self._ttl else None)
         return list(zip(keys, values, strict=True))
 
+    def _sorted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if not self.plain:
+            return super()._sorted(rows)
+        # Those of the values alone, without bytes of keys: several times as fast.
+        names = rows.schema.names[: 1 + len(self._codec.types)]
+        rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in names]))
+        same = np.ones(max(0, rows.num_rows - 1), bool)
+        for name in names:
+            column = rows.column(name)
+            same &= pc.equal(column.slice(1), column.slice(0, len(same))).to_numpy(zero_copy_only=False)
+        if same.any():
+            row = first_row(same)
+            why = f"row {row + 1} has the same key"
+            raise self._columns.refused(names[-1], row, why, hint="keep one of them", same_as=row + 1)
+        return rows
+
     def _groups(self, groups: Numbers) -> pa.Array:
         return pa.array(groups)
 
@@ -101,8 +129,26 @@ class ValueRows(RowCodec):
         return self._codec.encode_arrow(groups, columns)
 
 
+def _orders_itself(kind: DataType) -> bool:
+    """Whether Arrow sorts values as their bytes in keys are sorted, and has one form for each."""
+    return not isinstance(kind, FloatType | DoubleType | StructType)
+
+
+def _stays(kind: DataType) -> bool:
+    """Whether a value of the right Arrow type is one that can be stored, and comes back as it is."""
+    if isinstance(kind, StructType):
+        return all(_stays(field.type) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _stays(kind.element)
+    return not isinstance(kind, MapType | FloatType)
+
+
 class BroadcastRows(ValueRows):
     """A map of no key, which each partition has: the entries of any one of them."""
+
+    def __init__(self, operator: OperatorInfo, state: StateInfo, over_us: int | None) -> None:
+        super().__init__(operator, state, over_us)
+        self.plain = False
 
     def _nullable(self) -> list[str]:
         return [KEY_GROUP]

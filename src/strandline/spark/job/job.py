@@ -15,6 +15,7 @@ from strandline.core import failpoints
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
+from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job import watched
@@ -102,6 +103,11 @@ class Job:
             self._run = None
             raise
         return run
+
+    def operators(self) -> list[OperatorInfo]:
+        """Return what snapshots of the job say of its operators, without rows: as of its very first start."""
+        parallelism = self.settings.parallelism or self._plan.sources.session.sparkContext.defaultParallelism
+        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(parallelism, {})]
 
     def _blueprint(self, spark: SparkSession, wanted: Wanted) -> Blueprint:
         ck = self.checkpoints

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,10 @@ from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Partition
 from strandline.format.manifest import MANIFEST
 from strandline.keeper.paths import local_copy
-from strandline.snapshot.opened import place_of
+from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
 from strandline.spark.job.attempt import Blueprint
 from strandline.storage.place import Place
-
-_NOT_A_SAVEPOINT = re.compile(r"chk-\d+|generations|shared")
 
 
 def target_of(blueprint: Blueprint, url: str | Path, form: str) -> Place:
@@ -28,15 +25,7 @@ def target_of(blueprint: Blueprint, url: str | Path, form: str) -> Place:
     if form not in FORMS:
         raise ConfigurationError(f"format is {form!r}, expected one of {', '.join(FORMS)}")
     ck = blueprint.checkpoints
-    target = place_of(str(url), ck.storage_options, fsync=blueprint.settings.fsync)
-    if not target.path:
-        raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
-    if _NOT_A_SAVEPOINT.fullmatch(target.path):
-        raise ConfigurationError(
-            f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
-            hint="give another name",
-        )
-    return target
+    return savepoint_place(str(url), ck.storage_options, fsync=blueprint.settings.fsync)
 
 
 def save(

@@ -144,7 +144,7 @@ class Starting:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
-            manifest is not None or start is not None, retained_batches(b.spark), source_numbers(source),
+            progress is not None or start is not None, retained_batches(b.spark), source_numbers(source),
             cleaner.captured,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
@@ -186,8 +186,8 @@ class Starting:
         return operators
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
-        """Return where the job's life began, when there is no checkpoint that says how far it came."""
-        start = load_start(self._b.jobdir) if manifest is None else None
+        """Return where the job's life began, when there is no snapshot that says how far it came."""
+        start = load_start(self._b.jobdir) if manifest is None or manifest.source is None else None
         if start is not None:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start

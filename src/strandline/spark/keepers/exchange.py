@@ -49,7 +49,7 @@ class Exchange:
         """What of a run's own Spark jobs can be broken off by."""
         # One alone Spark would cut into as many as it has by default, and the anchor with it.
         self._tasks = max(2, parallelism)
-        found = _find_routes(parallelism, self._tasks)
+        found = find_routes(parallelism, self._tasks)
         self._routes = [route for route, _ in found]
         rows = [(route, partition) for partition, both in enumerate(found) for route in both]
         with users_session_active(spark):
@@ -153,7 +153,7 @@ def prepare_session(session: SparkSession) -> None:
         session.conf.set(_EXCLUDED_RULES, ",".join(filter(None, [excluded, _FOLDABLE_PROPAGATION])))
 
 
-def _find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
+def find_routes(parallelism: int, tasks: int) -> list[tuple[int, int]]:
     """For each partition, find two numbers that Spark's hash partitioning sends there: its rows' and its end's."""
     routes: dict[int, list[int]] = {partition: [] for partition in range(parallelism)}
     number = 0

@@ -1,4 +1,4 @@
-"""The state in snapshots as tables: `sl.state`.
+"""The state in snapshots as tables, for `sl.state`.
 
 A snapshot is a savepoint, a checkpoint (`…/job/chk-17`), or a job's folder: its newest checkpoint. It is read wherever
 it lies, while the job runs or not.

@@ -1,0 +1,1 @@
+"""State written from DataFrames: savepoints that a job begins with."""

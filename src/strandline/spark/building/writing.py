@@ -1,0 +1,179 @@
+"""Savepoints made of DataFrames and Arrow tables, for a program that is to begin with this state.
+
+A DataFrame's rows are shuffled by ranges of key groups, by Spark's hash, which is ours. Each task sorts its range, and
+writes files of the savepoint; what it cannot know the file of, the driver joins.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from strandline.control.status import Savepoint
+from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
+from strandline.plan.columns import quoted
+from strandline.runtime.watermarks import REACHED
+from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
+from strandline.snapshot.export import Files
+from strandline.snapshot.opened import savepoint_place
+from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP
+from strandline.snapshot.rows import rows_of
+from strandline.snapshot.tablecolumns import key_fields
+from strandline.spark.base.marks import find_error
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.building.tasks import RESULT, TableTask
+from strandline.spark.job.job import Job
+from strandline.spark.keepers.exchange import find_routes
+from strandline.storage.place import Place
+from strandline.types.datatypes import parse_schema
+from strandline.types.scalars import timestamp_to_us
+
+Rows: TypeAlias = "DataFrame | pa.Table | pa.RecordBatch | Any"
+"""All rows of a state: a DataFrame of Spark or of pandas, or of Arrow."""
+
+_BATCH_ROWS = 64 << 10
+_RANGES_PER_CORE = 2
+
+
+def write(
+    job: Job,
+    url: str | Path,
+    tables: Mapping[str, Rows],
+    *,
+    watermark: dt.datetime | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Savepoint:
+    """Make a savepoint with which `job.start(restore=url)` begins, of rows for some of its states.
+
+    `tables` has by "uid.state" all rows of a state: a DataFrame of Spark, an Arrow table or a DataFrame of pandas, with
+    the columns that docs/format.md says, in any order; `key_group` may be left out. States that are not given are
+    empty. The job reads its sources from where they begin. `url` is a folder that is not there yet or empty.
+
+    `watermark` is how far event time had come, as for windows and joins whose rows are given; without it no row is
+    late. `storage_options` are those of the job's checkpoints unless given.
+
+    Raises ConfigurationError for a state that the program does not have, StateTypeError naming the first row that does
+    not fit, or a key of which there are two, and ConflictError if there is anything in the folder. Nothing is there
+    then that could be taken for a savepoint.
+
+    >>> state.write(job, "sp/begin", {"detect.seen": spark.createDataFrame([("a", 5)], "card string, value bigint")})
+    """
+    started = time.monotonic()
+    operators = job.operators()
+    found = {name: find_state(operators, name) for name in tables}
+    for name, rows in tables.items():
+        check_columns(*found[name], rows, name)
+    options = job.checkpoints.storage_options if storage_options is None else storage_options
+    target = savepoint_place(str(url), options, fsync=job.settings.fsync)
+    watermarks = {} if watermark is None else {REACHED: _reached(watermark)}
+    with SavepointBuilder(target, job.name, operators, watermarks=watermarks) as builder:
+        for name, rows in tables.items():
+            write_state(builder, target, *found[name], rows)
+        made = builder.finish()
+    return told(made, target, started)
+
+
+def _reached(watermark: dt.datetime) -> int:
+    if not isinstance(watermark, dt.datetime) or watermark.tzinfo is None:
+        raise ConfigurationError(f"watermark is {watermark!r}, expected a datetime with a time zone")
+    return timestamp_to_us(watermark)
+
+
+def told(made: Manifest, target: Place, started: float) -> Savepoint:
+    """Return what is said of a savepoint that was made."""
+    return Savepoint(
+        url=f"{target.url}/{target.path}", form="canonical", checkpoint=made.checkpoint, epoch=made.epoch,
+        total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
+    )  # fmt: skip
+
+
+def check_columns(operator: OperatorInfo, state: StateInfo, rows: Any, name: str) -> None:
+    """Refuse rows whose columns are not the table's, before any of them is computed."""
+    if isinstance(rows, DataFrame):
+        schema = to_arrow_schema(rows.schema)
+        rows_of(operator, state).check(pa.RecordBatch.from_pylist([], schema))
+    else:
+        rows_of(operator, state).check(next(iter(_batches(rows, name))).slice(0, 0))
+
+
+def write_state(builder: SavepointBuilder, target: Place, operator: OperatorInfo, state: StateInfo, rows: Any) -> None:
+    """Write all rows of a state, by Spark's tasks if they are a DataFrame of its."""
+    if not isinstance(rows, DataFrame):
+        builder.write(operator.uid, state.name, _batches(rows, state.name))
+        return
+    found = _written_by_tasks(rows, target, operator, state)
+    files, pieces = (
+        (list(itertools.chain.from_iterable(part)) for part in zip(*found, strict=True)) if found else ([], [])
+    )
+    builder.add(operator.uid, state.name, files, pieces)
+
+
+def _batches(rows: Any, name: str) -> list[pa.RecordBatch]:
+    if isinstance(rows, pa.RecordBatch):
+        return [rows]
+    if type(rows).__module__.partition(".")[0] == "pandas":
+        rows = pa.Table.from_pandas(rows, preserve_index=False)
+    if not isinstance(rows, pa.Table):
+        raise ConfigurationError(
+            f"the rows of '{name}' are a {type(rows).__name__}",
+            hint="give a DataFrame of Spark or pandas, or an Arrow table",
+        )
+    return rows.to_batches(_BATCH_ROWS) or [pa.RecordBatch.from_pylist([], rows.schema)]
+
+
+def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, state: StateInfo) -> list[tuple[Any, Any]]:
+    """Return the files and pieces of each task that had rows."""
+    most = operator.max_parallelism
+    cores = df.sparkSession.sparkContext.defaultParallelism
+    ranges = 1 if groups_of(operator, state) == BROADCAST_GROUPS else min(most, cores * _RANGES_PER_CORE)
+    routed = df.repartition(1) if ranges == 1 else df.repartition(ranges, _route(df, operator, ranges))
+    task = TableTask(target, operator, state, ranges)
+    try:
+        with errors_reported():
+            # As rows of the action's last stage: of these Spark takes one attempt's of each task.
+            found = [row[0] for row in routed.mapInArrow(task, f"{RESULT} string").collect()]
+    except Exception as error:
+        raise find_error(error) from None
+    written = [msgspec.json.decode(answer, type=Files) for answer in found]
+    _check_apart(written, operator, state)
+    return [(files.files[state.name], files.pieces[state.name]) for files in written]
+
+
+def _route(df: DataFrame, operator: OperatorInfo, ranges: int) -> Any:
+    """Return the column by which Spark sends each row to the task of its range of key groups."""
+    most = operator.max_parallelism
+    # Spark's hash of a number depends on its type. What does not fit it, the task refuses.
+    keys = (
+        f"try_cast({quoted(field.name)} as {field.type.ddl})" for field in key_fields(parse_schema(operator.key_schema))
+    )
+    group = f"pmod(hash({', '.join(keys)}), {most})"
+    if KEY_GROUP in df.columns:
+        # A mark of panes has no key. That others have their own, the task checks.
+        group = f"pmod(coalesce({KEY_GROUP}, {group}), {most})"
+    routes = ", ".join(str(route) for route, _ in find_routes(ranges, ranges))
+    return F.expr(f"array({routes})[cast({group} * {ranges} div {most} as int)]")
+
+
+def _check_apart(written: Sequence[Files], operator: OperatorInfo, state: StateInfo) -> None:
+    """Raise StrandlineError if Spark has cut up a range: its rows were not sorted together."""
+    spans = sorted(
+        (min(t.first_key_group for t in every), max(t.last_key_group for t in every))
+        for every in (files.files[state.name] + files.pieces[state.name] for files in written)
+    )
+    for (_, last), (first, _) in itertools.pairwise(spans):
+        if first <= last:
+            raise StrandlineError(
+                f"operator '{operator.uid}', state '{state.name}': two tasks of Spark had rows of key group {first}",
+                hint="set spark.sql.adaptive.enabled to false: a range of key groups must be one task's",
+            )

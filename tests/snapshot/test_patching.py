@@ -1,0 +1,171 @@
+"""Savepoints made of other snapshots: some rows changed, states gone or called something else, and nothing besides."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from msgspec import structs
+
+from strandline.checkpoint.folder import folder_at
+from strandline.core.errors import ConfigurationError, CorruptionError, StateTypeError, UserCodeError
+from strandline.format.manifest import FileRef, Manifest, SinkInfo, SourceInfo, TableFile
+from strandline.snapshot.building import SavepointBuilder
+from strandline.snapshot.opened import open_snapshot
+from strandline.snapshot.parquet import read_tables
+from strandline.snapshot.patching import Edit, Patch, make_patched
+from strandline.snapshot.savepoint import fetching
+from strandline.snapshot.taking import take_savepoint
+from strandline.storage.place import Place
+from tests.runtime.bench import OPS
+from tests.runtime.rescaling import KEYS, Job
+from tests.snapshot.helpers import tree
+from tests.snapshot.test_building import OPERATOR, SEEN, place, seen
+
+SOURCES = FileRef(name="source", size=3, sha256=hashlib.sha256(b"abc").hexdigest(), path="files/abc")
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Manifest:
+    """A savepoint `before` with both states, and what belongs to a job besides."""
+    with SavepointBuilder(
+        place(tmp_path, "before"),
+        "job",
+        [OPERATOR],
+        source=SourceInfo(batch=7, blob=SOURCES),
+        watermarks={"watermark": 5},
+    ) as builder:
+        builder.write("op", "seen", [seen(*((f"c{n}", n, n) for n in range(50)))])
+        times = pa.array([1, 1], pa.timestamp("us", "UTC"))
+        builder.write(
+            "op", "short", [seen(("a", 1, 1), ("a", 1, 2), value=["x", "y"], position=[0, 1], expires_at=times)]
+        )
+        builder.folder.put(SOURCES.path, b"abc")
+        builder.manifest = structs.replace(builder.manifest, sinks=[SinkInfo(name="out", pending=["one"])])
+        return builder.finish()
+
+
+def patched(root: Path, manifest: Manifest, source: str = "before", **given: Any) -> Manifest:
+    return make_patched(manifest, place(root, source), place(root, "after"), Patch(**given), scratch=root)
+
+
+def tables(manifest: Manifest) -> dict[str, list[TableFile]]:
+    return {f"{op.uid}.{name}": files for op in manifest.operators for name, files in (op.tables or {}).items()}
+
+
+def values(root: Path, manifest: Manifest, name: str) -> dict[str, Any]:
+    opening = fetching(folder_at(place(root, "after")), root)
+    rows = pa.Table.from_batches(list(read_tables(tables(manifest)[name], range(128), opening)))
+    return dict(zip(rows["card"].to_pylist(), rows["value"].to_pylist(), strict=True))
+
+
+def test_rows_are_changed_and_deleted_and_all_else_stays(tmp_path: Path, before: Manifest) -> None:
+    def edit(rows: pa.RecordBatch) -> pa.RecordBatch:
+        rows = rows.filter(pc.field("shop") < 40)
+        return rows.set_column(rows.schema.get_field_index("value"), "value", pc.add(rows["value"], 1000))
+
+    after = patched(tmp_path, before, edits={"op.seen": edit})
+    assert open_snapshot(str(tmp_path / "after")).manifest == after
+    assert values(tmp_path, after, "op.seen") == {f"c{n}": n + 1000 for n in range(40)}
+    assert tables(after)["op.short"] == tables(before)["op.short"]
+    same = ("job", "life", "checkpoint", "epoch", "generation", "source", "sinks", "watermarks")
+    assert all(getattr(after, name) == getattr(before, name) for name in same)
+    # Of what was replaced, nothing is there; what it was made of is as it was.
+    assert tree(tmp_path / "after").keys() == {"_metadata", *(file.path for file in after.files())}
+    assert open_snapshot(str(tmp_path / "before")).manifest == before
+
+
+def test_what_is_not_changed_is_the_same_and_keys_may_change(tmp_path: Path, before: Manifest) -> None:
+    def other_keys(rows: pa.RecordBatch) -> pa.Table:
+        cards = pc.binary_join_element_wise("new-", rows["card"], "")
+        return pa.Table.from_batches([rows.drop_columns(["key_group"]).set_column(0, "card", cards)])
+
+    same = patched(tmp_path, before)
+    assert tables(same) == tables(before)
+    after = make_patched(before, place(tmp_path, "before"), place(tmp_path, "other"), Patch({"op.seen": other_keys}))
+    assert sum(file.rows for file in tables(after)["op.seen"]) == 50
+
+
+def test_states_and_operators_go_and_are_renamed(tmp_path: Path, before: Manifest) -> None:
+    after = patched(tmp_path, before, drop=["op.short"], rename={"op": "detect", "op.seen": "count"})
+    (operator,) = after.operators
+    assert (operator.uid, [state.name for state in operator.states]) == ("detect", ["count"])
+    assert tables(after) == {"detect.count": tables(before)["op.seen"]}
+    assert len(list((tmp_path / "after" / "data").iterdir())) == len(tables(before)["op.seen"])
+    gone = make_patched(before, place(tmp_path, "before"), place(tmp_path, "gone"), Patch(drop=["op"]))
+    assert gone.operators == []
+    assert open_snapshot(str(tmp_path / "gone")).manifest.source == before.source
+
+
+def test_rows_that_are_given_replace_those_that_were_there(tmp_path: Path, before: Manifest) -> None:
+    after = patched(
+        tmp_path, before, rename={"op.seen": "count"},
+        writes={"op.seen": lambda builder, operator, state: builder.write(operator.uid, state.name, [seen(("z", 1, 2))])},
+    )  # fmt: skip
+    assert values(tmp_path, after, "op.count") == {"z": 2}
+
+
+def raises(rows: pa.RecordBatch) -> None:
+    raise KeyError("value")
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "why"),
+    [
+        ({"edits": {"op.gone": raises}}, ConfigurationError, r"no state 'op.gone'; there are: op.seen, op.short"),
+        ({"drop": ["op.gone"]}, ConfigurationError, r"drop names 'op.gone', .* there are: op, op.seen, op.short"),
+        ({"rename": {"gone": "x"}}, ConfigurationError, "rename names 'gone'"),
+        ({"rename": {"op.seen": "short"}}, ConfigurationError, "several states of operator 'op' called 'short'"),
+        ({"rename": {"op": " "}}, ConfigurationError, "operators without a name"),
+        ({"edits": {"op.seen": raises}, "drop": ["op"]}, ConfigurationError, "is to be changed, and drop names it"),
+        ({"edits": {"op.seen": raises}}, UserCodeError, "changes 'op.seen' has raised KeyError: 'value'"),
+        ({"edits": {"op.seen": lambda rows: 5}}, UserCodeError, "returned a int"),
+        ({"edits": {"op.seen": lambda rows: rows.select(["card"])}}, StateTypeError, "its table has the columns"),
+        (
+            {"edits": {"op.seen": lambda rows: pa.concat_batches([rows, rows])}},
+            StateTypeError, "does not fit: there is more than one row of it",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_and_leaves_nothing(
+    tmp_path: Path, before: Manifest, given: dict[str, Any], kind: type[Exception], why: str
+) -> None:
+    with pytest.raises(kind, match=why):
+        patched(tmp_path, before, **given)
+    assert not [path for path in (tmp_path / "after").rglob("*") if path.is_file()]
+
+
+def test_a_damaged_savepoint_is_not_taken_over(tmp_path: Path, before: Manifest) -> None:
+    path = tmp_path / "before" / tables(before)["op.seen"][0].file.path
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    edit: Edit = lambda rows: rows  # noqa: E731
+    with pytest.raises(CorruptionError, match=r"\.parquet"):
+        patched(tmp_path, before, edits={"op.seen": edit})
+    assert not [found for found in (tmp_path / "after").rglob("*") if found.is_file()]
+
+
+@pytest.mark.parametrize("form", ["checkpoint", "native"])
+def test_a_checkpoint_and_a_native_savepoint_are_patched_too(tmp_path: Path, form: str) -> None:
+    rng, job = random.Random(5), Job(tmp_path)
+    job.start(2, "rocksdb")
+    job.run([(key, rng.choice(OPS), rng.randrange(5), rng.randrange(5)) for key in KEYS])
+    job.checkpoint()
+    job.stop()
+    source = place(tmp_path / "storage", "job")
+    manifest = job.manifest()
+    wanted = take_savepoint(manifest, source, place(tmp_path, "taken"))
+    if form == "native":
+        manifest = take_savepoint(manifest, source, place(tmp_path, "native"), "native")
+        source = place(tmp_path, "native")
+    name = max(tables(wanted), key=lambda name: sum(file.rows for file in tables(wanted)[name]))
+    after = make_patched(
+        manifest, source, Place(url=tmp_path.as_uri(), path="after"), Patch({name: lambda rows: None}), scratch=tmp_path
+    )
+    assert after.savepoint == "canonical"
+    assert tables(after) == {state: files for state, files in tables(wanted).items() if state != name}
+    assert SEEN.kind == "value"
