@@ -1,4 +1,4 @@
-"""State as tables, `sl.state`: read from snapshots; savepoints made of rows, and of other snapshots with rows changed."""
+"""State as tables, `sl.state`: read from snapshots; savepoints of rows, and of other snapshots with rows changed."""
 
 from __future__ import annotations
 
