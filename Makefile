@@ -22,10 +22,11 @@ setup:
 demo:
 	$(RUN) python scripts/demo.py $(ARGS)
 
-# All tests run in two processes, a file in one of them; those that are named run in one.
+# All tests run in three processes, a file in one of them: they wait for each other's processes more than they compute.
+# Those that are named run in one.
 test: setup
 	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive)
-	$(RUN) python -m pytest $(or $(ARGS),-n 2 --dist loadfile --no-loadscope-reorder)
+	$(RUN) python -m pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
 archive:

@@ -31,7 +31,7 @@ lives = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives=lives, seed=st.integers(0, 1000))
 def test_lives_at_any_parallelism_and_on_any_backend(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, str, Any]], seed: int

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 # Everything a killed driver may leave below local_dir; the next start of the job takes it over.
 _LEFT = re.compile(
-    r"logs(/.*)?|[0-9a-f]{12}(/driver\.lock|/spark-\d+(/.*)?|/[\w.-]+-\d+(/keeper\.lock|/chk-\d+(/.*)?)?)?"
+    r"logs(/.*)?|[0-9a-f]{12}(/driver\.lock|/run\.[0-9a-f]+\.sock|/spark-\d+(/.*)?|/[\w.-]+-\d+(/keeper\.lock|/chk-\d+(/.*)?)?)?"
 )
 
 RUNNING = [
