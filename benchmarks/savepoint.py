@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -111,7 +111,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.savepoint", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small state: shows that it works, measures nothing")
     end_on_sigterm()
-    scale = QUICK if parser.parse_args().quick else FULL
+    parser.add_argument("--rounds", type=int, help="how often each is measured; by default 3 times")
+    given = parser.parse_args()
+    scale = QUICK if given.quick else FULL
+    scale = replace(scale, rounds=given.rounds or scale.rounds)
     progress(f"{BENCHMARK}: {scale.keys:,} keys, {scale.rounds} rounds")
     os.environ.setdefault("PYTHONPATH", str(Path.cwd()))
     with scratch(BENCHMARK) as directory:
