@@ -9,6 +9,7 @@ written, and at last which files came of it, or what went wrong. It ends with it
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ from strandline.snapshot.rows import has_rows, rows_of
 from strandline.snapshot.savepoint import upload_tables
 from strandline.storage.place import Place
 
-_NICE = 15
+_NICE = 19
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +121,8 @@ def main() -> None:
     # What is being uploaded then is whole, or gone: a writer that is killed leaves a part of it.
     signal.signal(signal.SIGTERM, _stop)
     os.nice(_NICE)
+    # Rows are no garbage, and there are so many of them that looking for it takes as long as they do.
+    gc.disable()
     line = sys.stdin.buffer.readline()
     ending = threading.Thread(target=_end_with_parent, args=[line], daemon=True)
     ending.start()
