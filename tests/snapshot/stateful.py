@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from strandline.backends.heap import HEAP_FILE
 from strandline.core.ids import Partition
-from strandline.core.keygroups import BROADCAST_GROUP, group_of
+from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS, group_of
 from strandline.format.heapfile import write_heap
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, PartitionInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import BROADCAST_GROUPS, Cut
+from strandline.snapshot.parquet import Cut
 from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest

@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, StateTypeError
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import Manifest, StateInfo, TTLInfo
 from strandline.runtime.program import Restore
 from strandline.snapshot.building import SavepointBuilder, write_rows
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.parquet import BROADCAST_GROUPS, read_tables
+from strandline.snapshot.parquet import read_tables
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.savepoint import fetching
 from strandline.snapshot.sorting import RowSorter

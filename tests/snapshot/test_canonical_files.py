@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import BROADCAST, BROADCAST_GROUPS, Cut, read_tables, row_group_range
+from strandline.snapshot.parquet import Cut, read_tables, row_group_range
 from strandline.snapshot.rowsizes import row_sizes
 from tests.snapshot.rows import SCHEMA, Row, batches_of, files_of, opener, plain, same, size_of, states, written
 from tests.soak import examples
@@ -134,7 +135,7 @@ def test_broadcast_rows_have_files_of_their_own(tmp_path: Path) -> None:
     files, pieces = writer.finish()
     assert not pieces
     assert len(files) > 1
-    assert {(f.table.first_key_group, f.table.last_key_group) for f in files} == {(BROADCAST, BROADCAST)}
+    assert {(f.table.first_key_group, f.table.last_key_group) for f in files} == {(BROADCAST_GROUP, BROADCAST_GROUP)}
     for groups in (range(3), range(100, 128), BROADCAST_GROUPS):
         assert plain(list(read_tables([f.table for f in files], groups, opener(tmp_path)))) == rows
 

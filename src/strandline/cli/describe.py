@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.output import add_row, console, duration_text, moment_text, size_text, table, time_text
-from strandline.core.keygroups import BROADCAST_GROUP as BROADCAST
+from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SourceInfo, StateInfo, TableFile
 
 
@@ -148,7 +148,7 @@ def _tables_table(operator: OperatorInfo) -> Table:
     made = table("table", "key groups", "files", "rows", "size", right=("files", "rows", "size"))
     for state, files in (operator.tables or {}).items():
         groups = f"{files[0].first_key_group}-{files[-1].last_key_group}"
-        every = "-" if files[0].first_key_group == BROADCAST else groups
+        every = "-" if files[0].first_key_group == BROADCAST_GROUP else groups
         size_bytes = _bytes([file.file for file in files])
         add_row(made, state, every, len(files), sum(file.rows for file in files), size_text(size_bytes))
     return made

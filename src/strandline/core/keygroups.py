@@ -9,6 +9,7 @@ MIN_MAX_PARALLELISM = 128
 MAX_MAX_PARALLELISM = 32768
 BROADCAST_GROUP = 0xFFFF
 """No key has it: what is the same in all partitions lies under it."""
+BROADCAST_GROUPS = range(BROADCAST_GROUP, BROADCAST_GROUP + 1)
 
 
 def default_max_parallelism(parallelism: int) -> int:

@@ -20,7 +20,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import fetch
 from strandline.core import failpoints
 from strandline.core.ids import Partition
-from strandline.core.keygroups import BROADCAST_GROUP, range_of
+from strandline.core.keygroups import BROADCAST_GROUPS, range_of
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
 from strandline.keeper.paths import local_copy
 from strandline.runtime.program import Program, Restore
@@ -28,8 +28,6 @@ from strandline.snapshot.parquet import read_tables
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.savepoint import fetching
-
-_WITHOUT_GROUP = range(BROADCAST_GROUP, BROADCAST_GROUP + 1)
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ class Restoring:
             for state, stored in was.items():
                 backend.load(state, reader.scan(stored, self.groups))
                 if self.base is None and part is self.parts[0]:
-                    backend.load(state, reader.scan(stored, _WITHOUT_GROUP))
+                    backend.load(state, reader.scan(stored, BROADCAST_GROUPS))
         finally:
             reader.close()
         shutil.rmtree(directory, ignore_errors=True)

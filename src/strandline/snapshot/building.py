@@ -25,10 +25,11 @@ from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import BROADCAST_GROUPS, LocalTable
+from strandline.snapshot.parquet import LocalTable
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import has_rows, rows_of
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish, upload_tables

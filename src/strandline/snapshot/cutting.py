@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import TableFile
-from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP, Cut, LocalTable, key_groups, write_table
+from strandline.snapshot.parquet import KEY_GROUP, Cut, LocalTable, key_groups, write_table
 from strandline.snapshot.pieces import PieceWriter, piece_schema, read_piece
 from strandline.snapshot.rowsizes import Sizes, row_sizes
 from strandline.snapshot.tree import KeyGroupTree

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.comparing import KeyDiff, StateComparison, why_not
 from strandline.snapshot.estimates import NONE, Count, Tally
 from strandline.snapshot.grouprows import OperatorRows, by_group, unequal_groups
 from strandline.snapshot.opened import Snapshot
-from strandline.snapshot.parquet import BROADCAST_GROUPS
 from strandline.snapshot.rows import has_rows
 
 Side = Literal["before", "after"]

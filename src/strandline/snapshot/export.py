@@ -25,9 +25,9 @@ from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.restore import fetch
 from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import BROADCAST_GROUPS
 from strandline.snapshot.rows import has_rows, rows_of
 from strandline.snapshot.savepoint import upload_tables
 from strandline.storage.place import Place

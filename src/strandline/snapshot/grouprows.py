@@ -14,9 +14,10 @@ import pyarrow as pa
 
 from strandline.backends.reading import SnapshotReader, file_kind, open_reader
 from strandline.checkpoint.restore import fetch
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo, StateInfo, TableFile
 from strandline.snapshot.opened import Snapshot
-from strandline.snapshot.parquet import BROADCAST_GROUPS, key_groups, read_tables
+from strandline.snapshot.parquet import key_groups, read_tables
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import rows_of
 

@@ -18,12 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.core.errors import CorruptionError
+from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import FileRef, TableFile
 
 KEY_GROUP = "key_group"
-BROADCAST = 0xFFFF
-"""What stands for the key group of rows that have none: a number that no key group has."""
-BROADCAST_GROUPS = range(BROADCAST, BROADCAST + 1)
 
 # Every one of these is in the bytes. Statistics and the page index let other readers pass over rows by their keys.
 # Values are hardly ever few different ones, and to find out would take as long as all the rest. Arrow's schema is left
@@ -69,8 +67,8 @@ def table_path(sha256: str) -> str:
 
 
 def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
-    """Return each row's key group; of broadcast rows, BROADCAST."""
-    groups: npt.NDArray[np.int32] = batch.column(KEY_GROUP).fill_null(BROADCAST).to_numpy()
+    """Return each row's key group; of broadcast rows, BROADCAST_GROUP."""
+    groups: npt.NDArray[np.int32] = batch.column(KEY_GROUP).fill_null(BROADCAST_GROUP).to_numpy()
     return groups
 
 
@@ -160,17 +158,17 @@ def row_group_range(parquet: pq.ParquetFile, index: int) -> tuple[int, int]:
     """Return the first and the last key group of a row group, from its statistics alone."""
     statistics = parquet.metadata.row_group(index).column(0).statistics
     if statistics is None or not statistics.has_min_max:
-        return BROADCAST, BROADCAST
+        return BROADCAST_GROUP, BROADCAST_GROUP
     return statistics.min, statistics.max
 
 
 def _overlap(first: int, last: int, groups: range) -> bool:
-    return first == BROADCAST or (first < groups.stop and last >= groups.start)
+    return first == BROADCAST_GROUP or (first < groups.stop and last >= groups.start)
 
 
 def _within(batch: pa.RecordBatch, groups: range) -> pa.RecordBatch:
     found = key_groups(batch)
-    if not len(found) or found[0] == BROADCAST:
+    if not len(found) or found[0] == BROADCAST_GROUP:
         return batch
     first, last = np.searchsorted(found, [groups.start, groups.stop])
     return batch.slice(first, last - first)

@@ -23,11 +23,12 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.parallel import sha256_of
 from strandline.checkpoint.restore import check_size, fetch, lay_out, local_path
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo
 from strandline.snapshot.opened import Snapshot
-from strandline.snapshot.parquet import BROADCAST_GROUPS, Open, read_tables
+from strandline.snapshot.parquet import Open, read_tables
 from strandline.snapshot.tablekeys import TableKey
-from strandline.snapshot.tables import BROADCAST_RANGE, Table, find_table
+from strandline.snapshot.tables import Table, find_table
 
 _OPEN_PARTS = 8
 _KEYED_BY_GROUP = ("timers", "panes")
@@ -203,7 +204,7 @@ def _still_there(table: Table) -> Iterator[None]:
 
 def _common(groups: range, part: PartitionInfo) -> range:
     """Return which of some key groups a partition has; broadcast rows are of each."""
-    if groups == BROADCAST_RANGE:
+    if groups == BROADCAST_GROUPS:
         return groups
     return range(max(groups.start, part.first_key_group), min(groups.stop, part.last_key_group + 1))
 

@@ -24,10 +24,11 @@ from strandline.checkpoint.restore import fetch
 from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import unique_name
+from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, TableFile
 from strandline.snapshot.cutting import in_order, join
 from strandline.snapshot.opened import METADATA
-from strandline.snapshot.parquet import BROADCAST, Cut, LocalTable, Open, table_path
+from strandline.snapshot.parquet import Cut, LocalTable, Open, table_path
 
 WRITING = "_writing"
 """Says that somebody writes a savepoint here, or was broken off."""
@@ -188,7 +189,7 @@ def _check_operator(operator: OperatorInfo, where: str) -> None:
         for number, file in enumerate(files):
             first, last = file.first_key_group, file.last_key_group
             here = f"{where}: table '{state}', file {number}"
-            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST):
+            if not (0 <= first <= last < operator.max_parallelism or first == last == BROADCAST_GROUP):
                 raise CorruptionError(f"{here}: key groups {first} to {last} of {operator.max_parallelism}")
             # A large key group has several files; no other file begins where one ends.
             before = files[number - 1].last_key_group if number else -1

@@ -10,14 +10,12 @@ import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder
 from strandline.core.errors import CorruptionError, NotFoundError
-from strandline.core.keygroups import BROADCAST_GROUP
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo, StateInfo, TableFile
 from strandline.snapshot.opened import METADATA, Snapshot
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import has_rows, rows_of
 from strandline.types.columns import from_arrow_type
-
-BROADCAST_RANGE = range(BROADCAST_GROUP, BROADCAST_GROUP + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ class Table:
     @property
     def groups(self) -> range:
         """All key groups that its rows may have."""
-        return BROADCAST_RANGE if self.is_broadcast else range(self.operator.max_parallelism)
+        return BROADCAST_GROUPS if self.is_broadcast else range(self.operator.max_parallelism)
 
     def splits(self) -> list[range]:
         """Cut its key groups so that no part or file is needed by two; ranges without files are left out."""

@@ -21,13 +21,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, StrandlineError
+from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
 from strandline.plan.columns import quoted
 from strandline.runtime.watermarks import REACHED
 from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
 from strandline.snapshot.export import Files
 from strandline.snapshot.opened import savepoint_place
-from strandline.snapshot.parquet import BROADCAST_GROUPS, KEY_GROUP
+from strandline.snapshot.parquet import KEY_GROUP
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.tablecolumns import key_fields
 from strandline.spark.base.marks import find_error
