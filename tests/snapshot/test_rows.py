@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import math
 from collections.abc import Iterator
 from operator import itemgetter
@@ -146,6 +147,26 @@ def test_rows_of_a_list_are_its_elements_whatever_its_chunks() -> None:
     due = (-(-3_600_000_001 // step) * step + (1 << 63)).to_bytes(8, "big")
     assert codec.cleaning == "ttl.event"
     assert codec.cleaning_of(again) == [(one[:2] + due + b"s\0" + one[2:], b"\0\0")]
+
+
+@pytest.mark.parametrize(("kind", "chunks"), [("list", 2), ("value", 1)])
+def test_a_batch_holds_whole_key_groups_or_a_part_of_one(
+    kind: str, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rowcodec, "_READ_ENTRIES", 5)
+    keys, is_list = KeyCodec([parse_type("bigint")]), kind == "list"
+    value = (
+        ValueCodec(parse_type("array<bigint>")).encode([1]) if is_list else ValueCodec(parse_type("bigint")).encode(1)
+    )
+    entries, groups = [], []
+    for group, count in enumerate((7, 1, 1, 2)):
+        for key, number in itertools.product(range(count), range(chunks)):
+            entries.append((keys.encode(group, key) + (keys.encode_sub(number) if is_list else b""), value))
+            groups.append(group)
+    parts = [part.column(0).to_pylist() for part in codec_of(kind, "bigint").decode_groups(entries)]
+    assert list(itertools.chain(*parts)) == groups
+    for one, other in itertools.permutations(parts, 2):
+        assert len(set(one)) == 1 or not {*one} & {*other}, parts
 
 
 def test_rows_of_panes_are_merged_and_in_the_order_of_keys() -> None:

@@ -7,7 +7,7 @@ within one that is too large where nothing that belongs together is cut apart.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import lt
@@ -232,7 +232,7 @@ class RowCodec:
         rest = iter(entries)
         keys: list[bytes] = []
         values: list[bytes] = []
-        size_bytes, least = 0, _PART_ENTRIES
+        size_bytes, least, begun = 0, _PART_ENTRIES, b""
         # The pairs are let go of at once: so many of them would keep the garbage collector busy.
         while some := tuple(zip(*islice(rest, _READ_ENTRIES), strict=True)):
             keys += some[0]
@@ -240,21 +240,30 @@ class RowCodec:
             size_bytes += sum(map(len, some[1]))
             if len(keys) < least and size_bytes < _PART_BYTES:
                 continue
-            end = self._end(keys)
+            end = self._end(keys, begun)
             if end:
+                begun = _group_of(keys[end - 1])
                 yield keys[:end], values[:end]
                 keys, values = keys[end:], values[end:]
             # Where nothing may be cut off yet, it is not tried again at once.
             size_bytes, least = 0, len(keys) + _PART_ENTRIES
-        if keys:
-            yield keys, values
+        end = _in_group(keys, begun)
+        if end:
+            yield keys[:end], values[:end]
+        if end < len(keys):
+            yield keys[end:], values[end:]
 
-    def _end(self, keys: list[bytes]) -> int:
-        """Return how many of these entries can be decoded whatever comes behind them."""
-        group = keys[-1][:_GROUP_BYTES]
-        if not keys[0].startswith(group):
-            return bisect_left(keys, group)
-        return 0 if self.whole_groups else self._end_of_key(keys)
+    def _end(self, keys: list[bytes], begun: bytes) -> int:
+        """Return how many of these entries can be decoded together whatever comes behind them.
+
+        Of key group `begun` a part was given before.
+        """
+        rest, groups = _in_group(keys, begun), bisect_left(keys, _group_of(keys[-1]))
+        if rest and groups:
+            return rest
+        if groups or self.whole_groups:
+            return groups
+        return self._end_of_key(keys)
 
     def _end_of_key(self, keys: list[bytes]) -> int:
         return len(keys)
@@ -278,6 +287,15 @@ class RowCodec:
             waiting.append(batch.slice(start))
         if waiting:
             yield pa.concat_batches(waiting)
+
+
+def _group_of(key: bytes) -> bytes:
+    return key[:_GROUP_BYTES]
+
+
+def _in_group(keys: list[bytes], group: bytes) -> int:
+    """Return how many of the first of these keys are of a key group; none is of one before it."""
+    return bisect_right(keys, group, key=_group_of)
 
 
 def _shown(value: pa.Scalar) -> str:
