@@ -19,7 +19,7 @@ from strandline.spark.keepers import exchange
 from tests.soak import seeds
 from tests.spark import strikes
 from tests.spark.harness import Case, settle
-from tests.spark.wide import SESSION_CONF, Wide, use_small_batches
+from tests.spark.wide import ROWS, SESSION_CONF, Wide, use_small_batches
 
 pytestmark = pytest.mark.spark
 
@@ -36,8 +36,9 @@ def wide_spark(spark: Any, monkeypatch: Any) -> Iterator[Any]:
 
 
 def strike_in_an_epoch(run: sl.Run, wide: Wide, local_dir: Path, rng: random.Random, what: str, **given: Any) -> None:
-    """Strike in the next epoch; where rows were too far for anybody to notice, in the one after that."""
-    for within in (200, 40, 10, 0, 0, 0):
+    """Strike in the next epoch; where rows were too far for anybody to notice, in the one after that, then with more."""
+    for within, times in ((200, 1), (40, 1), (10, 1), (0, 1), (0, 3), (0, 9)):
+        wide.rows = times * ROWS
         before, uid = wide.given_up(local_dir), rng.choice(wide.uids if within else wide.sources)
         after = rng.randint(0, within)
         hit = strikes.plan(wide.strikes, uid, after, what, **given)

@@ -24,7 +24,7 @@ _KINDS = 40
 FILES = 4
 """In an epoch, each a block of its own in every shuffle."""
 ROWS = 300
-"""In a file: some 800 kB for each of two partitions, more than fits between Spark and a keeper."""
+"""In a file: some 800 kB for each of two partitions, mostly more than fits between Spark and a keeper."""
 _MANY = 1_000_000
 REPORT = "report"
 """The kind of the events that a silent operator answers."""
@@ -63,7 +63,7 @@ class Wide:
     ) -> None:
         self.root = root
         self._silent = silent
-        self._rows = rows
+        self.rows = rows
         self.strikes = root / "strikes"
         self.strikes.mkdir(exist_ok=True)
         self.sources = sources
@@ -100,7 +100,7 @@ class Wide:
         rng = random.Random(f"{self.seed}-{name}-{self._files}")
         return [
             {"seq": self._files * _MANY + i, "user": f"u{rng.randrange(_USERS)}", "kind": f"k{rng.randrange(_KINDS)}"}
-            for i in range(self._rows)
+            for i in range(self.rows)
         ]
 
     def build(self, spark: Any, local_dir: Path, parallelism: int = 2) -> sl.Job:
