@@ -29,7 +29,7 @@ from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.rows import has_rows, rows_of
-from strandline.snapshot.savepoint import upload_tables
+from strandline.snapshot.savepoint import uploading
 from strandline.storage.place import Place
 
 _NICE = 19
@@ -78,7 +78,7 @@ Answer = Files | Rows | Failed
 def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> Files:
     """Fetch a part's files, write its rows, and upload them. `wrote` hears of the rows now and then.
 
-    Raises as `fetch`, `RowCodec.decode` and `upload_tables` do; what was uploaded then is the savepoint's to discard.
+    Raises as `fetch`, `RowCodec.decode` and storage do; what was uploaded then is the savepoint's to discard.
     """
     (info,) = part.operator.partitions
     scratch, target = Path(part.scratch), folder_at(part.target)
@@ -87,23 +87,18 @@ def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> File
     hit("savepoint.part.fetched")
     reader = open_reader(file_kind(part.operator.backend), fetched)
     files, pieces, rows = {}, {}, 0
-    try:
+    with contextlib.closing(reader), uploading(target) as uploads:
         for state in filter(has_rows, part.operator.states):
             groups = _groups_of(part, state)
             if not groups:
                 continue
             codec = rows_of(part.operator, state, now_us=part.now_us, watermark_us=part.watermark_us)
-            writer = TableWriter(codec.schema, groups, part.operator.max_parallelism, scratch)
+            writer = TableWriter(codec.schema, groups, part.operator.max_parallelism, scratch, made=uploads.put)
             for batch in codec.decode_groups(reader.scan(state.name, groups)):
                 writer.write(batch)
                 rows += batch.num_rows
                 wrote(rows)
-            made, left = writer.finish()
-            files[state.name], pieces[state.name] = upload_tables(target, made), upload_tables(target, left)
-            for local in (*made, *left):
-                local.path.unlink()
-    finally:
-        reader.close()
+            files[state.name], pieces[state.name] = ([one.table for one in made] for made in writer.finish())
     hit("savepoint.part.written")
     return Files(files=files, pieces=pieces)
 
