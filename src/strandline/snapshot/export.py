@@ -45,7 +45,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str
     """A local directory of its own, which is there."""
     local_copy: str = ""
-    now_us: int
+    now_us: int | None = None
     watermark_us: int | None = None
     """How far the clock and event time had come: what has expired by then is left out."""
 

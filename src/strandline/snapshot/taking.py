@@ -32,6 +32,7 @@ from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile
 from strandline.snapshot.export import Answer, Failed, Files, Part
 from strandline.snapshot.progress import Progress
+from strandline.snapshot.rows import times_of
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
 from strandline.storage.place import Place
 
@@ -228,14 +229,14 @@ class _Canonical:
         )
 
     def _parts(self, operator: OperatorInfo) -> Iterator[Part]:
+        now_us, watermark_us = times_of(self._manifest)
         for info in operator.partitions:
             directory = tempfile.mkdtemp(dir=self._scratch)
             copy = self._local_copy(operator.uid, info.index)
             yield Part(
                 source=self._source, target=self._target,
                 operator=msgspec.structs.replace(operator, partitions=[info]), scratch=directory,
-                local_copy=str(copy) if copy else "", now_us=self._manifest.triggered_ms * 1000,
-                watermark_us=self._manifest.watermarks.get("watermark"),
+                local_copy=str(copy) if copy else "", now_us=now_us, watermark_us=watermark_us,
             )  # fmt: skip
 
     def _joined(self, operator: OperatorInfo, found: Sequence[Files]) -> OperatorInfo:
