@@ -68,7 +68,7 @@ class Retention:
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
     def _confirmed_paths(self) -> set[str]:
-        return {f.path for f in self.confirmed.files() if f.path} if self.confirmed else set()
+        return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointError if a checkpoint references what it must not, or what is not there."""

@@ -215,7 +215,7 @@ def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
         manifest = jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
     except StrandlineError:
         return 0
-    return sum({file.path: file.size for file in manifest.files() if file.path}.values())
+    return sum(file.size for file in manifest.stored())
 
 
 def checkpoint_number(text: str) -> CheckpointId:

@@ -231,8 +231,8 @@ def delete(
         raise ConfigurationError(
             f"{found.url}: this is a checkpoint, and not deleted by hand", hint="its job deletes it"
         )
-    files = {file.path: file.size for file in found.manifest.files() if file.path}
-    size_bytes = sum(files.values())
+    files = found.manifest.stored()
+    size_bytes = sum(file.size for file in files)
     if json:
         print_json({"url": found.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
     else:
@@ -268,7 +268,7 @@ def _form(found: Snapshot, wanted: Form | None) -> Form | None:
 def _copied(found: Snapshot, folder: Folder) -> Copied:
     from strandline.snapshot.copying import copy_snapshot
 
-    total = sum({f.path: f.size for f in found.manifest.files() if f.inline is None}.values())
+    total = sum(file.size for file in found.manifest.stored())
     done, lock = 0, threading.Lock()
     with progress_bar() as tell:
 
@@ -292,5 +292,6 @@ def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) 
             tell(Progress(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
 
         made = take_savepoint(found.manifest, source, target, form, report=tell_rows)
-    files = {file.path: file.size for file in made.files() if file.path}
-    return Copied(len(files), sum(files.values()), len(files), sum(files.values()))
+    files = made.stored()
+    size_bytes = sum(file.size for file in files)
+    return Copied(len(files), size_bytes, len(files), size_bytes)

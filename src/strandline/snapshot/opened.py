@@ -60,7 +60,7 @@ class Snapshot:
 
     def missing(self) -> list[str]:
         """Return what is wrong with stored files, as far as their sizes show it; empty if nothing is."""
-        stored = list({f.path: f for f in self.manifest.files() if f.inline is None}.values())
+        stored = self.manifest.stored()
         found = in_parallel(lambda file: look_at(self.folder, file), stored)
         return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, found, strict=True) if problem]
 

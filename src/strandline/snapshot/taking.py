@@ -29,7 +29,7 @@ from strandline.core.errors import CorruptionError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, stored_once
 from strandline.snapshot.export import Answer, Failed, Files, Part
 from strandline.snapshot.progress import Progress
 from strandline.snapshot.rows import times_of
@@ -74,9 +74,10 @@ def take_savepoint(
                 made = _Native(here, folder, directory).savepoint(manifest)
             else:
                 made = _Canonical(manifest, source, target, directory, local_copy, report).savepoint()
+            size_bytes = sum(file.size for file in made.files())
             made = msgspec.structs.replace(
                 made, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
-                uploaded_bytes=sum(f.size for f in made.files()), total_bytes=sum(f.size for f in made.files()),
+                uploaded_bytes=size_bytes, total_bytes=size_bytes,
             )  # fmt: skip
             hit("savepoint.written")
             publish(folder, made)
@@ -141,7 +142,7 @@ class _Native:
 
     def bring_as_is(self, files: Iterable[FileRef]) -> None:
         """Bring files of a savepoint, which have their paths already."""
-        in_parallel(lambda file: self._bring(file, file.path), {f.path: f for f in files if f.inline is None}.values())
+        in_parallel(lambda file: self._bring(file, file.path), stored_once(files))
 
     def _bring_all(self, files: Iterable[FileRef]) -> None:
         # By content: partitions that hold the same, as those with broadcast state alone, have equal files.
