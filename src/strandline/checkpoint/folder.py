@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +27,10 @@ class Folder:
     def url(self) -> str:
         """Where the folder is, without secrets."""
         return f"{self.store.url}/{self.path}" if self.path else self.store.url
+
+    def place(self, options: Mapping[str, str], *, fsync: bool = True) -> Place:
+        """Return where the folder is, for another process, with the options that its storage needs."""
+        return Place(url=self.store.url, path=self.path, options=dict(options), fsync=fsync)
 
     def put(self, path: str, data: bytes) -> None:
         self.store.put(self._prefix + path, data)

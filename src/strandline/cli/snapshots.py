@@ -285,13 +285,12 @@ def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) 
     from strandline.snapshot.copying import Copied
     from strandline.snapshot.taking import take_savepoint
 
-    source = Place(url=found.folder.store.url, path=found.folder.path, options=options)
     with progress_bar() as tell:
 
         def tell_rows(taken: Taken) -> None:
             tell(Progress(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
 
-        made = take_savepoint(found.manifest, source, target, form, report=tell_rows)
+        made = take_savepoint(found.manifest, found.folder.place(options), target, form, report=tell_rows)
     files = made.stored()
     size_bytes = sum(file.size for file in files)
     return Copied(len(files), size_bytes, len(files), size_bytes)

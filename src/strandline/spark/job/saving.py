@@ -44,9 +44,7 @@ def save(
         manifest = b.jobdir.read(path, MANIFEST.decode)
         if manifest.checkpoint != stats.checkpoint:
             raise CorruptionError(f"{b.jobdir.url}/{path}: is checkpoint {manifest.checkpoint}")
-        source = Place(
-            url=b.jobdir.store.url, path=b.jobdir.path, options=b.checkpoints.storage_options, fsync=b.settings.fsync
-        )
+        source = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
         made = take_savepoint(
             manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
