@@ -23,10 +23,10 @@ import msgspec
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.checkpoint.publish import OutcomeUnknownError
-from strandline.core import errors
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import CorruptionError, StrandlineError
 from strandline.core.failpoints import hit
+from strandline.core.failure import from_failure
 from strandline.core.ids import Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, stored_once
@@ -274,7 +274,7 @@ class _Canonical:
                     self._rows[number] = answer.rows
                     self._say(parts)
         if isinstance(answer, Failed):
-            raise getattr(errors, answer.kind, StrandlineError)(answer.message, hint=answer.hint)
+            raise from_failure(answer.failure)
         if not isinstance(answer, Files):
             (info,) = part.operator.partitions
             raise StrandlineError(
