@@ -13,7 +13,8 @@ from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.building import SavepointBuilder, find_state
 from strandline.snapshot.opened import open_snapshot, savepoint_place
 from strandline.snapshot.patching import Edit, Patch, make_patched
-from strandline.spark.building.writing import Rows, check_columns, told, write_state
+from strandline.spark.building.writing import Rows, check_columns, write_state
+from strandline.spark.job.saving import told
 from strandline.storage.place import Place
 
 

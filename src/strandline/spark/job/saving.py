@@ -12,7 +12,7 @@ from strandline.checkpoint.jobdir import manifest_path
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Partition
-from strandline.format.manifest import MANIFEST
+from strandline.format.manifest import MANIFEST, Manifest
 from strandline.keeper.paths import local_copy
 from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
@@ -49,7 +49,13 @@ def save(
             manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
         )  # fmt: skip
+    return told(made, target, started)
+
+
+def told(made: Manifest, target: Place, started: float) -> Savepoint:
+    """Return what is said of a savepoint that was made."""
+    assert made.savepoint
     return Savepoint(
-        url=f"{target.url}/{target.path}", form=form, checkpoint=made.checkpoint, epoch=made.epoch,
+        url=f"{target.url}/{target.path}", form=made.savepoint, checkpoint=made.checkpoint, epoch=made.epoch,
         total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
     )  # fmt: skip
