@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -20,7 +21,7 @@ from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
-from strandline.format.manifest import Manifest
+from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper.lookups import Found, Table, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.claimed import release
@@ -126,7 +127,11 @@ class Attempt:
 
     def table(self, name: str) -> Table:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
-        return table_of([operator.info(self._b.settings.backend) for operator in self.driver.operators], name)
+        return table_of(self._operators, name)
+
+    @cached_property
+    def _operators(self) -> list[OperatorInfo]:
+        return [operator.info(self._b.settings.backend) for operator in self.driver.operators]
 
     def look_up(self, table: Table, key: Any) -> Found:
         """Look up keys of a table with the keepers, in any thread."""
