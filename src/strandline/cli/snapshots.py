@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.jobs import progress_bar
 from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text
+from strandline.cli.progress import BytesTold, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
+from strandline.cli.verified import Reports
 from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError
 from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
@@ -111,25 +111,12 @@ def verify(
     from strandline.snapshot.listing import verify_snapshot
 
     options = parse_options(option)
-    made = table("snapshot", "files", "size", "result", right=("files", "size"))
-    problems = table("snapshot", "path", "problem")
+    reports = Reports("snapshot", json=json)
     with progress_bar() as tell:
         for number, url in enumerate(snapshots):
             tell(Progress(f"reading {url}", number, len(snapshots), "snapshots"))
-            report = verify_snapshot(url, options)
-            if json:
-                print_json({"url": url, "ok": report.ok, **asdict(report)})
-            result = "intact" if report.ok else f"problems: {len(report.problems)}"
-            add_row(made, url, report.files, size_text(report.bytes), result)
-            for problem in report.problems:
-                add_row(problems, url, problem.path, problem.problem)
-    if not json:
-        console().print(made)
-        if problems.row_count:
-            console().print(problems)
-    if problems.row_count:
-        say("next step: bring these files back from a copy, or use another snapshot that is intact")
-        raise typer.Exit(1)
+            reports.add({"url": url}, verify_snapshot(url, options))
+    reports.end("bring these files back from a copy, or use another snapshot that is intact")
 
 
 @app.command("copy")
@@ -268,17 +255,10 @@ def _form(found: Snapshot, wanted: Form | None) -> Form | None:
 def _copied(found: Snapshot, folder: Folder) -> Copied:
     from strandline.snapshot.copying import copy_snapshot
 
-    total = sum(file.size for file in found.manifest.stored())
-    done, lock = 0, threading.Lock()
     with progress_bar() as tell:
-
-        def tell_size(size_bytes: int) -> None:
-            nonlocal done
-            with lock:
-                done += size_bytes
-                tell(Progress("copying", done, total, "bytes"))
-
-        return copy_snapshot(found, folder, tell_size)
+        told = BytesTold(tell, sum(file.size for file in found.manifest.stored()))
+        told.step = "copying"
+        return copy_snapshot(found, folder, told.add)
 
 
 def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
