@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote
 
 import typer
 
@@ -15,7 +16,14 @@ from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.cli.verified import Reports
 from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
+from strandline.snapshot.opened import (
+    Snapshot,
+    check_outside_jobs,
+    find_snapshot,
+    open_snapshot,
+    place_of,
+    plain_url,
+)
 from strandline.storage.place import Place
 
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
@@ -78,7 +86,7 @@ def list_(
         if one.form:
             figures = (one.form, one.job, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
         state = Text(one.state, style=_STYLES[one.state])
-        add_row(made, one.url.removeprefix(here), state, *figures, one.reason)
+        add_row(made, unquote(one.url.removeprefix(here)), state, *figures, one.reason)
     if found:
         console().print(made)
     else:
@@ -145,6 +153,7 @@ def copy(
     to_options = parse_options(to_option) if to_option else options
     found = open_snapshot(snapshot, options, fsync=False)
     form = _form(found, "canonical" if canonical else "native" if native else None)
+    check_outside_jobs(target, to_options)
     place = place_of(target, to_options)
     url = plain_url(target)
     if form is not None:

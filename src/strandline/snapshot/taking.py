@@ -279,7 +279,7 @@ class _Canonical:
             (info,) = part.operator.partitions
             raise StrandlineError(
                 f"the process that wrote operator '{part.operator.uid}', partition {info.index}, into the savepoint "
-                f"{part.target.url}/{part.target.path} has ended with {process.returncode}: "
+                f"{folder_at(part.target).url} has ended with {process.returncode}: "
                 f"{log.read_text(errors='replace')[-_LOG_CHARS:].strip() or 'it says nothing'}",
                 hint="take the savepoint again; nothing is left of this one",
             )

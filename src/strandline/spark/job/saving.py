@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.history import CheckpointStats
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.control.status import Savepoint
@@ -56,6 +57,6 @@ def told(made: Manifest, target: Place, started: float) -> Savepoint:
     """Return what is said of a savepoint that was made."""
     assert made.savepoint
     return Savepoint(
-        url=f"{target.url}/{target.path}", form=made.savepoint, checkpoint=made.checkpoint, epoch=made.epoch,
+        url=folder_at(target).url, form=made.savepoint, checkpoint=made.checkpoint, epoch=made.epoch,
         total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
     )  # fmt: skip
