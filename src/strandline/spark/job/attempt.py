@@ -17,6 +17,7 @@ from strandline.api.config import Checkpoints
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.retention import Holds
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
@@ -63,6 +64,8 @@ class Blueprint:
     trigger: dict[str, Any]
     clock: Clock
     wanted: Wanted = Wanted()
+    holds: Holds = field(default_factory=Holds)
+    """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
 
 
 @dataclass

@@ -130,7 +130,7 @@ class Starting:
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, next_id, origin.confirmed,
-            [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on,
+            [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
         )  # fmt: skip
         progress = manifest.source if manifest else None
         batch = progress.batch if progress else -1
