@@ -25,6 +25,7 @@ from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.restore import fetch
 from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
+from strandline.core.failure import Failure, to_failure
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
@@ -46,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str
     """A local directory of its own, which is there."""
     local_copy: str = ""
-    now_us: int
+    now_us: int | None = None
     watermark_us: int | None = None
     """How far the clock and event time had come: what has expired by then is left out."""
 
@@ -67,9 +68,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Why nothing comes of it."""
 
-    kind: str
-    message: str
-    hint: str = ""
+    failure: Failure
 
 
 Answer = Files | Rows | Failed
@@ -152,9 +151,9 @@ def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
     try:
         return export(msgspec.json.decode(line, type=Part), wrote)
     except StrandlineError as error:
-        return Failed(kind=type(error).__name__, message=error.message, hint=error.hint)
+        return Failed(failure=to_failure(error))
     except Exception as error:
-        return Failed(kind="StrandlineError", message=f"{type(error).__name__}: {error}")
+        return Failed(failure=to_failure(StrandlineError(f"{type(error).__name__}: {error}")))
 
 
 def _end_with_parent(line: bytes) -> None:

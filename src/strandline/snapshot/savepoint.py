@@ -110,7 +110,7 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     # 1. What the manifest says fits together, and is there.
     check_form(manifest, folder.url)
     there = {info.path: info.size_bytes for info in folder.list()}
-    named = {file.path: file for file in manifest.files() if file.inline is None}
+    named = {file.path: file for file in manifest.stored()}
     for path, file in named.items():
         if there.get(path) != file.size and (problem := look_at(folder, file)):
             raise CorruptionError(f"{folder.url}/{path}: {problem}: it was uploaded, and the savepoint needs it")

@@ -265,15 +265,16 @@ class Run(Supervised):
 
         Canonical, its state is tables of typed columns, to be restored on any backend; native, the backend's own files,
         at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
-        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, and ConflictError if there
-        is anything in the folder; nothing that could be taken for a savepoint is left then.
+        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, or the job ends before the
+        savepoint is complete, and ConflictError if there is anything in the folder; nothing that could be taken for a
+        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing.
         """
         target = target_of(self._b, url, format)
-        if not self._is_at_work() or (attempt := self._attempt) is None:
+        if not self._is_at_work() or self._attempt is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
         report: Any = progress or (lambda _: None)
         form: Any = format
-        return save(self._b, attempt.coordinator, lambda: self.checkpoint(timeout), target, form, report)
+        return save(self._b, lambda: self.checkpoint(timeout), target, form, report, self._is_ending)
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
