@@ -14,11 +14,9 @@ from strandline.format.schemas import Schemas
 from strandline.plan.changes import Change
 from strandline.plan.upgrade import Migration, Upgrade, plan_upgrade
 from strandline.plan.windows import fold, operator_of
-from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import state_infos
-from tests.runtime.aggregating import COUNTS, FIELDS, RESULTS, process_of
 
 
 class Function(sl.KeyedProcess):
@@ -229,12 +227,3 @@ def test_values_of_windows_evolve_and_their_cut_does_not() -> None:
     assert [reason.partition(" are")[0] for reason in go_on(made[1], made[2]).refusals] == [
         "operator 'op': the windows of state 'windows'"
     ]
-
-
-@pytest.mark.parametrize("kind", [None, sl.Global(count=3), sl.Session("1s"), sl.Tumbling("10s")])
-def test_built_in_aggregates_keep_their_types(kind: Any) -> None:
-    before = Op("op", process_of(kind, COUNTS, Rules()))
-    fewer = Op("op", process_of(kind, Accumulators(FIELDS[:1], RESULTS[:1]), Rules()))
-    assert not go_on(before, before).refusals
-    found = go_on(before, fewer)
-    assert found.refusals[0].startswith(f"operator 'op': the type of state '{before.states[0].name}' is ")

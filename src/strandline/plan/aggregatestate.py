@@ -6,6 +6,7 @@ may change when aggregates do: they are those of one of their results.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -145,7 +146,8 @@ class _Planner:
         elif name in self._of.added:
             self._note(name, "new", "", BEGINS_EMPTY)
         else:
-            self._found.to_add.append(f"{name}=sl.agg.{info.function.removesuffix(_OF_VALUES)}(…).added()")
+            as_given = f"{name}=" if name.isidentifier() else f"{json.dumps(name, ensure_ascii=False)}: "
+            self._found.to_add.append(f"{as_given}sl.agg.{info.function.removesuffix(_OF_VALUES)}(…).added()")
             why = "is new: of windows and keys in the snapshot it would have only what comes from now on"
             self._refuse(name, f"the aggregate '{name}' {why}")
 

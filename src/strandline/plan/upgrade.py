@@ -84,8 +84,8 @@ class Upgrade:
     @property
     def hint(self) -> str:
         """What to write in the program for what is new in it, if anything; empty, or the beginning of a sentence."""
-        said = [f"of '{uid}', {', '.join(written)}" for uid, written in self.to_add.items()]
-        return f"to have what is new begin empty, write {'; '.join(said)}" if said else ""
+        said = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
+        return f"to have what is new begin empty, write {', and '.join(said)}" if said else ""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the changes as rows of a table, or as JSON.
