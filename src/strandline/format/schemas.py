@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import msgspec
 
 from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.format.columnways import ColumnCodec, Way, ways_of
 from strandline.format.manifest import OlderSchema, StateInfo
 from strandline.format.values import MAX_SCHEMA_ID, ValueCodec
-from strandline.types.datatypes import ArrayType, DataType, StructType, parse_type, quoted
-from strandline.types.evolution import Refusal, evolve, fields_of, sources_of
+from strandline.types.datatypes import ArrayType, DataType, StructType, parse_type
+from strandline.types.evolution import Refusal, evolve, fields_of
 from strandline.types.hints import Hints
 from strandline.types.plain import Convert, each_element
-
-
-@dataclass(frozen=True)
-class New:
-    """A column that older values lack, and what it is in all of them."""
-
-    value: Any
-
-
-Origin = int | New
-"""Of what a column comes: of which of the older ones, or of none."""
 
 
 class Schemas(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +42,20 @@ class Schemas(msgspec.Struct, frozen=True, kw_only=True):
 
     def codec(self, kind: DataType) -> ValueCodec:
         """Return the codec of values, of a list's elements."""
-        return ValueCodec(kind, self.schema_id, self._older(kind))
+        older = self._older(kind)
+        if older and isinstance(kind, StructType) and (ways := ways_of(self.older, kind)):
+            return ColumnCodec(kind, self.schema_id, older, ways)
+        return ValueCodec(kind, self.schema_id, older)
+
+    def ways(self, kind: StructType) -> dict[int, Way]:
+        """Return by older schema id how its columns become the present ones; raise CorruptionError if they cannot."""
+        found = ways_of(self.older, kind)
+        if found is None:
+            raise CorruptionError(
+                f"columns that were stored with older schemas cannot become {kind.ddl}: some are of another type",
+                hint="the manifest that says so was written by a newer release, or damaged",
+            )
+        return found
 
     def codec_of_chunks(self, element: DataType) -> ValueCodec:
         """Return the codec of a list's chunks."""
@@ -65,23 +64,6 @@ class Schemas(msgspec.Struct, frozen=True, kw_only=True):
             for schema_id, (was, convert) in self._older(element).items()
         }
         return ValueCodec(ArrayType(element), self.schema_id, older)
-
-    def columns(self, kind: StructType) -> dict[int, tuple[StructType, list[Origin]]]:
-        """Return by older schema id the columns of that time, and of what each of the present ones comes.
-
-        Raises CorruptionError if a column's type changed: whole columns are taken as they are, or are new.
-        """
-        found: dict[int, tuple[StructType, list[Origin]]] = {}
-        then, rest = kind, list[Origin](range(len(kind.fields)))
-        for schema_id in sorted(self.older, reverse=True):
-            step = self.older[schema_id]
-            was = parse_type(step.value_type)
-            origins = _origins(was, then, step)
-            rest = [origins[origin] if isinstance(origin, int) else origin for origin in rest]
-            assert isinstance(was, StructType)
-            found[schema_id] = was, rest
-            then = was
-        return found
 
     def _older(self, kind: DataType) -> dict[int, tuple[DataType, Convert | None]]:
         """Go back from the present type, a schema at a time: each step is what it was when the type was changed."""
@@ -97,25 +79,6 @@ class Schemas(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
-def _origins(was: DataType, then: StructType, step: OlderSchema) -> list[Origin]:
-    """Return of what each column of the next schema comes in one step."""
-    if not isinstance(was, StructType):
-        raise _no_way(was, then, [f"{was.ddl} has no columns"])
-    sources = sources_of(was, then, Hints(step.renamed, several=True))
-    types = {f.name: f.type for f in was.fields}
-    found: list[Origin] = []
-    for f in then.fields:
-        source = sources[f.name]
-        if source is None:
-            filled = step.fill.get(quoted(f.name))
-            found.append(New(None if filled is None else ValueCodec(f.type).decode(filled)))
-        elif types[source] == f.type:
-            found.append(was.names.index(source))
-        else:
-            raise _no_way(was, then, [f"{f.name} is {f.type.ddl}, was {types[source].ddl}"])
-    return found
-
-
 def _step(was: DataType, then: DataType, step: OlderSchema) -> Convert | None:
     fields = fields_of(then)
     unknown = [path for path in step.fill if path not in fields]
@@ -127,12 +90,8 @@ def _step(was: DataType, then: DataType, step: OlderSchema) -> Convert | None:
         if not isinstance(made, Refusal):
             return made.convert
         found = made
-    raise _no_way(was, then, found.reasons)
-
-
-def _no_way(was: DataType, then: DataType, reasons: Sequence[str]) -> CorruptionError:
-    return CorruptionError(
-        f"values that were stored as {was.ddl} cannot become {then.ddl}: {'; '.join(reasons)}",
+    raise CorruptionError(
+        f"values that were stored as {was.ddl} cannot become {then.ddl}: {'; '.join(found.reasons)}",
         hint="the manifest that says so was written by a newer release, or damaged",
     )
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
 import pyarrow as pa
 
 from strandline.core.errors import CorruptionError
 from strandline.format.schemas import Schemas
-from strandline.types.columns import arrow_schema, build
+from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import StructType
 
 MARK_END = -(1 << 63)
@@ -61,13 +60,7 @@ class PaneCodec:
         self.schema = arrow_schema(kind)
         self._name = name
         self._head = bytes([0, schemas.schema_id])
-        self._older = {
-            bytes([0, schema_id]): (
-                arrow_schema(was),
-                [o if isinstance(o, int) else build([o.value], f.type) for o, f in zip(of, kind.fields, strict=True)],
-            )
-            for schema_id, (was, of) in schemas.columns(kind).items()
-        }
+        self._older = {bytes([0, schema_id]): way for schema_id, way in schemas.ways(kind).items()}
 
     def pack(self, rows: pa.RecordBatch) -> bytes:
         """Return the value of an entry that holds these rows."""
@@ -84,11 +77,8 @@ class PaneCodec:
                 f"state '{self._name}': an entry begins with {head.hex()}, expected {known}",
                 hint="it was written by a newer release or by a program with other aggregates, or damaged",
             )
-        schema, origins = self._older[head]
-        rows = self._read(value, schema)
-        nowhere = pa.array(np.zeros(rows.num_rows, np.int64))
-        columns = [rows.column(of) if isinstance(of, int) else of.take(nowhere) for of in origins]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        way = self._older[head]
+        return pa.RecordBatch.from_arrays(way.follow(self._read(value, way.schema).columns), schema=self.schema)
 
     def _read(self, value: bytes, schema: pa.Schema) -> pa.RecordBatch:
         try:
