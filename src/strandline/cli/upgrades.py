@@ -116,7 +116,7 @@ def _print(found: Check) -> None:
     made = table("operator", "state or aggregate", "what becomes of it", "was", "details")
     for change in found.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
-        name = f"{change.aggregate}=agg" if change.aggregate else change.state or "-"
+        name = f"{change.aggregate} (aggregate)" if change.aggregate else change.state or "-"
         add_row(made, change.uid, name, action, change.was, "; ".join(change.details))
     console().print(made)
     for name in found.upgrade.unused:
