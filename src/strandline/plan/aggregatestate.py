@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from keyword import iskeyword
 from typing import Any
 
 from strandline.format.manifest import AggregateInfo, StateInfo
@@ -20,6 +21,8 @@ from strandline.types.hints import Hints
 
 BEGINS_EMPTY = "begins empty in what is stored"
 _OF_VALUES = "_valid"
+_OWN_WORDS = ("uid", "name", "max_parallelism")
+"""What agg() itself is told by these keywords: results of such names are given in a dict."""
 
 
 @dataclass
@@ -146,7 +149,8 @@ class _Planner:
         elif name in self._of.added:
             self._note(name, "new", "", BEGINS_EMPTY)
         else:
-            as_given = f"{name}=" if name.isidentifier() else f"{json.dumps(name, ensure_ascii=False)}: "
+            is_word = name.isidentifier() and not iskeyword(name) and name not in _OWN_WORDS
+            as_given = f"{name}=" if is_word else f"{json.dumps(name, ensure_ascii=False)}: "
             self._found.to_add.append(f"{as_given}sl.agg.{info.function.removesuffix(_OF_VALUES)}(…).added()")
             why = "is new: of windows and keys in the snapshot it would have only what comes from now on"
             self._refuse(name, f"the aggregate '{name}' {why}")
