@@ -42,6 +42,25 @@ class Aggregate:
     is_added: bool = False
     """Whether it may begin empty where there is state without it."""
 
+    def __post_init__(self) -> None:
+        if self.column is None and self.kind == "count":
+            return
+        pair = self.kind in COMPARING
+        for given in (self.column, self.by) if pair else (self.column,):
+            if not isinstance(given, str) or not given.strip():
+                raise ConfigurationError(
+                    f"{self.kind}() was given {given!r}, expected a column's name or an SQL expression",
+                    hint=f'write sl.agg.{self.kind}("item", "price")'
+                    if pair
+                    else f'write sl.agg.{self.kind}("amount")',
+                )
+
+    @property
+    def ranks(self) -> tuple[float, ...]:
+        """Of percentiles: which."""
+        wanted = self.percentage
+        return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+
     def added(self) -> Aggregate:
         """Say that the aggregate was added to a program that has state, and may begin empty there.
 
@@ -65,25 +84,6 @@ class Aggregate:
                 hint=f'write sl.agg.{self.kind}(…).renamed(was="total")',
             )
         return replace(self, was=was)
-
-    def __post_init__(self) -> None:
-        if self.column is None and self.kind == "count":
-            return
-        pair = self.kind in COMPARING
-        for given in (self.column, self.by) if pair else (self.column,):
-            if not isinstance(given, str) or not given.strip():
-                raise ConfigurationError(
-                    f"{self.kind}() was given {given!r}, expected a column's name or an SQL expression",
-                    hint=f'write sl.agg.{self.kind}("item", "price")'
-                    if pair
-                    else f'write sl.agg.{self.kind}("amount")',
-                )
-
-    @property
-    def ranks(self) -> tuple[float, ...]:
-        """Of percentiles: which."""
-        wanted = self.percentage
-        return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
 
 
 def count(column: str | None = None) -> Aggregate:
