@@ -24,9 +24,10 @@ Drop = Annotated[
     list[str] | None,
     typer.Option(
         "--drop",
-        metavar="[JOB=]UID[.STATE]",
+        metavar="[JOB=]UID[.NAME]",
         show_default=False,
-        help="A stored operator or state that the program does not have any more, and that may be lost; repeated.",
+        help="A stored operator, or a state or aggregate of it, that the program does not have any more, and that may "
+        "be lost; repeated.",
     ),
 ]
 
