@@ -186,7 +186,9 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     assert len(begun) <= 3
 
 
-def test_one_process_for_several_partitions_gives_way_to_those_of_every_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_for_several_partitions_gives_way_to_those_of_every_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shares, begun = [], []
 
     class Seen(subprocess.Popen[bytes]):
