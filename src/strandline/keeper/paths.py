@@ -99,6 +99,16 @@ class Places:
                     return held
                 held.close()
 
+    def hold_alone(self) -> IO[str] | None:
+        """Hold the directories as `hold` does, with nobody beside; None if somebody holds them already."""
+        held = self.hold()
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.close()
+            return None
+        return held
+
     def remove(self, held: IO[str]) -> None:
         """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""
         _remove(self.root, held)

@@ -59,14 +59,16 @@ def take_savepoint(
     report: Report = lambda progress: None,
     scratch: Path | None = None,
     clock: Clock | None = None,
+    mark: str = "",
 ) -> Manifest:
     """Write a savepoint of a checkpoint, whose files are relative to `source`, into the folder `target`; return it.
 
+    `mark` says who writes it, as `begin` has it.
     Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged, and
     OutcomeUnknownError when the savepoint may be there or appear later. After any other error nothing is left there.
     """
     here, folder = folder_at(source), folder_at(target)
-    begin(folder)
+    begin(folder, mark)
     try:
         with _scratch(scratch) as directory:
             if form == "native":

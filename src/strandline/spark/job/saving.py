@@ -35,6 +35,7 @@ def save(
     target: Place,
     form: Form,
     report: Report,
+    mark: str = "",
 ) -> Savepoint:
     """Take a checkpoint, which stays until it is a savepoint as well."""
     b, started = blueprint, time.monotonic()
@@ -48,7 +49,7 @@ def save(
             url=b.jobdir.store.url, path=b.jobdir.path, options=b.checkpoints.storage_options, fsync=b.settings.fsync
         )
         made = take_savepoint(
-            manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
+            manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root, mark=mark,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
         )  # fmt: skip
     return Savepoint(

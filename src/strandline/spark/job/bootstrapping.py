@@ -1,0 +1,294 @@
+"""State made by a program's own functions out of bounded history: its pipeline runs over it, and leaves a savepoint.
+
+1. `_clear`: nobody else bootstraps the job; what somebody left who was killed goes.
+2. The history is put in order and cut into epochs (`history.py`).
+3. `Replay`: keepers of its own process the epochs, with checkpoints in a folder of its own; after a failure the next
+   replay goes on from the newest of them. Nothing that the job itself has is read or touched.
+4. What is due by then fires; a last checkpoint becomes the savepoint, which is there once it is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+
+from strandline.api.config import Checkpoints, Restart
+from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.folder import Folder, delete_quietly, folder_at
+from strandline.checkpoint.history import CheckpointStats
+from strandline.control.status import Savepoint
+from strandline.core import failpoints
+from strandline.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    StateLimitError,
+    StrandlineError,
+    UserCodeError,
+)
+from strandline.core.ids import CheckpointId
+from strandline.plan.history import HistoryClock, HistoryProgress, Slice, progress_of
+from strandline.runtime.watermarks import Watermarks
+from strandline.snapshot.savepoint import check_empty, discard_own
+from strandline.snapshot.taking import Form
+from strandline.spark.base.marks import find_error
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.job.attempt import Blueprint, end
+from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.history import History, Spool, describe, spool_root
+from strandline.spark.job.saving import save
+from strandline.spark.job.staging import Staging
+from strandline.spark.job.starting import Starting
+from strandline.spark.keepers.exchange import session_like, users_session_active
+from strandline.storage.place import Place
+
+log = logging.getLogger(__name__)
+
+Report = Callable[[HistoryProgress], object]
+FOLDER = "_bootstrap"
+"""Of a checkpoint directory: where jobs have their checkpoints meanwhile. No job can be called so."""
+_EVERY = "30s"
+_LOOK_S = 0.01
+_TELL_S = 10.0
+_FINAL = (ConfigurationError, CorruptionError, FencedError, StateLimitError, UserCodeError, ConflictError)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a bootstrap is to do."""
+
+    history: History
+    target: Place
+    form: Form
+    rows_per_epoch: int
+    time_per_epoch_us: int | None
+    scratch: str | None
+    report: Report
+
+
+def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
+    """Return where a bootstrap of a job has its checkpoints, and when it takes them."""
+    directory = f"{str(checkpoints.directory).rstrip('/')}/{FOLDER}"
+    return replace(checkpoints, directory=directory, every=_EVERY, mode="incremental", retain=1, min_pause=0)
+
+
+def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
+    """Run a pipeline over history; return the savepoint. The blueprint is a bootstrap's own: nothing is the job's."""
+    b, target = blueprint, folder_at(wish.target)
+    mark = f"bootstrap-{b.places.root.name}"
+    held = b.places.hold_alone()
+    if held is None:
+        raise ConflictError(
+            f"job '{b.name}' is being bootstrapped already, by this process or another one of this machine",
+            hint="wait for its end, or end it",
+        )
+    try:
+        discard_own(target, mark)
+        check_empty(target)
+        spool = Spool(b.spark, spool_root(b.jobdir.store.url, wish.scratch, b.places.root.name))
+        _clear(b.jobdir, spool)
+        replays: list[Replay] = []
+        try:
+            with users_session_active(b.spark):
+                slices = _spooled(spool, wish)
+                failpoints.hit("bootstrap.spooled")
+                return _replayed(replays, restart, lambda: _next(replays, b, spool, slices, wish, mark))
+        finally:
+            _leave(b.jobdir, spool, is_owner=not replays or replays[-1].is_owner())
+    finally:
+        with contextlib.suppress(Exception):
+            b.places.remove(held)
+        held.close()
+
+
+def _clear(folder: Folder, spool: Spool) -> None:
+    """Take away what a bootstrap has left that was killed."""
+    with contextlib.suppress(Exception):
+        spool.delete_all()
+    folder.delete([info.path for info in folder.list()])
+
+
+def _leave(folder: Folder, spool: Spool, *, is_owner: bool) -> None:
+    """Take away what this bootstrap has made; what it cannot, the next one does."""
+    with contextlib.suppress(Exception):
+        spool.delete()
+        if is_owner:
+            spool.delete_all()
+    with contextlib.suppress(StrandlineError):
+        delete_quietly(folder, [info.path for info in folder.list()] if is_owner else [])
+
+
+@errors_reported()
+def _spooled(spool: Spool, wish: Wish) -> list[Slice]:
+    try:
+        return spool.write(wish.history, wish.rows_per_epoch, wish.time_per_epoch_us)
+    except Exception as error:
+        found = find_error(error)
+        if found is error:
+            raise
+        raise found from None
+
+
+def _next(before: list[Replay], b: Blueprint, spool: Spool, slices: list[Slice], wish: Wish, mark: str) -> Replay:
+    """Return what goes on from where others have come."""
+    least_id, claim = (before[-1].next_id, before[-1].claim) if before else (CheckpointId(1), None)
+    return Replay(b, frozenset(), least_id, claim, spool=spool, slices=slices, wish=wish, mark=mark)
+
+
+def _replayed(replays: list[Replay], restart: Restart, again: Callable[[], Replay]) -> Savepoint:
+    """Replay until there is a savepoint, after failures too, as often in a row as a job would be restarted."""
+    in_a_row = 0
+    while True:
+        replay = again()
+        replays.append(replay)
+        try:
+            return replay.run()
+        except BaseException as error:
+            found = find_error(error)
+            in_a_row = 1 if replay.has_advanced else in_a_row + 1
+            if isinstance(found, _FINAL) or not isinstance(found, Exception) or in_a_row > restart.attempts:
+                if found is error:
+                    raise
+                raise found from None
+        delay_ms = restart.delay_ms(in_a_row)
+        log.warning("the bootstrap goes on in %d ms: %s", delay_ms, found)
+        time.sleep(delay_ms / 1000)
+
+
+@dataclass
+class _NoProgress:
+    """What checkpoints of a bootstrap know of sources: nothing. The job reads its own from where they begin."""
+
+    _coordinator: Coordinator
+
+    def begin(self, batch: int) -> None:
+        pass
+
+    def want(self, checkpoint: CheckpointId, batch: int) -> None:
+        self._coordinator.add_source(checkpoint, None)
+
+
+@dataclass
+class Replay(Starting):
+    """One attempt to run over history: from the newest checkpoint of the bootstrap to a savepoint or an error."""
+
+    spool: Spool = field(kw_only=True)
+    slices: list[Slice] = field(kw_only=True)
+    wish: Wish = field(kw_only=True)
+    mark: str = field(kw_only=True)
+
+    @property
+    def next_id(self) -> CheckpointId:
+        """The number of the next checkpoint."""
+        return self._coordinator.next_id if self._coordinator else self._least_id
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether a checkpoint was completed."""
+        return self._coordinator is not None and self._coordinator.counts.completed > 0
+
+    def is_owner(self) -> bool:
+        """Whether no other driver bootstraps the job, from another machine."""
+        try:
+            if self.claim is not None:
+                self.claim.check()
+        except StrandlineError:
+            return False
+        return True
+
+    @errors_reported()
+    def run(self) -> Savepoint:
+        """Process what is left of the history, and make the savepoint."""
+        try:
+            driver, coordinator = self._begin()
+            assert self._fleet is not None
+            with self._fleet.breakable():
+                self._process(driver, coordinator)
+                return self._save(driver, coordinator)
+        finally:
+            end(
+                self._b, "the bootstrap ended", self._driver, None, self._coordinator, self._fleet, self._cleanup
+            )  # fmt: skip
+
+    def _begin(self) -> tuple[EpochDriver, Coordinator]:
+        b, found = self._b, self._open()
+        manifest = found.origin.manifest
+        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
+        coordinator = self._coordinator = Coordinator(
+            b.jobdir, found.claim, b.checkpoints, b.clock, found.next_id, found.origin.confirmed,
+            [operator.info(b.settings.backend) for operator in found.operators], staging.commit,
+        )  # fmt: skip
+        timed = self.wish.history.is_timed
+        begins_us = next((part.first for part in self.slices if part.first is not None), None) if timed else None
+        self._clock = HistoryClock(b.clock, begins_us)
+        for part in self.slices[: found.epoch]:
+            self._reach(part)
+        stored = manifest.watermarks if manifest else {}
+        watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
+        driver = self._driver = EpochDriver(
+            b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
+            found.exchange, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
+            Progress(found.epoch), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
+        )  # fmt: skip
+        driver.progress.acks.update(found.acks)
+        return driver, coordinator
+
+    def _reach(self, part: Slice) -> None:
+        self._clock.reach(part.last if self.wish.history.is_timed else None)
+
+    def _process(self, driver: EpochDriver, coordinator: Coordinator) -> None:
+        session, begun, started = session_like(self._b.spark), driver.progress.epoch, time.monotonic()
+        told = started
+        for number in range(begun, len(self.slices)):
+            part = self.slices[number]
+            self._reach(part)
+            driver(self.spool.read(session, part), number)
+            self._refuse_late(driver)
+            failpoints.hit("bootstrap.epoch")
+            coordinator.advance()
+            how_far = progress_of(
+                number + 1, self.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
+            )
+            self.wish.report(how_far)
+            if time.monotonic() - told > _TELL_S:
+                told = time.monotonic()
+                log.info("bootstrap of job '%s': %s", self._b.name, how_far)
+        # What is due by now would have fired before anything else came.
+        while driver.tick():
+            coordinator.advance()
+
+    def _refuse_late(self, driver: EpochDriver) -> None:
+        if late := driver.progress.late_rows:
+            orders = self.wish.history.orders
+            raise ConfigurationError(
+                f"{late} rows of the history are older than the watermark, and would be dropped: it came in the order "
+                f"of {describe(orders)}, which is not that of event time"
+                if orders
+                else f"{late} rows are late",
+                hint="say which column or expression has the time that watermark() goes by: order_by=…",
+            )
+
+    def _save(self, driver: EpochDriver, coordinator: Coordinator) -> Savepoint:
+        b, wish = self._b, self.wish
+
+        def checkpointed() -> CheckpointStats:
+            number = self._wait(coordinator.request(), driver, coordinator)
+            stats = next(stats for stats in coordinator.history if stats.checkpoint == number)
+            failpoints.hit("bootstrap.checkpointed")
+            assert self.claim is not None
+            self.claim.check()
+            return stats
+
+        return save(b, coordinator, checkpointed, wish.target, wish.form, lambda _: None, self.mark)
+
+    def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
+        while not asked.done():
+            driver.poll(may_trigger=coordinator.is_due)
+            coordinator.advance()
+            time.sleep(_LOOK_S)
+        return asked.result()
