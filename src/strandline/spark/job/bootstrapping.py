@@ -34,8 +34,9 @@ from strandline.core.errors import (
 from strandline.core.ids import CheckpointId
 from strandline.plan.history import HistoryClock, HistoryProgress, Slice, progress_of
 from strandline.runtime.watermarks import Watermarks
+from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.savepoint import check_empty, discard_own
-from strandline.snapshot.taking import Form
+from strandline.snapshot.taking import Form, bring_source
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.attempt import Blueprint, end
@@ -53,7 +54,7 @@ Report = Callable[[HistoryProgress], object]
 FOLDER = "_bootstrap"
 """Of a checkpoint directory: where jobs have their checkpoints meanwhile. No job can be called so."""
 _EVERY = "30s"
-_LOOK_S = 0.01
+_LOOK_S = 0.02
 _TELL_S = 10.0
 _FINAL = (ConfigurationError, CorruptionError, FencedError, StateLimitError, UserCodeError, ConflictError)
 
@@ -69,6 +70,8 @@ class Wish:
     time_per_epoch_us: int | None
     scratch: str | None
     report: Report
+    start: Snapshot | None = None
+    """Whose place in the sources the job is to go on from."""
 
 
 def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
@@ -94,6 +97,7 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
         _clear(b.jobdir, spool)
         replays: list[Replay] = []
         try:
+            _bring_place(b, wish.start)
             with users_session_active(b.spark):
                 slices = _spooled(spool, wish)
                 failpoints.hit("bootstrap.spooled")
@@ -111,6 +115,14 @@ def _clear(folder: Folder, spool: Spool) -> None:
     with contextlib.suppress(Exception):
         spool.delete_all()
     folder.delete([info.path for info in folder.list()])
+
+
+def _bring_place(b: Blueprint, start: Snapshot | None) -> None:
+    if start is not None and start.manifest.source is not None:
+        folder = start.folder
+        options, fsync = b.checkpoints.storage_options, b.settings.fsync
+        place = Place(url=folder.store.url, path=folder.path, options=options, fsync=fsync)
+        bring_source(start.manifest.source, place, b.jobdir, b.places.root)
 
 
 def _leave(folder: Folder, spool: Spool, *, is_owner: bool) -> None:
@@ -247,7 +259,11 @@ class Replay(Starting):
         for number in range(begun, len(self.slices)):
             part = self.slices[number]
             self._reach(part)
+            before = coordinator.pending
             driver(self.spool.read(session, part), number)
+            if coordinator.pending != before:
+                # Its time begins when its epoch is over, however long that took.
+                coordinator.postpone()
             self._refuse_late(driver)
             failpoints.hit("bootstrap.epoch")
             coordinator.advance()
@@ -284,7 +300,8 @@ class Replay(Starting):
             self.claim.check()
             return stats
 
-        return save(b, coordinator, checkpointed, wish.target, wish.form, lambda _: None, self.mark)
+        read_before = wish.start.manifest.source if wish.start else None
+        return save(b, coordinator, checkpointed, wish.target, wish.form, lambda _: None, self.mark, read_before)
 
     def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
         while not asked.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pyspark.sql.types import AtomicType, StructType
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
 from strandline.plan.columns import quoted
+from strandline.plan.graph import WatermarkNode, sources_of
 from strandline.plan.history import MOST_EPOCHS, Slice, event_time_of, in_slices, to_order
 from strandline.plan.pipeline import Pipeline
 from strandline.spark.base.ddl import ddl_of, first_line
@@ -22,6 +24,8 @@ from strandline.spark.base.filesystem import FileSystem, open_filesystem
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.lower.query import Sources
 from strandline.spark.streams.frames import FrameSource
+
+log = logging.getLogger(__name__)
 
 Given = DataFrame | Mapping[str, DataFrame]
 """What a job is given as history: of its only source, or of each by name."""
@@ -53,17 +57,21 @@ def history_of(sources: Sources, pipeline: Pipeline, given: Given, order_by: Ord
     said = _by_source(by_name, {} if order_by is None else order_by, "order_by")
     found, orders, kinds = {}, {}, set()
     for name, node in by_name.items():
-        df = _checked(_named(node), frames[name], node.df.schema) if name in frames else _no_rows(node.df)
-        order = _order_of(node, said.get(name), pipeline)
+        if name in frames:
+            df = _checked(_named(node), frames[name], node.df.schema)
+            order = _order_of(node, said.get(name), pipeline)
+        else:
+            df, order = _no_rows(node.df), ""
+            _warn_of_silence(node, pipeline)
         by, kind = _ordering(node, df, order)
         if order:
             orders[name] = order
             kinds.add("time" if kind in _TIMES else kind)
         found[name] = df.select(*(F.col(quoted(column)) for column in node.df.columns), by.alias(_ORDER))
-    if len(kinds) > 1:
+    if sources.are_several and (others := kinds - {"time"}):
         raise ConfigurationError(
-            f"the sources are ordered by different things: {', '.join(sorted(kinds))}",
-            hint="say for each by which time its rows come: order_by={name: expression}",
+            f"the history of several sources is ordered by {', '.join(sorted(others))}, expected times",
+            hint="say for each source by which time its rows come: order_by={name: expression}",
         )
     return History(sources.union(found, [_ORDER]), bool(orders), kinds == {"time"}, orders)
 
@@ -93,6 +101,15 @@ def _by_source(nodes: Mapping[str, FrameSource], given: object, what: str) -> di
 
 def _named(node: FrameSource) -> str:
     return f"the history of source '{node.name}'" if node.name else "the history"
+
+
+def _warn_of_silence(node: FrameSource, pipeline: Pipeline) -> None:
+    waiting = [each for each in pipeline.nodes if isinstance(each, WatermarkNode) and each.spec.idle_us is None]
+    if any(node in sources_of(each) for each in waiting):
+        log.warning(
+            "the source '%s' has a watermark and no history: event time waits for it, and no window ends",
+            node.name,
+        )
 
 
 def _no_rows(like: DataFrame) -> DataFrame:

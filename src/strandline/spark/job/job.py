@@ -19,13 +19,14 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
-from strandline.snapshot.opened import savepoint_place
+from strandline.snapshot.opened import open_snapshot, savepoint_place
 from strandline.snapshot.taking import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job import watched
 from strandline.spark.job.attempt import Blueprint, Wanted
 from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
+from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
 from strandline.spark.lower.plan import Plan
@@ -122,6 +123,7 @@ class Job:
         format: Form = "canonical",
         rows_per_epoch: int = 100_000,
         time_per_epoch: str | None = None,
+        starting_from: str | Path | None = None,
         scratch: str | Path | None = None,
         progress: Report | None = None,
     ) -> Savepoint:
@@ -134,9 +136,11 @@ class Job:
         where the watermark's column is made by a step, and for order without a watermark. Windows that are open at the
         end stay open.
 
-        Results go nowhere: sinks are not opened. The job itself may run meanwhile. Its sources are read from where they
-        begin, as they are configured: they must leave out what the history has. History lies in order in `scratch`
-        meanwhile, a directory that Spark reaches; unless given, beside the checkpoints. `progress` hears of each epoch.
+        The job goes on from where its sources begin, as they are configured: they must leave out what the history has.
+        Or from where the snapshot `starting_from` was in the same sources: then history is what that one had read.
+
+        Results go nowhere: sinks are not opened. The job itself may run meanwhile. History lies in order in `scratch`,
+        a directory that Spark reaches; unless given, beside the checkpoints. `progress` hears of each epoch.
 
         Raises ConfigurationError, before anything runs, for columns that differ, and ConflictError if there is anything
         in the folder `savepoint`. It is there once it is whole; what is left of one that was killed, the next removes.
@@ -160,12 +164,16 @@ class Job:
             raise ConfigurationError(
                 "time_per_epoch is given, and the history has no times", hint="say which column has them: order_by=…"
             )
+        start = None
+        if starting_from is not None:
+            start = open_snapshot(str(starting_from), self.checkpoints.storage_options, fsync=self.settings.fsync)
+            place_in_sources(start.manifest, start.url, plan.sources.names)
         failpoints.arm_from_environment()
         settings = self.settings if parallelism is None else replace(self.settings, parallelism=parallelism)
         blueprint = self._blueprint(spark, Wanted(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap")
         blueprint = replace(blueprint, plan=plan, settings=settings)
         to = None if scratch is None else absolute(scratch)
-        wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None))
+        wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None), start)
         return bootstrap(blueprint, self.restart, wish)
 
     def operators(self) -> list[OperatorInfo]:

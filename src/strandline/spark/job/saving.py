@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Partition
-from strandline.format.manifest import MANIFEST
+from strandline.format.manifest import MANIFEST, SourceInfo
 from strandline.keeper.paths import local_copy
 from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
@@ -36,8 +38,13 @@ def save(
     form: Form,
     report: Report,
     mark: str = "",
+    read_before: SourceInfo | None = None,
 ) -> Savepoint:
-    """Take a checkpoint, which stays until it is a savepoint as well."""
+    """Take a checkpoint, which stays until it is a savepoint as well.
+
+    `mark` is for `take_savepoint`. `read_before`, whose files are in the job's folder, is how far sources were read
+    where the checkpoint says nothing of it.
+    """
     b, started = blueprint, time.monotonic()
     with coordinator.holding():
         stats = take_checkpoint()
@@ -45,6 +52,7 @@ def save(
         manifest = b.jobdir.read(path, MANIFEST.decode)
         if manifest.checkpoint != stats.checkpoint:
             raise CorruptionError(f"{b.jobdir.url}/{path}: is checkpoint {manifest.checkpoint}")
+        manifest = msgspec.structs.replace(manifest, source=manifest.source or read_before)
         source = Place(
             url=b.jobdir.store.url, path=b.jobdir.path, options=b.checkpoints.storage_options, fsync=b.settings.fsync
         )
