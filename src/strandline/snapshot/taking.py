@@ -106,13 +106,15 @@ def bring_tables(
     return manifest
 
 
-def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path | None = None) -> None:
-    """Bring the files of a snapshot's place in the sources into another folder, under the paths that they have.
+def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path | None = None) -> SourceInfo:
+    """Bring the files of a snapshot's place in the sources into another folder; return it with their paths there.
 
     Raises CorruptionError if they are not as the snapshot says.
     """
     with _scratch(scratch) as directory:
-        _Native(folder_at(source), target, directory).bring_as_is(info.files())
+        brought = _Native(folder_at(source), target, directory).bring_source(info)
+    assert brought is not None
+    return brought
 
 
 @contextmanager

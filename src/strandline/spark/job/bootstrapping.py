@@ -32,6 +32,7 @@ from strandline.core.errors import (
     UserCodeError,
 )
 from strandline.core.ids import CheckpointId
+from strandline.format.manifest import SourceInfo
 from strandline.plan.history import HistoryClock, HistoryProgress, Slice, progress_of
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.opened import Snapshot
@@ -74,6 +75,18 @@ class Wish:
     """Whose place in the sources the job is to go on from."""
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What all replays of one bootstrap go by."""
+
+    spool: Spool
+    slices: list[Slice]
+    mark: str
+    """Says in a savepoint's folder who writes it."""
+    read_before: SourceInfo | None
+    """How far the sources were read by whoever had read the history."""
+
+
 def private_checkpoints(checkpoints: Checkpoints) -> Checkpoints:
     """Return where a bootstrap of a job has its checkpoints, and when it takes them."""
     directory = f"{str(checkpoints.directory).rstrip('/')}/{FOLDER}"
@@ -97,11 +110,12 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
         _clear(b.jobdir, spool)
         replays: list[Replay] = []
         try:
-            _bring_place(b, wish.start)
+            read_before = _bring_place(b, wish.start)
             with users_session_active(b.spark):
                 slices = _spooled(spool, wish)
                 failpoints.hit("bootstrap.spooled")
-                return _replayed(replays, restart, lambda: _next(replays, b, spool, slices, wish, mark))
+                work = _Work(spool, slices, mark, read_before)
+                return _replayed(replays, restart, lambda: _next(replays, b, wish, work))
         finally:
             _leave(b.jobdir, spool, is_owner=not replays or replays[-1].is_owner())
     finally:
@@ -117,12 +131,12 @@ def _clear(folder: Folder, spool: Spool) -> None:
     folder.delete([info.path for info in folder.list()])
 
 
-def _bring_place(b: Blueprint, start: Snapshot | None) -> None:
-    if start is not None and start.manifest.source is not None:
-        folder = start.folder
-        options, fsync = b.checkpoints.storage_options, b.settings.fsync
-        place = Place(url=folder.store.url, path=folder.path, options=options, fsync=fsync)
-        bring_source(start.manifest.source, place, b.jobdir, b.places.root)
+def _bring_place(b: Blueprint, start: Snapshot | None) -> SourceInfo | None:
+    if start is None or start.manifest.source is None:
+        return None
+    folder, options = start.folder, b.checkpoints.storage_options
+    place = Place(url=folder.store.url, path=folder.path, options=options, fsync=b.settings.fsync)
+    return bring_source(start.manifest.source, place, b.jobdir, b.places.root)
 
 
 def _leave(folder: Folder, spool: Spool, *, is_owner: bool) -> None:
@@ -146,10 +160,10 @@ def _spooled(spool: Spool, wish: Wish) -> list[Slice]:
         raise found from None
 
 
-def _next(before: list[Replay], b: Blueprint, spool: Spool, slices: list[Slice], wish: Wish, mark: str) -> Replay:
+def _next(before: list[Replay], b: Blueprint, wish: Wish, work: _Work) -> Replay:
     """Return what goes on from where others have come."""
     least_id, claim = (before[-1].next_id, before[-1].claim) if before else (CheckpointId(1), None)
-    return Replay(b, frozenset(), least_id, claim, spool=spool, slices=slices, wish=wish, mark=mark)
+    return Replay(b, frozenset(), least_id, claim, wish=wish, work=work)
 
 
 def _replayed(replays: list[Replay], restart: Restart, again: Callable[[], Replay]) -> Savepoint:
@@ -189,10 +203,8 @@ class _NoProgress:
 class Replay(Starting):
     """One attempt to run over history: from the newest checkpoint of the bootstrap to a savepoint or an error."""
 
-    spool: Spool = field(kw_only=True)
-    slices: list[Slice] = field(kw_only=True)
     wish: Wish = field(kw_only=True)
-    mark: str = field(kw_only=True)
+    work: _Work = field(kw_only=True)
 
     @property
     def next_id(self) -> CheckpointId:
@@ -236,9 +248,9 @@ class Replay(Starting):
             [operator.info(b.settings.backend) for operator in found.operators], staging.commit,
         )  # fmt: skip
         timed = self.wish.history.is_timed
-        begins_us = next((part.first for part in self.slices if part.first is not None), None) if timed else None
+        begins_us = next((part.first for part in self.work.slices if part.first is not None), None) if timed else None
         self._clock = HistoryClock(b.clock, begins_us)
-        for part in self.slices[: found.epoch]:
+        for part in self.work.slices[: found.epoch]:
             self._reach(part)
         stored = manifest.watermarks if manifest else {}
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
@@ -256,11 +268,11 @@ class Replay(Starting):
     def _process(self, driver: EpochDriver, coordinator: Coordinator) -> None:
         session, begun, started = session_like(self._b.spark), driver.progress.epoch, time.monotonic()
         told = started
-        for number in range(begun, len(self.slices)):
-            part = self.slices[number]
+        for number in range(begun, len(self.work.slices)):
+            part = self.work.slices[number]
             self._reach(part)
             before = coordinator.pending
-            driver(self.spool.read(session, part), number)
+            driver(self.work.spool.read(session, part), number)
             if coordinator.pending != before:
                 # Its time begins when its epoch is over, however long that took.
                 coordinator.postpone()
@@ -268,7 +280,7 @@ class Replay(Starting):
             failpoints.hit("bootstrap.epoch")
             coordinator.advance()
             how_far = progress_of(
-                number + 1, self.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
+                number + 1, self.work.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
             )
             self.wish.report(how_far)
             if time.monotonic() - told > _TELL_S:
@@ -290,7 +302,7 @@ class Replay(Starting):
             )
 
     def _save(self, driver: EpochDriver, coordinator: Coordinator) -> Savepoint:
-        b, wish = self._b, self.wish
+        b, wish, work = self._b, self.wish, self.work
 
         def checkpointed() -> CheckpointStats:
             number = self._wait(coordinator.request(), driver, coordinator)
@@ -300,8 +312,7 @@ class Replay(Starting):
             self.claim.check()
             return stats
 
-        read_before = wish.start.manifest.source if wish.start else None
-        return save(b, coordinator, checkpointed, wish.target, wish.form, lambda _: None, self.mark, read_before)
+        return save(b, coordinator, checkpointed, wish.target, wish.form, lambda _: None, work.mark, work.read_before)
 
     def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
         while not asked.done():

@@ -148,6 +148,8 @@ class Job:
         >>> job.bootstrap(spark, savepoint="sp/begin", history=spark.read.parquet("history/"), progress=print)
         >>> run = job.start(spark, restore="sp/begin")
         """
+        if (instead := watched.about_to_bootstrap(self)) is not None:
+            return instead
         spark = spark or self._plan.sources.session
         check_session(spark)
         if format not in FORMS:
