@@ -60,6 +60,7 @@ def test_the_clock_goes_with_the_rows_but_not_beyond_the_machines() -> None:
         seen.append(clock.now_ms())
     assert seen == [1000, 2000, 2000, 2000, 5000]
     assert clock.monotonic_ms() == 5000.0
+    assert HistoryClock(machine, 9_000_000).now_ms() == 5000
     # Where rows have no times, it is the machine's.
     clock = HistoryClock(machine, None)
     clock.reach(1)

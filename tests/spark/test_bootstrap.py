@@ -176,8 +176,8 @@ def test_it_goes_on_as_if_all_had_been_streamed(
             os.kill(min(keepers(local_dir).keys() - of_streaming), signal.SIGKILL)
 
     made = job.bootstrap(
-        spark, savepoint=tmp_path / "begun", history=world.history(0, 88), rows_per_epoch=80,
-        starting_from=tmp_path / "streamed", progress=hear,
+        spark, savepoint=tmp_path / "begun", history=world.history(0, 88), rows_per_epoch=130,
+        time_per_epoch="30 min", starting_from=tmp_path / "streamed", progress=hear,
     )  # fmt: skip
     total, last = sum(map(len, world.rows(0, 88))), heard[-1]
     assert (last.rows, last.total_rows, last.epochs) == (total, total, last.total_epochs)

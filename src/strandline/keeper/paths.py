@@ -89,25 +89,29 @@ class Places:
 
         Makes them, if a driver that ends has just removed them.
         """
+        return self._locked(fcntl.LOCK_SH)
+
+    def hold_alone(self) -> IO[str] | None:
+        """Hold the directories with nobody beside; None if somebody holds them already."""
+        try:
+            return self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+
+    def _locked(self, how: int) -> IO[str]:
         path = self.root / _DRIVER_LOCK
         while True:
             self.make()
             with contextlib.suppress(FileNotFoundError):
                 held = path.open("a")
-                fcntl.flock(held, fcntl.LOCK_SH)
+                try:
+                    fcntl.flock(held, how)
+                except BlockingIOError:
+                    held.close()
+                    raise
                 if path.exists() and path.samefile(f"/proc/self/fd/{held.fileno()}"):
                     return held
                 held.close()
-
-    def hold_alone(self) -> IO[str] | None:
-        """Hold the directories as `hold` does, with nobody beside; None if somebody holds them already."""
-        held = self.hold()
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            held.close()
-            return None
-        return held
 
     def remove(self, held: IO[str]) -> None:
         """Remove everything but the logs, unless another driver has taken the job up: `held` is what `hold` gave."""

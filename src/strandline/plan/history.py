@@ -86,7 +86,7 @@ class HistoryClock:
 
     def __init__(self, clock: Clock, begins_us: int | None) -> None:
         self._clock = clock
-        self._at_us = begins_us
+        self._at_us = None if begins_us is None else min(begins_us, clock.now_ms() * 1000)
 
     def reach(self, at_us: int | None) -> None:
         """Rows up to this time have come."""

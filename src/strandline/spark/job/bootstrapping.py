@@ -20,6 +20,7 @@ from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.folder import Folder, delete_quietly, folder_at
 from strandline.checkpoint.history import CheckpointStats
+from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
 from strandline.core.errors import (
@@ -57,7 +58,10 @@ FOLDER = "_bootstrap"
 _EVERY = "30s"
 _LOOK_S = 0.02
 _TELL_S = 10.0
-_FINAL = (ConfigurationError, CorruptionError, FencedError, StateLimitError, UserCodeError, ConflictError)
+_FINAL = (
+    *(ConfigurationError, ConflictError, CorruptionError, FencedError),
+    *(OutcomeUnknownError, StateLimitError, UserCodeError),
+)
 
 
 @dataclass(frozen=True)
@@ -235,9 +239,8 @@ class Replay(Starting):
                 self._process(driver, coordinator)
                 return self._save(driver, coordinator)
         finally:
-            end(
-                self._b, "the bootstrap ended", self._driver, None, self._coordinator, self._fleet, self._cleanup
-            )  # fmt: skip
+            why = "the bootstrap ended"
+            end(self._b, why, self._driver, None, self._coordinator, self._fleet, self._cleanup)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
         b, found = self._b, self._open()
@@ -295,9 +298,7 @@ class Replay(Starting):
             orders = self.wish.history.orders
             raise ConfigurationError(
                 f"{late} rows of the history are older than the watermark, and would be dropped: it came in the order "
-                f"of {describe(orders)}, which is not that of event time"
-                if orders
-                else f"{late} rows are late",
+                f"of {describe(orders) or 'its files'}, which is not that of event time",
                 hint="say which column or expression has the time that watermark() goes by: order_by=…",
             )
 

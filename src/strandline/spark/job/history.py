@@ -35,6 +35,8 @@ _ORDER = "__strandline_order"
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 _SPARE = 2
 """Spark cuts by a sample: up to so many times as many rows as wanted are left together."""
+_TRUSTED = {"spark.sql.files.ignoreMissingFiles": "false", "spark.sql.files.ignoreCorruptFiles": "false"}
+"""Whatever the user's session passes over: of what was put in order, nothing may be lost."""
 _WHOLE_FILES = {"spark.sql.files.maxPartitionBytes": str(1 << 50)}
 
 
@@ -219,7 +221,7 @@ class Spool:
     def read(self, session: SparkSession, part: Slice) -> DataFrame:
         """Return the rows of one epoch, with a session that is ours alone."""
         assert self._schema is not None
-        for name, value in _WHOLE_FILES.items() if self._one_task else ():
+        for name, value in {**_TRUSTED, **(_WHOLE_FILES if self._one_task else {})}.items():
             session.conf.set(name, value)
         df = session.read.schema(self._schema).parquet(self._files.for_spark(f"{self._name}/{part.file}"))
         if not part.is_whole:

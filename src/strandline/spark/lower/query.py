@@ -60,7 +60,7 @@ class Sources:
         numbers = {node.name: at for at, node in enumerate(self.nodes)}
         tagged = []
         for name, df in frames.items():
-            own = [F.col(quoted(column)) for column in df.columns if column not in carried]
+            own = [F.col(quoted(column)) for column in df.columns if column not in carried] if carried else ["*"]
             at = numbers[name]
             tagged.append(df.select(F.lit(at).alias(_SOURCE), F.struct(*own).alias(f"{_ROWS}_{at}"), *carried))
         return reduce(_union, tagged)
