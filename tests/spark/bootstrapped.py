@@ -16,7 +16,8 @@ USERS, EACH = 20, 50
 def job(spark: Any, root: Path, local_dir: Path) -> tuple[sl.Job, Any]:
     """The job, which counts users without event time, and its sink."""
     sink = sl.sinks.memory()
-    return small.job(sl.stream(small.source(spark, root / "in")), root, local_dir, sink=sink), sink
+    restart = sl.Restart(attempts=1, delay="20ms")
+    return small.job(sl.stream(small.source(spark, root / "in")), root, local_dir, sink=sink, restart=restart), sink
 
 
 def bootstrap(spark: Any, root: Path, local_dir: Path) -> None:

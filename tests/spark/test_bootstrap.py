@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
+from strandline.core import failpoints
 from strandline.format.manifest import Manifest
 from strandline.plan.history import HistoryProgress
 from strandline.snapshot.opened import METADATA, open_snapshot
@@ -202,7 +204,14 @@ def test_it_goes_on_as_if_all_had_been_streamed(
     assert shown(sinks) == {name: after[name] - before[name] for name in after}
 
 
-def test_what_a_killed_one_left_is_taken_away(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+def fail(name: str, failed: list[str]) -> None:
+    failed.append(name)
+    raise sl.errors.UnavailableError(f"failpoint '{name}'")
+
+
+def test_what_a_killed_one_left_is_taken_away(
+    spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed when all is written but what makes it a savepoint."""
     (tmp_path / "home").mkdir()
     environment = {
@@ -218,7 +227,13 @@ def test_what_a_killed_one_left_is_taken_away(spark: Any, tmp_path: Path, local_
     assert WRITING in left
     assert METADATA not in left
     assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file()]
+    # The next one fails as well, in one place after the other, and goes on from its checkpoints.
+    failed: list[str] = []
+    monkeypatch.setattr(bootstrapping, "_EVERY", "1ms")
+    for at, name in ((3, "bootstrap.epoch"), (1, "bootstrap.checkpointed"), (1, "savepoint.written")):
+        failpoints.arm(name, partial(fail, name, failed), at=at)
     bootstrapped.bootstrap(spark, tmp_path, local_dir)
+    assert failed == ["bootstrap.epoch", "bootstrap.checkpointed", "savepoint.written"]
     assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file()] == []
     assert {path.name for path in (tmp_path / "begun").iterdir()} == {METADATA, "data"}
     job, sink = bootstrapped.job(spark, tmp_path, local_dir)

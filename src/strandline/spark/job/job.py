@@ -161,6 +161,11 @@ class Job:
             raise ConfigurationError(f"time_per_epoch is {time_per_epoch!r}, expected more than 0")
         target = savepoint_place(str(savepoint), self.checkpoints.storage_options, fsync=self.settings.fsync)
         plan = self._plan.without_sinks()
+        if not plan.pipeline.operators:
+            raise ConfigurationError(
+                f"job '{self.name}' has no keyed operator: there is no state that history could leave",
+                hint="start it: it needs no savepoint",
+            )
         found = history_of(plan.sources, plan.pipeline, history, order_by)
         if time_us is not None and not found.is_timed:
             raise ConfigurationError(
