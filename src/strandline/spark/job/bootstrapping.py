@@ -1,6 +1,6 @@
 """State made by a program's own functions out of bounded history: its pipeline runs over it, and leaves a savepoint.
 
-1. `_clear`: nobody else bootstraps the job; what somebody left who was killed goes.
+1. `_take_away`: nobody else bootstraps the job; what somebody left who was killed goes.
 2. The history is put in order and cut into epochs (`history.py`).
 3. `Replay`: keepers of its own process the epochs, with checkpoints in a folder of its own; after a failure the next
    replay goes on from the newest of them. Nothing that the job itself has is read or touched.
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.coordinator import Coordinator
-from strandline.checkpoint.folder import Folder, delete_quietly, folder_at
+from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.history import CheckpointStats
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
@@ -39,6 +39,7 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.savepoint import check_empty, discard_own
 from strandline.snapshot.taking import Form, bring_source
+from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.attempt import Blueprint, end
@@ -111,7 +112,8 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
         discard_own(target, mark)
         check_empty(target)
         spool = Spool(b.spark, spool_root(b.jobdir.store.url, wish.scratch, b.places.root.name))
-        _clear(b.jobdir, spool)
+        # What a bootstrap has left that was killed.
+        _take_away(b, spool)
         replays: list[Replay] = []
         try:
             read_before = _bring_place(b, wish.start)
@@ -121,18 +123,21 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
                 work = _Work(spool, slices, mark, read_before)
                 return _replayed(replays, restart, lambda: _next(replays, b, wish, work))
         finally:
-            _leave(b.jobdir, spool, is_owner=not replays or replays[-1].is_owner())
+            _leave(b, spool, is_owner=not replays or replays[-1].is_owner())
     finally:
         with contextlib.suppress(Exception):
             b.places.remove(held)
         held.close()
 
 
-def _clear(folder: Folder, spool: Spool) -> None:
-    """Take away what a bootstrap has left that was killed."""
+def _take_away(b: Blueprint, spool: Spool) -> None:
+    """Take away all that bootstraps of a job have made beside savepoints."""
     with contextlib.suppress(Exception):
         spool.delete_all()
-    folder.delete([info.path for info in folder.list()])
+    b.jobdir.delete([info.path for info in b.jobdir.list()])
+    if b.jobdir.url.startswith("file:"):
+        # A keeper that was ended while it wrote a file leaves it under a name that no store lists.
+        open_filesystem(b.spark, b.jobdir.url).delete("")
 
 
 def _bring_place(b: Blueprint, start: Snapshot | None) -> SourceInfo | None:
@@ -143,14 +148,12 @@ def _bring_place(b: Blueprint, start: Snapshot | None) -> SourceInfo | None:
     return bring_source(start.manifest.source, place, b.jobdir, b.places.root)
 
 
-def _leave(folder: Folder, spool: Spool, *, is_owner: bool) -> None:
+def _leave(b: Blueprint, spool: Spool, *, is_owner: bool) -> None:
     """Take away what this bootstrap has made; what it cannot, the next one does."""
     with contextlib.suppress(Exception):
         spool.delete()
         if is_owner:
-            spool.delete_all()
-    with contextlib.suppress(StrandlineError):
-        delete_quietly(folder, [info.path for info in folder.list()] if is_owner else [])
+            _take_away(b, spool)
 
 
 @errors_reported()
