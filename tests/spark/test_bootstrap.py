@@ -26,8 +26,8 @@ from strandline.snapshot.opened import METADATA, open_snapshot
 from strandline.snapshot.savepoint import WRITING
 from strandline.spark.job import bootstrapping
 from tests import jvm
-from tests.spark import bootstrapped, small
-from tests.spark.harness import TIMEOUT_S, keepers, settle
+from tests.spark import bootstrapped, pipeline, small
+from tests.spark.harness import TIMEOUT_S, Case, keepers, settle
 
 pytestmark = pytest.mark.spark
 BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -244,6 +244,33 @@ def test_what_a_killed_one_left_is_taken_away(
     # There is one now.
     with pytest.raises(sl.errors.ConflictError, match="begun: there is a snapshot already"):
         bootstrapped.bootstrap(spark, tmp_path, local_dir)
+
+
+def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case: Case) -> None:
+    case.add(2, rows=20)
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    history = spark.read.schema(pipeline.EVENT_SCHEMA).json(str(case.root / "in"))
+    # It comes when the history's files are known, and before anybody reads them.
+    case.add(1, rows=20)
+    sink = sl.sinks.memory()
+    job = small.job(stream, case.root, case.local_dir, sink=sink)
+    with pytest.raises(sl.errors.ConfigurationError, match="the history of the source is not read from files"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=history.limit(0).localCheckpoint(), skip_files=True)
+    elsewhere = case.root / "elsewhere"
+    small.write_rows(elsewhere, 0, [("u1", "a", 1)])
+    others = spark.read.schema(pipeline.EVENT_SCHEMA).json(str(elsewhere))
+    with pytest.raises(sl.errors.ConfigurationError, match=r"/elsewhere/.*, and the history does"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=others, skip_files=True)
+    made = job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True, order_by="seq")
+    with job.start(spark, restore=made.url) as run:
+        case.add(1, rows=20)
+        settle(run)
+    seen, wanted = Counter[str](), Counter[tuple[str, int]]()
+    for at, event in enumerate(case.events):
+        seen[event["user"]] += 1
+        if at >= 40:
+            wanted[event["user"], seen[event["user"]]] += 1
+    assert small.rows_of(sink) == wanted
 
 
 def test_history_that_does_not_fit_is_refused_before_anything_runs(spark: Any, tmp_path: Path, local_dir: Path) -> None:

@@ -20,6 +20,7 @@ from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.history import CheckpointStats
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
@@ -46,6 +47,7 @@ from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.history import History, Spool, describe, spool_root
 from strandline.spark.job.saving import save
+from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging
 from strandline.spark.job.starting import Starting
 from strandline.spark.keepers.exchange import session_like, users_session_active
@@ -78,6 +80,8 @@ class Wish:
     report: Report
     start: Snapshot | None = None
     """Whose place in the sources the job is to go on from."""
+    skipped: dict[str, frozenset[str]] | None = None
+    """Of each source, the files that the history was read from, and the job is not to read."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def bootstrap(blueprint: Blueprint, restart: Restart, wish: Wish) -> Savepoint:
         _take_away(b, spool)
         replays: list[Replay] = []
         try:
-            read_before = _bring_place(b, wish.start)
+            read_before = _bring_place(b, wish)
             with users_session_active(b.spark):
                 slices = _spooled(spool, wish)
                 failpoints.hit("bootstrap.spooled")
@@ -140,12 +144,18 @@ def _take_away(b: Blueprint, spool: Spool) -> None:
         open_filesystem(b.spark, b.jobdir.url).delete("")
 
 
-def _bring_place(b: Blueprint, start: Snapshot | None) -> SourceInfo | None:
-    if start is None or start.manifest.source is None:
+def _bring_place(b: Blueprint, wish: Wish) -> SourceInfo | None:
+    """Return where the job is to go on in its sources, if not where they begin; its files are in the job's folder."""
+    options, fsync = b.checkpoints.storage_options, b.settings.fsync
+    if wish.start is not None and wish.start.manifest.source is not None:
+        info, folder = wish.start.manifest.source, wish.start.folder
+    elif wish.skipped is not None:
+        folder = JobDirectory(b.jobdir.store, b.name, f"{b.jobdir.path}/read")
+        info = place_behind(b.plan.sources, wish.skipped, folder, b.places.root)
+    else:
         return None
-    folder, options = start.folder, b.checkpoints.storage_options
-    place = Place(url=folder.store.url, path=folder.path, options=options, fsync=b.settings.fsync)
-    return bring_source(start.manifest.source, place, b.jobdir, b.places.root)
+    place = Place(url=folder.store.url, path=folder.path, options=options, fsync=fsync)
+    return bring_source(info, place, b.jobdir, b.places.root)
 
 
 def _leave(b: Blueprint, spool: Spool, *, is_owner: bool) -> None:

@@ -50,6 +50,8 @@ class History:
     """Whether orders are times, in microseconds since 1970."""
     orders: dict[str, str]
     """By which SQL expression each source is ordered, of those that are."""
+    given: dict[str, DataFrame]
+    """What each source was given, of those that were."""
 
 
 def history_of(sources: Sources, pipeline: Pipeline, given: Given, order_by: Order) -> History:
@@ -58,9 +60,10 @@ def history_of(sources: Sources, pipeline: Pipeline, given: Given, order_by: Ord
     frames = _by_source(by_name, given, "history")
     said = _by_source(by_name, {} if order_by is None else order_by, "order_by")
     found, orders, kinds = {}, {}, set()
+    checked: dict[str, DataFrame] = {}
     for name, node in by_name.items():
         if name in frames:
-            df = _checked(_named(node), frames[name], node.df.schema)
+            df = checked[name] = _checked(_named(node), frames[name], node.df.schema)
             order = _order_of(node, said.get(name), pipeline)
         else:
             df, order = _no_rows(node.df), ""
@@ -75,7 +78,7 @@ def history_of(sources: Sources, pipeline: Pipeline, given: Given, order_by: Ord
             f"the history of several sources is ordered by {', '.join(sorted(others))}, expected times",
             hint="say for each source by which time its rows come: order_by={name: expression}",
         )
-    return History(sources.union(found, [_ORDER]), bool(orders), kinds == {"time"}, orders)
+    return History(sources.union(found, [_ORDER]), bool(orders), kinds == {"time"}, orders, checked)
 
 
 def _by_source(nodes: Mapping[str, FrameSource], given: object, what: str) -> dict[str, object]:

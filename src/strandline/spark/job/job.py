@@ -29,6 +29,7 @@ from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_
 from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
+from strandline.spark.job.skipping import files_of_history
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.checks import relations_of, source_warnings
 from strandline.spark.streams.filesource import check_not_shared
@@ -124,6 +125,7 @@ class Job:
         rows_per_epoch: int = 100_000,
         time_per_epoch: str | None = None,
         starting_from: str | Path | None = None,
+        skip_files: bool = False,
         scratch: str | Path | None = None,
         progress: Report | None = None,
     ) -> Savepoint:
@@ -137,7 +139,8 @@ class Job:
         end stay open.
 
         The job goes on from where its sources begin, as they are configured: they must leave out what the history has.
-        Or from where the snapshot `starting_from` was in the same sources: then history is what that one had read.
+        Or from where the snapshot `starting_from` was in the same sources: then history is what that one had read. Or,
+        with `skip_files`, sources of files go on with those files that the history was not read from.
 
         Results go nowhere: sinks are not opened. The job itself may run meanwhile. History lies in order in `scratch`,
         a directory that Spark reaches; unless given, beside the checkpoints. `progress` hears of each epoch.
@@ -172,15 +175,18 @@ class Job:
                 "time_per_epoch is given, and the history has no times", hint="say which column has them: order_by=…"
             )
         start = None
+        if starting_from is not None and skip_files:
+            raise ConfigurationError("both starting_from and skip_files say where the sources go on", hint="give one")
         if starting_from is not None:
             start = open_snapshot(str(starting_from), self.checkpoints.storage_options, fsync=self.settings.fsync)
             place_in_sources(start.manifest, start.url, plan.sources.names)
+        skipped = files_of_history(plan.sources, found.given) if skip_files else None
         failpoints.arm_from_environment()
         settings = self.settings if parallelism is None else replace(self.settings, parallelism=parallelism)
         blueprint = self._blueprint(spark, Wanted(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap")
         blueprint = replace(blueprint, plan=plan, settings=settings)
         to = None if scratch is None else absolute(scratch)
-        wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None), start)
+        wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None), start, skipped)
         return bootstrap(blueprint, self.restart, wish)
 
     def operators(self) -> list[OperatorInfo]:
