@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import functions as F
 
 import strandline as sl
 from tests import jvm
@@ -13,19 +16,37 @@ from tests.spark import small
 USERS, EACH = 20, 50
 
 
+class Ascending(sl.KeyedProcess):
+    """Counts events, and how often one has come after a later one."""
+
+    seen = sl.Value("bigint", default=0)
+    last = sl.Value("bigint", default=-1)
+    back = sl.Value("bigint")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
+        self.seen.value += 1
+        if event.seq < self.last.value:
+            self.back.value = (self.back.value or 0) + 1
+        self.last.value = event.seq
+        yield (ctx.key, self.seen.value)
+
+
 def job(spark: Any, root: Path, local_dir: Path) -> tuple[sl.Job, Any]:
     """The job, which counts users without event time, and its sink."""
     sink = sl.sinks.memory()
-    restart = sl.Restart(attempts=1, delay="20ms")
-    return small.job(sl.stream(small.source(spark, root / "in")), root, local_dir, sink=sink, restart=restart), sink
+    stream, restart = sl.stream(small.source(spark, root / "in")), sl.Restart(attempts=1, delay="20ms")
+    return small.job(stream, root, local_dir, sink=sink, process=Ascending(), restart=restart), sink
 
 
 def bootstrap(spark: Any, root: Path, local_dir: Path) -> None:
-    """Give each user as many events."""
-    history = spark.range(USERS * EACH).selectExpr(
-        "id as seq", f"concat('u', id % {USERS}) as user", "'a' as kind", "id as v"
+    """Give each user as many events, which lie in no order."""
+    history = (
+        spark.range(USERS * EACH)
+        .selectExpr("id as seq", f"concat('u', id % {USERS}) as user", "'a' as kind", "id as v")
+        .orderBy("user", F.rand(1))
     )
-    job(spark, root, local_dir)[0].bootstrap(spark, savepoint=root / "begun", history=history, rows_per_epoch=300)
+    begun, _ = job(spark, root, local_dir)
+    begun.bootstrap(spark, savepoint=root / "begun", history=history, rows_per_epoch=300, order_by="seq")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,13 @@ class PerMinute(sl.KeyedProcess):
 
     sums = sl.Map("timestamp", "bigint")
     seen = sl.Value("bigint", default=0, ttl=sl.TTL("1h"))
+    last = sl.Value("timestamp")
+    back = sl.Value("bigint")
 
     def on_event(self, event: Any, ctx: sl.Context) -> None:
+        if self.last.value is not None and event.at < self.last.value:
+            self.back.value = (self.back.value or 0) + 1
+        self.last.value = event.at
         end = event.at - dt.timedelta(seconds=event.at.second) + dt.timedelta(minutes=1)
         self.sums[end] = self.sums.get(end, 0) + event.amount
         self.seen.value += 1
@@ -189,6 +194,7 @@ def test_it_goes_on_as_if_all_had_been_streamed(
     assert not any(shown(sinks).values())
     assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file() and "streaming" not in path.parts] == []
     assert tables(tmp_path / "begun") == tables(tmp_path / "streamed")
+    assert "back" not in tables(tmp_path / "begun")["minutes"], "rows of a card came in the order of their times"
     assert manifest(tmp_path / "begun").watermarks == manifest(tmp_path / "streamed").watermarks
     # Of a card that has paid within the hour before, by the clock of that time: which was long ago.
     assert sl.state.read(spark, str(tmp_path / "streamed"), "minutes.seen").count() == 6
@@ -236,6 +242,8 @@ def test_what_a_killed_one_left_is_taken_away(
     assert failed == ["bootstrap.epoch", "bootstrap.checkpointed", "savepoint.written"]
     assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file()] == []
     assert {path.name for path in (tmp_path / "begun").iterdir()} == {METADATA, "data"}
+    # Rows of a key came in the order that was said.
+    assert sl.state.read(spark, str(tmp_path / "begun"), "count.back").count() == 0
     job, sink = bootstrapped.job(spark, tmp_path, local_dir)
     small.write_rows(tmp_path / "in", 0, [("u1", "a", 1), ("new", "a", 1)])
     with job.start(spark, restore=tmp_path / "begun") as run:

@@ -298,13 +298,22 @@ class Replay(Starting):
             how_far = progress_of(
                 number + 1, self.work.slices, begun, time.monotonic() - started, driver.watermarks.reached_us
             )
-            self.wish.report(how_far)
+            self._report(how_far)
             if time.monotonic() - told > _TELL_S:
                 told = time.monotonic()
                 log.info("bootstrap of job '%s': %s", self._b.name, how_far)
         # What is due by now would have fired before anything else came.
         while driver.tick():
             coordinator.advance()
+
+    def _report(self, how_far: HistoryProgress) -> None:
+        try:
+            self.wish.report(how_far)
+        except Exception as error:
+            # It would fail again, however often the history is replayed.
+            raise ConfigurationError(
+                f"what progress= was given raised {type(error).__name__}: {error}", hint="correct it, and begin again"
+            ) from error
 
     def _refuse_late(self, driver: EpochDriver) -> None:
         if late := driver.progress.late_rows:

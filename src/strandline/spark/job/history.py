@@ -19,6 +19,7 @@ from strandline.plan.columns import quoted
 from strandline.plan.graph import WatermarkNode, sources_of
 from strandline.plan.history import MOST_EPOCHS, Slice, event_time_of, in_slices, to_order
 from strandline.plan.pipeline import Pipeline
+from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import ddl_of, first_line
 from strandline.spark.base.filesystem import FileSystem, open_filesystem
 from strandline.spark.base.quiet import errors_reported
@@ -50,6 +51,8 @@ class History:
     """Whether orders are times, in microseconds since 1970."""
     orders: dict[str, str]
     """By which SQL expression each source is ordered, of those that are."""
+    is_read_in_order: bool
+    """Whether some operator gets rows whose order nothing but their place in the history says."""
     given: dict[str, DataFrame]
     """What each source was given, of those that were."""
 
@@ -78,7 +81,10 @@ def history_of(sources: Sources, pipeline: Pipeline, given: Given, order_by: Ord
             f"the history of several sources is ordered by {', '.join(sorted(others))}, expected times",
             hint="say for each source by which time its rows come: order_by={name: expression}",
         )
-    return History(sources.union(found, [_ORDER]), bool(orders), kinds == {"time"}, orders, checked)
+    unsorted = any(not node.order_by and TIME not in node.hidden for node in pipeline.operators)
+    return History(
+        sources.union(found, [_ORDER]), bool(orders), kinds == {"time"}, orders, bool(orders) and unsorted, checked
+    )
 
 
 def _by_source(nodes: Mapping[str, FrameSource], given: object, what: str) -> dict[str, object]:
@@ -201,8 +207,8 @@ class Spool:
         rows.write.option("maxRecordsPerFile", most).option("compression", "zstd").parquet(where)
         written = self._spark.read.parquet(where)
         self._schema = written.schema
-        # What has no times to go by comes in the order of the file, which several tasks would mix up.
-        self._one_task = history.is_ordered and not history.is_timed
+        # Several tasks would mix up what is not sorted again on its way.
+        self._one_task = history.is_read_in_order
         stretch = F.lit(None).cast("bigint")
         if time_per_epoch_us is not None and history.is_timed:
             stretch = F.floor(F.col(_ORDER) / time_per_epoch_us)
