@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,16 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from tests import jvm
-from tests.spark import small
+from tests.spark import paying, small
 
 USERS, EACH = 20, 50
-
-
-class Ascending(sl.KeyedProcess):
-    """Counts events, and how often one has come after a later one."""
-
-    seen = sl.Value("bigint", default=0)
-    last = sl.Value("bigint", default=-1)
-    back = sl.Value("bigint")
-
-    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
-        self.seen.value += 1
-        if event.seq < self.last.value:
-            self.back.value = (self.back.value or 0) + 1
-        self.last.value = event.seq
-        yield (ctx.key, self.seen.value)
 
 
 def job(spark: Any, root: Path, local_dir: Path) -> tuple[sl.Job, Any]:
     """The job, which counts users without event time, and its sink."""
     sink = sl.sinks.memory()
     stream, restart = sl.stream(small.source(spark, root / "in")), sl.Restart(attempts=1, delay="20ms")
-    return small.job(stream, root, local_dir, sink=sink, process=Ascending(), restart=restart), sink
+    return small.job(stream, root, local_dir, sink=sink, process=paying.Ascending(), restart=restart), sink
 
 
 def bootstrap(spark: Any, root: Path, local_dir: Path) -> None:

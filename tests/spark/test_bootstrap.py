@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from strandline.snapshot.opened import METADATA, open_snapshot
 from strandline.snapshot.savepoint import WRITING
 from strandline.spark.job import bootstrapping
 from tests import jvm
-from tests.spark import bootstrapped, pipeline, small
+from tests.spark import bootstrapped, paying, pipeline, small
 from tests.spark.harness import TIMEOUT_S, Case, keepers, settle
 
 pytestmark = pytest.mark.spark
@@ -34,38 +33,6 @@ BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 PAYMENTS = "id bigint, card string, amount bigint, at timestamp"
 REFUNDS = "id bigint, reason string, at timestamp"
 Rows = list[dict[str, Any]]
-
-
-class PerMinute(sl.KeyedProcess):
-    """Sums each minute, and gives it when it is over; what is silent for an hour by the clock is forgotten."""
-
-    sums = sl.Map("timestamp", "bigint")
-    seen = sl.Value("bigint", default=0, ttl=sl.TTL("1h"))
-    last = sl.Value("timestamp")
-    back = sl.Value("bigint")
-
-    def on_event(self, event: Any, ctx: sl.Context) -> None:
-        if self.last.value is not None and event.at < self.last.value:
-            self.back.value = (self.back.value or 0) + 1
-        self.last.value = event.at
-        end = event.at - dt.timedelta(seconds=event.at.second) + dt.timedelta(minutes=1)
-        self.sums[end] = self.sums.get(end, 0) + event.amount
-        self.seen.value += 1
-        ctx.timers.set(end)
-
-    def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> Iterable[Any]:
-        yield ctx.key, timer.timestamp, self.sums.pop(timer.timestamp)
-
-
-class PerCard(sl.KeyedProcess):
-    """Behind it."""
-
-    minutes = sl.Value("struct<n: bigint, most: bigint>", default=(0, 0))
-
-    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
-        before = self.minutes.value
-        self.minutes.value = (before.n + 1, max(before.most, event.total))
-        yield ctx.key, before.n + 1
 
 
 class World:
@@ -121,10 +88,10 @@ class World:
             for kind, schema in (("payments", PAYMENTS), ("refunds", REFUNDS))
         )
         by_card = payments.where("amount > 5").key_by("card")
-        minutes = by_card.process(PerMinute(), "card string, minute timestamp, total bigint", "minutes")
+        minutes = by_card.process(paying.PerMinute(), "card string, minute timestamp, total bigint", "minutes")
         streams = {
             "minutes": minutes,
-            "cards": minutes.key_by("card").process(PerCard(), "card string, n bigint", "cards"),
+            "cards": minutes.key_by("card").process(paying.PerCard(), "card string, n bigint", "cards"),
             "sums": by_card.window(sl.Tumbling("10 min")).agg(
                 {"n": sl.agg.count(), "sum": sl.agg.sum("amount")}, uid="sums"
             ),
@@ -137,7 +104,7 @@ class World:
             name,
             sinks=[stream.to(sinks[at]) for at, stream in streams.items()],
             checkpoints=sl.Checkpoints(self.root / "ck"),
-            settings=sl.Settings(parallelism=2, local_dir=self.local_dir, state_memory="128MB"),
+            settings=sl.Settings(parallelism=1, local_dir=self.local_dir, state_memory="128MB"),
             restart=sl.Restart(attempts=3, delay="20ms"),
         )
         return job, sinks
@@ -184,7 +151,8 @@ def test_it_goes_on_as_if_all_had_been_streamed(
 
     made = job.bootstrap(
         spark, savepoint=tmp_path / "begun", history=world.history(0, 88), rows_per_epoch=130,
-        time_per_epoch="30 min", starting_from=tmp_path / "streamed", progress=hear,
+        time_per_epoch="30 min", parallelism=2,
+        starting_from=tmp_path / "streamed", progress=hear,
     )  # fmt: skip
     total, last = sum(map(len, world.rows(0, 88))), heard[-1]
     assert (last.rows, last.total_rows, last.epochs) == (total, total, last.total_epochs)
