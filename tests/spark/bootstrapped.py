@@ -22,7 +22,7 @@ def job(spark: Any, root: Path, local_dir: Path) -> tuple[sl.Job, Any]:
     return small.job(stream, root, local_dir, sink=sink, process=paying.Ascending(), restart=restart), sink
 
 
-def bootstrap(spark: Any, root: Path, local_dir: Path) -> None:
+def bootstrap(spark: Any, root: Path, local_dir: Path, **given: Any) -> None:
     """Give each user as many events, which lie in no order."""
     history = (
         spark.range(USERS * EACH)
@@ -30,7 +30,7 @@ def bootstrap(spark: Any, root: Path, local_dir: Path) -> None:
         .orderBy("user", F.rand(1))
     )
     begun, _ = job(spark, root, local_dir)
-    begun.bootstrap(spark, savepoint=root / "begun", history=history, rows_per_epoch=300, order_by="seq")
+    begun.bootstrap(spark, savepoint=root / "begun", history=history, rows_per_epoch=300, order_by="seq", **given)
 
 
 if __name__ == "__main__":

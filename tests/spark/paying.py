@@ -30,17 +30,6 @@ class PerMinute(sl.KeyedProcess):
         yield ctx.key, timer.timestamp, self.sums.pop(timer.timestamp)
 
 
-class PerCard(sl.KeyedProcess):
-    """Behind it."""
-
-    minutes = sl.Value("struct<n: bigint, most: bigint>", default=(0, 0))
-
-    def on_event(self, event: Any, ctx: sl.Context) -> Iterable[Any]:
-        before = self.minutes.value
-        self.minutes.value = (before.n + 1, max(before.most, event.total))
-        yield ctx.key, before.n + 1
-
-
 class Ascending(sl.KeyedProcess):
     """Counts events, and how often one has come after a later one."""
 

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.folder import folder_at
-from strandline.checkpoint.history import CheckpointStats
-from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
@@ -33,20 +34,20 @@ from strandline.core.errors import (
     StrandlineError,
     UserCodeError,
 )
-from strandline.core.ids import CheckpointId
-from strandline.format.manifest import SourceInfo
+from strandline.core.ids import CheckpointId, Partition
+from strandline.format.manifest import MANIFEST, SourceInfo
+from strandline.keeper.paths import local_copy
 from strandline.plan.history import HistoryClock, HistoryProgress, Slice, progress_of
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.savepoint import check_empty, discard_own
-from strandline.snapshot.taking import Form, bring_source
+from strandline.snapshot.taking import Form, bring_source, take_savepoint
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.history import History, Spool, describe, spool_root
-from strandline.spark.job.saving import save
 from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging
 from strandline.spark.job.starting import Starting
@@ -325,17 +326,24 @@ class Replay(Starting):
             )
 
     def _save(self, driver: EpochDriver, coordinator: Coordinator) -> Savepoint:
-        b, wish, work = self._b, self.wish, self.work
-
-        def checkpointed() -> CheckpointStats:
-            number = self._wait(coordinator.request(), driver, coordinator)
-            stats = next(stats for stats in coordinator.history if stats.checkpoint == number)
-            failpoints.hit("bootstrap.checkpointed")
-            assert self.claim is not None
-            self.claim.check()
-            return stats
-
-        return save(b, coordinator, checkpointed, wish.target, wish.form, lambda _: None, work.mark, work.read_before)
+        b, wish, work, started = self._b, self.wish, self.work, time.monotonic()
+        number = self._wait(coordinator.request(), driver, coordinator)
+        failpoints.hit("bootstrap.checkpointed")
+        assert self.claim is not None
+        self.claim.check()
+        # None follows it, so it stays.
+        manifest = b.jobdir.read(manifest_path(number), MANIFEST.decode)
+        manifest = msgspec.structs.replace(manifest, source=work.read_before)
+        options, fsync = b.checkpoints.storage_options, b.settings.fsync
+        source = Place(url=b.jobdir.store.url, path=b.jobdir.path, options=options, fsync=fsync)
+        made = take_savepoint(
+            manifest, source, wish.target, wish.form, clock=b.clock, scratch=b.places.root, mark=work.mark,
+            local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), number),
+        )  # fmt: skip
+        return Savepoint(
+            url=f"{wish.target.url}/{wish.target.path}", form=wish.form, checkpoint=made.checkpoint, epoch=made.epoch,
+            total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
+        )  # fmt: skip
 
     def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
         while not asked.done():

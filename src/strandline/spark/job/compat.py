@@ -58,22 +58,6 @@ def differences(
     return upgrade, found + _sources_differ(manifest, sources)
 
 
-def place_in_sources(manifest: Manifest, where: str, sources: Sequence[str]) -> SourceInfo:
-    """Return how far a snapshot's job had read these sources; raise ConfigurationError if it read others, or none."""
-    if manifest.source is None:
-        raise ConfigurationError(
-            f"{where}: does not say how far any source was read: it was made of tables or history",
-            hint="name a savepoint or checkpoint of a job that has run",
-        )
-    if found := _sources_differ(manifest, sources):
-        raise IncompatibleStateError(
-            f"{where}: says how far other sources were read: {'; '.join(found)}",
-            hint="a source is found by its name in stream(df, name=…), which must never change",
-            differences=found,
-        )
-    return manifest.source
-
-
 def _sources_differ(manifest: Manifest, sources: Sequence[str]) -> list[str]:
     source = manifest.source
     return _name_differences(source.names or [], sources, "the checkpoint knows") if source else []
@@ -112,3 +96,19 @@ def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
         for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
         if before != now
     ]
+
+
+def place_in_sources(manifest: Manifest, where: str, sources: Sequence[str]) -> SourceInfo:
+    """Return how far a snapshot's job had read these sources; raise ConfigurationError if it read others, or none."""
+    if manifest.source is None:
+        raise ConfigurationError(
+            f"{where}: does not say how far any source was read: it was made of tables or history",
+            hint="name a savepoint or checkpoint of a job that has run",
+        )
+    if found := _sources_differ(manifest, sources):
+        raise IncompatibleStateError(
+            f"{where}: says how far other sources were read: {'; '.join(found)}",
+            hint="a source is found by its name in stream(df, name=…), which must never change",
+            differences=found,
+        )
+    return manifest.source

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.checkpoint.jobdir import manifest_path
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Partition
-from strandline.format.manifest import MANIFEST, SourceInfo
+from strandline.format.manifest import MANIFEST
 from strandline.keeper.paths import local_copy
 from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
@@ -37,14 +35,8 @@ def save(
     target: Place,
     form: Form,
     report: Report,
-    mark: str = "",
-    read_before: SourceInfo | None = None,
 ) -> Savepoint:
-    """Take a checkpoint, which stays until it is a savepoint as well.
-
-    `mark` is for `take_savepoint`. `read_before`, whose files are in the job's folder, is how far sources were read
-    where the checkpoint says nothing of it.
-    """
+    """Take a checkpoint, which stays until it is a savepoint as well."""
     b, started = blueprint, time.monotonic()
     with coordinator.holding():
         stats = take_checkpoint()
@@ -52,12 +44,11 @@ def save(
         manifest = b.jobdir.read(path, MANIFEST.decode)
         if manifest.checkpoint != stats.checkpoint:
             raise CorruptionError(f"{b.jobdir.url}/{path}: is checkpoint {manifest.checkpoint}")
-        manifest = msgspec.structs.replace(manifest, source=manifest.source or read_before)
         source = Place(
             url=b.jobdir.store.url, path=b.jobdir.path, options=b.checkpoints.storage_options, fsync=b.settings.fsync
         )
         made = take_savepoint(
-            manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root, mark=mark,
+            manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
         )  # fmt: skip
     return Savepoint(
