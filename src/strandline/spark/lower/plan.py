@@ -10,12 +10,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
-from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode
+from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.streams.frames import FrameStep
 from strandline.spark.streams.stream import Output
 
@@ -49,6 +50,20 @@ class Plan:
         }
         """Of built-in aggregations, by uid: whether their input is aggregated before it is sent."""
         self._parallelism = 0
+
+    def without_sinks(self) -> Plan:
+        """Return the same pipeline with all operators at work, whose results nobody sees."""
+        named = zip(self._outputs, self.sinks, strict=True)
+        plan = Plan([Output(output.stream, NoopSink(name=name)) for output, (name, _, _) in named])
+        reached: set[Node] = set()
+        sinks = []
+        # What stands further down runs what is above it as well.
+        for name, sink, node in sorted(plan.sinks, key=lambda each: -len(_operators_above(each[2]))):
+            if new := _operators_above(node) - reached:
+                reached |= new
+                sinks.append((name, sink, node))
+        plan.sinks = sinks
+        return plan
 
     def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
         """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
@@ -124,6 +139,10 @@ class Built:
         """Let go of what was kept."""
         for df in self.kept:
             df.unpersist()
+
+
+def _operators_above(node: Node) -> set[Node]:
+    return {found for found in above(node) if isinstance(found, OperatorNode)}
 
 
 def _has_operator(node: Node) -> bool:
