@@ -32,6 +32,8 @@ from strandline.snapshot.parquet import Cut, LocalTable, Open, table_path
 
 WRITING = "_writing"
 """Says that somebody writes a savepoint here, or was broken off."""
+DELETING = "_deleting"
+"""Has the manifest of a savepoint that somebody deletes, or was broken off: its files are still to be deleted."""
 _ELSEWHERE = "name a folder that is not there yet"
 
 
@@ -52,6 +54,11 @@ def begin(folder: Folder) -> None:
         raise
     if others:
         delete_quietly(folder, [WRITING])
+        if DELETING in others:
+            raise ConflictError(
+                f"{folder.url}: a savepoint was here, and its deletion was broken off",
+                hint=f"end it with `strandline snapshots delete {folder.url}`, or {_ELSEWHERE}",
+            )
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise ConflictError(f"{folder.url}: expected an empty folder, found '{others[0]}'{more}", hint=_ELSEWHERE)
     hit("savepoint.begun")
