@@ -170,11 +170,12 @@ def test_what_does_not_fit(
         ("a.csv", "k,value,more\na,1,2", "its table has the columns key_group, k, value; the rows have k, value, more"),
         ("a.json", '{"k": "a", "value": 1}\n{"k": "a", "value": 2}', "the key k='a' does not fit: there is more than one row"),
         ("a.parquet", "no", "cannot be read as Parquet"),
+        ("a.csv", "k,value\n\udcff,1", "a.csv: cannot be read: 'utf-8' codec"),
         ("a.txt", "no", "expected a file that ends with .parquet, .csv, .json"),
     ],
 )  # fmt: skip
 def test_files_that_do_not_fit(strandline: Command, url: str, tmp_path: Path, name: str, text: str, why: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_text(text, errors="surrogateescape")
     found = strandline("state", "patch", url, tmp_path / "out", "--rows", f"op.value={tmp_path / name}")
     assert (found.code, why in found.stderr) == (1, True), found.stderr
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [name]
@@ -185,3 +186,10 @@ def test_a_parquet_file_of_somebody_else(strandline: Command, url: str, tmp_path
     found = strandline("state", "patch", url, tmp_path / "out", "--rows", f"op.value={tmp_path / 'rows.parquet'}")
     assert found.code == 0
     assert strandline("state", "show", tmp_path / "out", "op.value", "--json").json[0]["value"] == 5
+
+
+def test_a_cell_may_be_large(strandline: Command, url: str, tmp_path: Path) -> None:
+    (tmp_path / "tags.csv").write_text(f'k,value\na,"{list(range(40_000))}"\n')
+    assert strandline("state", "patch", url, tmp_path / "out", "--rows", f"op.tags={tmp_path / 'tags.csv'}").code == 0
+    (row,) = strandline("state", "show", tmp_path / "out", "op.tags", "--json").json
+    assert row["value"] == list(range(40_000))

@@ -37,6 +37,7 @@ from strandline.types.datatypes import (
 )
 
 _BATCH_ROWS = 16_384
+_CELL_CHARS = (1 << 31) - 1
 Line = tuple[int, Mapping[str, Any]]
 
 
@@ -72,13 +73,22 @@ def _text(
 ) -> Iterator[pa.RecordBatch]:
     types = {field.name: from_arrow_type(field.type) for field in rows_of(operator, state).schema}
     found = lines(path)
-    while some := list(islice(found, _BATCH_ROWS)):
+    while some := _next(found, path):
         names = list(dict.fromkeys(name for _, row in some for name in row))
         arrays = [_column(path, name, types.get(name, StringType()), some) for name in names]
         yield pa.RecordBatch.from_arrays(arrays, names=names)
 
 
+def _next(lines: Iterator[Line], path: Path) -> list[Line]:
+    try:
+        return list(islice(lines, _BATCH_ROWS))
+    except (csv.Error, OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}", hint="it must be text in UTF-8") from error
+
+
 def _csv_lines(path: Path) -> Iterator[Line]:
+    # A cell may be as large as a value; without this, 128 KB.
+    csv.field_size_limit(_CELL_CHARS)
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         names = next(reader, [])
