@@ -139,7 +139,14 @@ def test_another_max_parallelism_is_told_how() -> None:
         partitions=[],
     )
     program: Any = SimpleNamespace(
-        uid="new", key_schema="k int", max_parallelism=512, parallelism=1, states=[], was="the op", declared={}
+        uid="new",
+        key_schema="k int",
+        max_parallelism=512,
+        parallelism=1,
+        states=[],
+        was="the op",
+        declared={},
+        aggregated=None,
     )
     with pytest.raises(IncompatibleStateError, match="operator 'new': max_parallelism is 512, was 128") as caught:
         check_compatible(made([stored]), [program], [], [], url="/a b/c")
