@@ -101,6 +101,19 @@ def test_base_record_of_a_restore() -> None:
     assert BASE.encode(record) == data, "what is written has changed: that needs a new format version"
 
 
+def test_base_record_of_another_restore() -> None:
+    data = (GOLDEN / "base-v1-again").read_bytes()
+    restored = Restored(
+        asked="file:///sp", url="file:///sp", kind="savepoint", job="other", checkpoint=3, generation=1, life="cd" * 16,
+        sha256="e" * 64, again="monday", earlier=[("file:///sp", ""), ("s3://b/other", "tuesday")],
+    )  # fmt: skip
+    record = BaseRecord(
+        generation=4, checkpoint=None, checkpoint_generation=None, highest_seen=7, life="ab" * 16, restored=restored
+    )
+    assert BASE.decode(data, "golden") == record
+    assert BASE.encode(record) == data, "what is written has changed: that needs a new format version"
+
+
 def test_start() -> None:
     start = load_start(jobdir_with({"generations/start": (GOLDEN / "start-v1").read_bytes()}))
     assert start is not None

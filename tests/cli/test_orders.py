@@ -32,7 +32,9 @@ def job(name: str) -> Any:
 def test_what_is_ours_behind_the_program(
     args: list[str], restore: list[str], drop: list[str], claim: bool, rest: list[str]
 ) -> None:
-    assert split(args) == ({"--restore": restore, "--drop": drop}, claim, rest)
+    assert split(args) == ({"--restore": restore, "--drop": drop, "--again": []}, claim, rest)
+    ours, _, left = split(["--again", "monday", *args])
+    assert (ours["--again"], left) == (["monday"], rest)
 
 
 def test_what_is_said_of_which_job() -> None:
@@ -69,9 +71,9 @@ def test_several_jobs_need_names() -> None:
         with pytest.raises(ConfigurationError, match="has 2 jobs: a, b") as caught:
             about_to_start(job("a"), Wanted())
         assert "--restore JOB=URL" in caught.value.hint
-    orders = Orders({"a": "url", "c": "other"}, {"b": ["x"]}, claim=True)
+    orders = Orders({"a": "url", "c": "other"}, {"b": ["x"]}, claim=True, again="x")
     with watching(orders):
-        assert about_to_start(job("a"), Wanted()) == Wanted("url", True)
+        assert about_to_start(job("a"), Wanted()) == Wanted("url", True, again="x")
         assert about_to_start(job("b"), Wanted()) == Wanted(drop=("x",))
     assert orders.unmet == ["c"]
 

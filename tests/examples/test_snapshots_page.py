@@ -30,7 +30,7 @@ def test_using_snapshots(spark, tmp_path, local_dir, monkeypatch):
     folders = "in|out|checkpoints|snapshots|another-region"
     made = run_page(
         "snapshots.md",
-        9,
+        10,
         lambda code: re.sub(rf'"({folders})/', rf'"{tmp_path}/\1/', code),
         more_payments=more_payments,
     )

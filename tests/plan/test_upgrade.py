@@ -159,6 +159,26 @@ def test_what_is_gone_must_be_named() -> None:
     assert done.migrations["a"].dropped == ["y"]
 
 
+def test_names_with_dots() -> None:
+    """What drop names is one thing: where it may be two, quotes say which."""
+    dotted = op("a", **{"b.c": sl.Value("int"), "d": sl.Value("int")})
+    stored = [dotted.stored(), op("a.b", c=sl.Value("int")).stored(), op("a.d", e=sl.Value("int")).stored()]
+    found = plan_upgrade(stored, [])
+    assert found.drop == ("a", "a.b", '"a.d"')
+    assert plan_upgrade(stored, [op("a", d=sl.Value("int"))], ["a.b", '"a.d"']).drop == ('"a"."b.c"',)
+    unclear = plan_upgrade(stored, [], ["a", "a.b", "a.d", "a.b.c"])
+    assert unclear.refusals == (
+        "drop names 'a.b.c', which may be the state 'b.c' of operator 'a' or the state 'c' of operator 'a.b': "
+        'write it with quotes: "a"."b.c" or "a.b"."c"',
+        "drop names 'a.d', which may be the state 'd' of operator 'a' or the operator 'a.d': "
+        'write it with quotes: "a"."d" or "a.d"',
+        "the program has no operator with uid 'a.d', which has state; it has none",
+    )
+    done = plan_upgrade(stored, [op("a", d=sl.Value("int"))], ['"a"."b.c"', "a.b", '"a.d"'])
+    assert not done.refusals
+    assert done.migrations["a"].dropped == ["b.c"]
+
+
 def test_an_operator_without_state_may_go() -> None:
     found = plan_upgrade([op("a").stored()], [])
     assert not found.refusals

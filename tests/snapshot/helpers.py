@@ -12,7 +12,7 @@ from msgspec import structs
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.clock import Clock
 from strandline.format.manifest import MANIFEST, FileRef, Manifest
-from strandline.snapshot.origin import Origin, decide
+from strandline.snapshot.origin import Origin, decide, verify
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import LIFE, Run, manifest
 
@@ -27,17 +27,22 @@ class Job(Run):
         wanted: str | None = None,
         *,
         claimed: bool = False,
+        again: str = "",
         name: str = "job",
         **given: Any,
     ) -> None:
         self.wanted = wanted
         self.claimed = claimed
+        self.again = again
         given.setdefault("source_bytes", 1_000)
         super().__init__(LocalStore(root / "ck", fsync=False), root / "tmp", clock, name=name, **given)
 
     def restore(self) -> tuple[Manifest | None, Manifest | None, str]:
-        """As a driver does: look, claim, look again, record."""
-        self.origin: Origin = decide(self.jobdir, self.wanted, claimed=self.claimed, owned=self.claim, fsync=False)
+        """As a driver does once it has the claim: look, read what it is to have instead, record."""
+        self.origin: Origin = decide(
+            self.jobdir, self.wanted, claimed=self.claimed, again=self.again, owned=self.claim, fsync=False
+        )
+        verify(self.jobdir, self.origin)
         self.choice = self.origin.choice
         self.origin.make_base(self.claim)
         return self.origin.manifest, self.origin.confirmed, self.origin.depends_on

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 
@@ -70,16 +71,22 @@ def checkpoint_of_entries(root: Path, operator: OperatorInfo, state: str, entrie
     """Publish a checkpoint of two partitions, whose files are in the manifest."""
     parts = []
     for index, groups in enumerate((range(64), range(64, operator.max_parallelism))):
-        file = BytesIO()
-        # What belongs to no key group is in each.
-        own = [entry for entry in entries if group_of(entry[0]) in groups or group_of(entry[0]) == BROADCAST_GROUP]
-        write_heap(file, [(state, own)])
-        data = file.getvalue()
-        ref = FileRef(name=HEAP_FILE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), inline=data)
-        parts.append(
-            PartitionInfo(
-                index=Partition(index), first_key_group=groups.start, last_key_group=groups.stop - 1, files=[ref]
-            )
-        )
+        parts.append(partition_of_entries(index, groups, {state: entries}))
     stored = replace(operator, backend="memory", parallelism=2, partitions=parts)
     return publish(root, replace(manifest(3), operators=[stored], source=None))
+
+
+def partition_of_entries(index: int, groups: range, entries: Mapping[str, list[tuple[bytes, bytes]]]) -> PartitionInfo:
+    """What a partition has of these entries, by state, its file in the manifest."""
+    file = BytesIO()
+    # What belongs to no key group is in each.
+    own = {
+        state: [entry for entry in some if group_of(entry[0]) in groups or group_of(entry[0]) == BROADCAST_GROUP]
+        for state, some in sorted(entries.items())
+    }
+    write_heap(file, own.items())
+    data = file.getvalue()
+    ref = FileRef(name=HEAP_FILE, size=len(data), sha256=hashlib.sha256(data).hexdigest(), inline=data)
+    return PartitionInfo(
+        index=Partition(index), first_key_group=groups.start, last_key_group=groups.stop - 1, files=[ref]
+    )

@@ -47,7 +47,10 @@ def test_a_driver_that_is_killed_before_leaves_it_to_the_next(
     assert tree(savepoint) == {}
 
 
-def test_a_kill_in_the_middle_leaves_no_savepoint(tmp_path: Path, clock: ManualClock, savepoint: Path) -> None:
+@pytest.mark.parametrize("step", ["begun", "manifest_deleted", "files_deleted"])
+def test_a_kill_in_the_middle_leaves_the_rest_to_the_next(
+    tmp_path: Path, clock: ManualClock, savepoint: Path, step: str
+) -> None:
     job = Job(tmp_path, clock, url(savepoint), claimed=True)
     job.checkpoint()
 
@@ -57,12 +60,17 @@ def test_a_kill_in_the_middle_leaves_no_savepoint(tmp_path: Path, clock: ManualC
     def crash() -> None:
         raise Crash
 
-    failpoints.arm("savepoint.delete.manifest_deleted", crash)
+    failpoints.arm(f"savepoint.delete.{step}", crash)
     with pytest.raises(Crash):
         released(job)
-    with pytest.raises(NotFoundError):
+    failpoints.disarm_all()
+    if step == "begun":
         open_snapshot(str(savepoint))
+    else:
+        with pytest.raises(NotFoundError):
+            open_snapshot(str(savepoint))
     assert released(Job(tmp_path, clock, seed=1))
+    assert tree(savepoint) == {}
 
 
 def test_without_a_claim_it_stays(tmp_path: Path, clock: ManualClock, savepoint: Path) -> None:

@@ -11,6 +11,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConflictError, CorruptionError, NotFoundError
 from strandline.core.failpoints import arm, disarm_all
 from strandline.snapshot.copying import copy_snapshot
+from strandline.snapshot.listing import verify_snapshot
 from strandline.snapshot.opened import find_snapshot, open_snapshot
 from strandline.snapshot.savepoint import begin
 from strandline.storage.local import LocalStore
@@ -132,6 +133,12 @@ def test_checkpoints_share_their_files_in_a_copy_too(tmp_path: Path) -> None:
         assert copy.manifest.checkpoint == checkpoint
     assert sent[0].sent_files == sent[0].files
     assert 0 < sent[1].sent_files < sent[1].files
+    # A name that is not of its bytes may be of others, of the same size: it is read, and sent again.
+    (file,) = [f for f in copy.manifest.files() if f.path and f.size == max(f.size for f in copy.manifest.files())][:1]
+    (tmp_path / "copy/job" / file.path).write_bytes(bytes(file.size))
+    mended = copy_snapshot(open_snapshot(str(tmp_path / f"ck/job/chk-{checkpoint}")), target)
+    assert mended.sent_files == 1
+    assert verify_snapshot(copy.url).ok
     take(folder_at(tmp_path / "savepoint"))
     with pytest.raises(ConflictError, match="a savepoint is there"):
         copy_snapshot(copy, folder_at(tmp_path / "savepoint"))

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.checkpoint.folder import Folder
+from strandline.core import failpoints
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.snapshot.listing import delete_snapshot, list_snapshots, verify_snapshot
+from strandline.snapshot.copying import copy_snapshot
+from strandline.snapshot.listing import delete_files, delete_snapshot, list_snapshots, verify_snapshot
+from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.origin import rollback
+from strandline.snapshot.savepoint import begin
+from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import every_epoch
 from tests.clock import ManualClock
 from tests.snapshot.helpers import Job, jobdir_at, tree, url, write_savepoint
@@ -89,3 +96,42 @@ def test_delete(root: Path) -> None:
         assert "gc" in caught.value.hint
     assert tree(root / "ck") == before
     assert jobdir_at(root).head("chk-2/_metadata")
+
+
+@pytest.mark.parametrize("step", ["begun", "manifest_deleted", "files_deleted"])
+def test_a_deletion_that_was_broken_off_is_ended(tmp_path: Path, step: str) -> None:
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    whole = write_savepoint(tmp_path / "sp")
+    write_savepoint(tmp_path / "other", seed=1)
+    (tmp_path / "sp" / "README").write_text("mine")
+    failpoints.arm(f"savepoint.delete.{step}", crash)
+    with pytest.raises(KeyboardInterrupt):
+        delete_snapshot(str(tmp_path / "sp"))
+    failpoints.disarm_all()
+    if step != "begun":
+        for place in (tmp_path, tmp_path / "sp"):
+            (found,) = [one for one in list_snapshots(str(place)) if one.url.endswith("/sp")]
+            assert (found.state, "`strandline snapshots delete` ends it" in found.reason) == ("damaged", True)
+        folder = Folder(LocalStore(tmp_path), "sp")
+        with pytest.raises(ConflictError, match="its deletion was broken off"):
+            begin(folder)
+        with pytest.raises(ConflictError, match="its deletion was broken off"):
+            copy_snapshot(open_snapshot(str(tmp_path / "other")), folder)
+    assert delete_snapshot(str(tmp_path / "sp")).manifest == whole
+    assert tree(tmp_path / "sp").keys() == {"README"}
+    with pytest.raises(NotFoundError):
+        delete_snapshot(str(tmp_path / "sp"))
+    assert len(tree(tmp_path / "other")) == 3
+
+
+def test_another_savepoint_that_took_its_place_is_not_deleted(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "sp")
+    snapshot = open_snapshot(str(tmp_path / "sp"))
+    shutil.rmtree(tmp_path / "sp")
+    write_savepoint(tmp_path / "sp", seed=1)
+    before = tree(tmp_path / "sp")
+    with pytest.raises(CorruptionError, match="not the manifest that was opened"):
+        delete_files(snapshot)
+    assert tree(tmp_path / "sp") == before

@@ -63,6 +63,7 @@ class Origins(RuleBasedStateMachine):
         self.lineage: list[int] = []
         self.foreign: Manifest | None = None
         self.last: str | None = None
+        self.asked: list[tuple[str | None, str]] = []
         self.highest = self.runs = 0
         self.job: Job | None = None
         self.others = self._others()
@@ -80,10 +81,14 @@ class Origins(RuleBasedStateMachine):
         }  # fmt: skip
         return self.last if wanted == "again" else url(self.root / places[wanted]) if wanted in places else None
 
-    @rule(wanted=st.sampled_from(WANTED), which=st.integers(0, 99), step=st.sampled_from((None, None, *BASE_STEPS)))
-    def start(self, wanted: str, which: int, step: str | None) -> None:
+    @rule(
+        wanted=st.sampled_from(WANTED), which=st.integers(0, 99), step=st.sampled_from((None, None, *BASE_STEPS)),
+        again=st.sampled_from(("", "", "once", "twice")),
+    )  # fmt: skip
+    def start(self, wanted: str, which: int, step: str | None, again: str = "") -> None:
         asked = self._url(wanted, which)
-        is_new = asked is not None and asked != self.last
+        named = (asked, again)
+        is_new = asked is not None and named not in (self.asked if self.lineage else self.asked[-1:])
         number = int(asked.rpartition("-")[2]) if asked and "/ck/job/chk-" in asked else None
         if step is not None:
             failpoints.arm(step, crash)
@@ -91,7 +96,7 @@ class Origins(RuleBasedStateMachine):
         had = bool(self.lineage or self.foreign)
         self.runs += 1
         try:
-            self.job = Job(self.root, self.clock, asked, config=self.config, seed=self.runs)
+            self.job = Job(self.root, self.clock, asked, again=again, config=self.config, seed=self.runs)
         except Crash:
             if step != "generation.base.after":
                 return
@@ -109,6 +114,7 @@ class Origins(RuleBasedStateMachine):
         if is_new:
             assert asked is not None
             self.last = asked
+            self.asked.append(named)
             self.lineage = [i for i in self.lineage if number is not None and i <= number]
             self.foreign = None if number is not None else decide(self.jobdir, asked, fsync=False).manifest
         if self.job is None:

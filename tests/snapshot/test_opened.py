@@ -72,6 +72,11 @@ def test_urls_without_secrets() -> None:
     assert plain_url("s3://key:secret@bucket/a/b/_metadata") == "s3://bucket/a/b"
     assert plain_url("s3://bucket/a/b/") == "s3://bucket/a/b"
     assert plain_url("gs://bucket") == "gs://bucket"
+    # Hadoop's names are of the same places; before an account of Azure stands the container.
+    assert plain_url("s3a://key:secret@bucket/a/b/") == plain_url("s3://bucket/a/b")
+    azure = "container@account.dfs.core.windows.net/a"
+    assert plain_url(f"abfs://{azure}/") == f"abfss://{azure}" != plain_url(f"abfss://other-{azure}")
+    assert plain_url(f"abfss://x:secret@{azure.partition('@')[2]}") == "abfss://account.dfs.core.windows.net/a"
 
 
 def test_a_checkpoint(job: Path, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from strandline.checkpoint.restore import choose
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.snapshot.origin import decide, rollback
+from strandline.format.manifest import MANIFEST
+from strandline.snapshot.origin import decide, rollback, verify
 from tests.checkpoint.helpers import HOUR_MS, LIFE, assert_restorable, every_epoch
 from tests.clock import ManualClock
 from tests.snapshot.helpers import Job, jobdir_at, tree, url, write_savepoint
@@ -61,8 +62,85 @@ def test_a_command_that_is_repeated_restores_once(tmp_path: Path, clock: ManualC
     assert latest.origin.is_own
     other = tmp_path / "other"
     write_savepoint(other, seed=5)
-    assert Job(tmp_path, clock, url(other), seed=9).origin.is_new
-    assert Job(tmp_path, clock, savepoint, seed=10).origin.is_new, "it is another one than the last time"
+    after = Job(tmp_path, clock, url(other), seed=9)
+    assert after.origin.is_new
+    assert Job(tmp_path, clock, savepoint, seed=10).origin.is_new, "nothing is lost: there is no checkpoint since"
+
+
+def test_what_was_restored_before_others_is_not_restored_once_more(
+    tmp_path: Path, clock: ManualClock, savepoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A supervisor that alternates between two commands loses nothing; a name of its own says that it is wanted."""
+    write_savepoint(tmp_path / "other", seed=5)
+    other, seeds = url(tmp_path / "other"), iter(range(100))
+
+    def start(wanted: str | None, again: str = "") -> bool:
+        job = Job(tmp_path, clock, wanted, again=again, seed=next(seeds))
+        job.checkpoint()
+        return job.origin.is_new
+
+    assert start(savepoint)
+    assert start(other)
+    assert [start(wanted) for wanted in (savepoint, other, None, savepoint)] == [False] * 4
+    assert "start it with again=" in caplog.text
+    assert start(savepoint, "monday")
+    assert [start(savepoint, "monday"), start(savepoint), start(other)] == [False] * 3
+    assert start(other, "monday"), "a name is of a snapshot"
+    assert start(savepoint, "tuesday")
+    newest = max((tmp_path / "ck/job/generations").glob("*.turned"), key=lambda path: int(path.stem))
+    record = BASE.decode(newest.read_bytes(), "")
+    assert record.restored
+    assert record.restored.commands == [
+        (savepoint, ""), (other, ""), (savepoint, "monday"), (other, "monday"), (savepoint, "tuesday")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("wanted", ["sp", "ck/job/chk-1"])
+def test_a_damaged_snapshot_takes_the_place_of_nothing(tmp_path: Path, clock: ManualClock, wanted: str) -> None:
+    write_savepoint(tmp_path / "sp")
+    run = Job(tmp_path, clock, config=every_epoch(retain=4))
+    for _ in range(3):
+        run.checkpoint()
+    before = run.origin
+    files = run.jobdir.read("chk-1/_metadata", MANIFEST.decode).files() if wanted != "sp" else ()
+    folder = tmp_path / ("ck/job" if files else "sp")
+    mine = {file.path for file in files if file.path}
+    broken = min(folder / path for path in mine) if files else min((folder / "data").iterdir())
+    whole = broken.read_bytes()
+    broken.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+    for seed in (1, 2):
+        with pytest.raises(CorruptionError, match=rf"{wanted} is not restored: .*{broken.name}: damaged") as caught:
+            Job(tmp_path, clock, url(tmp_path / wanted), seed=seed)
+        assert "the job still has its own checkpoint 3" in caught.value.hint
+        assert "checkpoint" not in caught.value.fields, "and it is not passed over"
+    if files:
+        claims = tree(tmp_path / "ck/job/generations").keys()
+        with pytest.raises(CorruptionError, match="does not go back to checkpoint 1: "):
+            rollback(run.jobdir, CheckpointId(1), clock)
+        assert tree(tmp_path / "ck/job/generations").keys() == claims
+    again = decide(run.jobdir, fsync=False)
+    assert again.manifest is not None
+    assert again.manifest.checkpoint == 3
+    broken.write_bytes(whole)
+    assert Job(tmp_path, clock, url(tmp_path / wanted), seed=3).origin.is_new
+    assert before.manifest is None
+
+
+def test_without_anything_to_lose_a_snapshot_is_read_once(
+    tmp_path: Path, clock: ManualClock, savepoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[object] = []
+    monkeypatch.setattr("strandline.snapshot.origin.verify_files", lambda folder, files: read.append(folder) or [])
+    run = Job(tmp_path, clock, savepoint)
+    assert not read
+    run.checkpoint()
+    Job(tmp_path, clock, savepoint, seed=1)
+    assert not read
+    found = decide(run.jobdir, savepoint, again="x", fsync=False)
+    verify(run.jobdir, found)
+    assert len(read) == 1
+    verify(run.jobdir, decide(run.jobdir, savepoint, again="x", fsync=False), found)
+    assert len(read) == 1
 
 
 def test_without_the_command_it_goes_on_too(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
@@ -136,6 +214,7 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     run.checkpoint()
     life = run.claim.life
     write_savepoint(tmp_path / "own", life=life, generation=1)
+    assert not decide(run.jobdir, url(tmp_path / "own"), fsync=False).is_fork
     assert Job(tmp_path, clock, url(tmp_path / "own"), seed=1).claim.life == life, "its own: sinks take back"
     foreign = Job(tmp_path, clock, savepoint, seed=2)
     assert foreign.claim.life not in (life, LIFE)
@@ -143,6 +222,10 @@ def test_the_life(tmp_path: Path, clock: ManualClock, savepoint: str) -> None:
     assert foreign.coordinator.confirmed is not None
     assert foreign.coordinator.confirmed.life == foreign.claim.life
     assert Job(tmp_path, clock, savepoint, seed=3).claim.life == foreign.claim.life
+    # Known before anything is touched: what sinks have pending is no fork's affair.
+    assert decide(run.jobdir, url(tmp_path / "own"), again="x", fsync=False).is_fork
+    assert decide(jobdir_at(tmp_path, "fork"), url(tmp_path / "own"), fsync=False).is_fork
+    assert not decide(run.jobdir, fsync=False).is_fork
     fork = Job(tmp_path, clock, url(tmp_path / "own"), name="fork", seed=4)
     assert fork.claim.life not in (life, foreign.claim.life), "two jobs must not take back each other's rows"
 
@@ -162,11 +245,12 @@ def test_a_savepoint_that_the_job_has_gone_back_behind(tmp_path: Path, clock: Ma
     seeds = iter(range(100))
 
     def start(wanted: str | None = None) -> Job:
-        return Job(tmp_path, clock, wanted, seed=next(seeds), config=every_epoch(retain=9))
+        seed = next(seeds)
+        return Job(tmp_path, clock, wanted, again=str(seed), seed=seed, config=every_epoch(retain=9))
 
     def refused(wanted: str) -> None:
         with pytest.raises(ConfigurationError, match="has gone back behind this snapshot"):
-            decide(jobdir_at(tmp_path), wanted, fsync=False)
+            decide(jobdir_at(tmp_path), wanted, again="and again", fsync=False)
 
     run = start()
     run.checkpoint()

@@ -10,7 +10,7 @@ from msgspec import UNSET, structs
 
 import strandline as sl
 from strandline.core.errors import IncompatibleStateError
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, StateInfo
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SinkInfo, SourceInfo, StateInfo
 from strandline.plan.windows import fold as fold_of
 from strandline.plan.windows import operator_of
 from strandline.runtime.operators.joins import IntervalJoin, Layout, WindowJoin
@@ -126,6 +126,44 @@ def test_a_state_with_a_ttl_may_not_vanish() -> None:
     with pytest.raises(IncompatibleStateError, match="the state 'seen' is not declared any more") as caught:
         go_on(declared(sl.TTL("1h")), [])
     assert 'write drop=["op.seen"]; else run the program that made it' in str(caught.value)
+
+
+def test_another_max_parallelism_is_told_how() -> None:
+    stored = OperatorInfo(
+        uid="the op",
+        backend="rocksdb",
+        parallelism=1,
+        max_parallelism=128,
+        key_schema="k int",
+        states=[],
+        partitions=[],
+    )
+    program: Any = SimpleNamespace(
+        uid="new",
+        key_schema="k int",
+        max_parallelism=512,
+        parallelism=1,
+        states=[],
+        was="the op",
+        declared={},
+        aggregated=None,
+    )
+    with pytest.raises(IncompatibleStateError, match="operator 'new': max_parallelism is 512, was 128") as caught:
+        check_compatible(made([stored]), [program], [], [], url="/a b/c")
+    command = "`strandline state patch '/a b/c' NEW_SAVEPOINT --max-parallelism 'the op=512'`, and restore that"
+    assert command in caught.value.hint
+
+
+def test_what_sinks_have_pending_is_no_affair_of_a_fork() -> None:
+    manifest = structs.replace(
+        made([]), sinks=[SinkInfo(name="gone", pending=["x"]), SinkInfo(name="empty", pending=[])]
+    )
+    with pytest.raises(
+        IncompatibleStateError, match="no sink named 'gone', which has 1 committables pending"
+    ) as caught:
+        check_compatible(manifest, [], ["out"], [])
+    assert len(caught.value.differences) == 1
+    check_compatible(manifest, [], ["out"], [], fork=True)
 
 
 @pytest.mark.parametrize(

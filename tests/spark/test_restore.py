@@ -13,6 +13,7 @@ import pytest
 
 import strandline as sl
 from strandline.format.manifest import MANIFEST, Manifest
+from strandline.spark.job.checking import check_upgrade
 from tests.soak import soaking
 from tests.spark import small
 from tests.spark.functions import CountList, CountText
@@ -149,6 +150,14 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark
         for difference in [*differences, "job 'small' cannot go on from checkpoint 1"]:
             assert difference in str(caught.value)
         assert tree(root / "ck", case.out) == before
+    # Looked at from outside, also for a directory that is not there: what would help is said.
+    for checkpoints in ({}, {"checkpoints": sl.Checkpoints(root / "nowhere")}):
+        found = check_upgrade(job(max_parallelism=64, **checkpoints), str(root / "ck" / "small"))
+        assert found.refusals == ("operator 'count': max_parallelism is 64, was 128",)
+        assert "strandline state patch file://" in found.regroup
+        assert "/small/chk-1 NEW_SAVEPOINT --max-parallelism count=64`" in found.regroup
+    assert not (root / "nowhere").exists()
+    assert check_upgrade(job(), str(root / "ck" / "small")).regroup == ""
     # A fresh directory knows of nothing: the other program starts there, and starts empty.
     sink = sl.sinks.memory()
     fresh = small.job(

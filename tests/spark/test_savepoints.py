@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import strandline as sl
 from strandline.format.manifest import Manifest
 from strandline.snapshot.listing import verify_snapshot
+from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.taking import take_savepoint
 from strandline.spark.job import saving
 from tests.spark import timed
@@ -29,6 +32,21 @@ def fork_of(case: Case) -> Case:
     fork.events, fork.files = case.events, case.files
     fork.out = case.root / "fork-out"
     return fork
+
+
+@contextmanager
+def damaged(directory: Path, checkpoint: int) -> Iterator[None]:
+    """Change a byte of a checkpoint's largest file for a while."""
+    manifest = open_snapshot(str(directory / f"chk-{checkpoint}")).manifest
+    path = directory / max((file for file in manifest.files() if file.path), key=lambda file: file.size).path
+    # Another file: the keepers' own copies are links to the same one.
+    kept = path.rename(directory.parent.parent / "kept")
+    data = kept.read_bytes()
+    path.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    try:
+        yield
+    finally:
+        kept.rename(path)
 
 
 @pytest.mark.parametrize("form", ["canonical", "native"])
@@ -78,9 +96,13 @@ def test_a_job_stops_with_a_savepoint_and_is_set_back_to_it(spark: Any, case: Ca
         settle(run)
     case.check()
     # Into its own directory: the same life, so that the sinks take back what came later, and it comes again.
-    with Reader(case, may_vanish=True), case.job(spark).start(spark, restore=case.root / "savepoint") as run:
+    # In other key groups, too, than its checkpoints have until then.
+    sl.state.patch(case.root / "savepoint", case.root / "patched", max_parallelism=96)
+    with Reader(case, may_vanish=True), case.job(spark).start(spark, restore=case.root / "patched") as run:
         settle(run)
         case.check()
+        newest = open_snapshot(str(case.directory)).manifest
+        assert {operator.max_parallelism for operator in newest.operators} == {96}
         with pytest.raises(sl.errors.ConflictError, match="expected an empty folder"):
             run.savepoint(case.root / "savepoint")
         with pytest.raises(sl.errors.ConfigurationError, match="cannot be called 'chk-7'"):
@@ -171,6 +193,10 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) 
         case.check()
         with pytest.raises(sl.errors.NotFoundError, match="cannot go back to checkpoint 999"):
             run.rollback(999)
+        with damaged(case.directory, first.checkpoint):
+            with pytest.raises(sl.errors.CorruptionError, match=f"does not go back to checkpoint {first.checkpoint}: "):
+                run.rollback(first.checkpoint)
+            assert run.status().state == "running"
         run.rollback(first.checkpoint)
         status = run.status()
         assert (status.restored_from, status.restarts) == (first.checkpoint, 0)
@@ -211,7 +237,8 @@ def test_timers_windows_and_late_rows_go_on_from_a_savepoint(spark: Any, case: C
     source.add()
     source.end()
     shown: dict[str, Any] = timed.shown(case.root)
-    with timed.build(spark, case.root, case.local_dir).start(spark, restore=case.root / "savepoint") as run:
+    sl.state.patch(case.root / "savepoint", case.root / "patched", max_parallelism=200)
+    with timed.build(spark, case.root, case.local_dir).start(spark, restore=case.root / "patched") as run:
         settle(run)
         assert run.status().late_rows == 0
     shown, expected = timed.shown(case.root), source.expected()

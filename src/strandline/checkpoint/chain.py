@@ -51,6 +51,15 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """Of its manifest: another snapshot may have taken its place."""
     claimed: bool = False
     """True: it was given to the job, and goes when the job stands on its own."""
+    again: str | msgspec.UnsetType = msgspec.UNSET
+    """Under which name it was restored once more; left out the first time."""
+    earlier: list[tuple[str, str]] | msgspec.UnsetType = msgspec.UNSET
+    """What was asked for before, oldest first, each with the name that `again` had, or ""; left out if nothing was."""
+
+    @property
+    def commands(self) -> list[tuple[str, str]]:
+        """All that was asked for, this last."""
+        return [*(self.earlier or ()), (self.asked, self.again or "")]
 
 
 class BaseRecord(msgspec.Struct, frozen=True, kw_only=True):

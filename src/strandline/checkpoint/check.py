@@ -13,6 +13,7 @@ from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
+from strandline.checkpoint.restore import local_path
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, stored_once
@@ -99,6 +100,11 @@ def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
 def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:
     if file.inline is not None:
         size, sha256 = len(file.inline), hashlib.sha256(file.inline).hexdigest()
+    elif (here := local_path(folder, file)) is not None:
+        try:
+            size, sha256 = here.stat().st_size, sha256_of(here)
+        except OSError:
+            return Problem(file.path, f"missing ('{file.name}', {file.size} bytes)")
     else:
         target = scratch / file.path.replace("/", "_")
         try:

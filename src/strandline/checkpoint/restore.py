@@ -49,6 +49,8 @@ class Choice:
     """The last snapshot that was restored on purpose, of which the job's history descends."""
     foreign: Restored | None = None
     """That snapshot, if it is to be restored again: it is not the job's, and the job has no checkpoint of its own."""
+    life: str = ""
+    """The job's, "" before its first start."""
     is_history_known: bool = True
     """False: the record is damaged that says what the job's history descends from."""
 
@@ -83,7 +85,7 @@ def choose(jobdir: JobDirectory, claim: Claim | None = None, exclude: frozenset[
         skipped += _gone(jobdir, catalog)
         foreign = chain.newest.foreign if chain.newest and not any(one.lost for one in skipped) else None
     return Choice(
-        found, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign,
+        found, skipped, catalog.next_id, list(chain.damaged.values()), catalog.restored, foreign, catalog.life,
         is_history_known=chain.newest is not None or chain.broken_at is None,
     )  # fmt: skip
 

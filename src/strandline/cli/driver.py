@@ -41,6 +41,14 @@ def run(
     claim: Annotated[
         bool, typer.Option("--claim", help="The savepoint is the job's: deleted once the job stands on its own.")
     ] = False,
+    again: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            show_default=False,
+            help="Restore once more what was restored before: once under each name that is given here.",
+        ),
+    ] = "",
     drop: Drop = None,
 ) -> None:
     """Run a program that starts jobs.
@@ -49,21 +57,24 @@ def run(
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
     stops the jobs cleanly (exit code 143 or 130).
 
-    --restore, --claim and --drop may also stand directly behind APP.PY; a `--` behind them ends them. They go before
-    what the program itself gives to Job.start().
+    --restore, --claim, --again and --drop may also stand directly behind APP.PY; a `--` behind them ends them. They go
+    before what the program itself gives to Job.start().
     """
     ours, also_claim, own_args = split(args or [])
     to_restore = restores([*(restore or []), *ours["--restore"]])
     to_drop = drops([*(drop or []), *ours["--drop"]])
     if (claim or also_claim) and not to_restore:
         raise typer.BadParameter("--claim is said of a savepoint that --restore names")
+    again = next(reversed(ours["--again"]), again)
+    if again and not to_restore:
+        raise typer.BadParameter("--again is said of a snapshot that --restore names")
     from strandline.spark.base.session import check_java
 
     check_java()
     prepare(program, own_args)
     with _signals(_terminate, signal.SIGTERM):
         try:
-            code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim)
+            code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim, again)
         except KeyboardInterrupt as interrupt:
             code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
@@ -89,13 +100,15 @@ def prepare(program: Path, args: list[str]) -> None:
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
 
 
-def _ordered_outcome(program: Path, restore: dict[str, str], drop: dict[str, list[str]], claim: bool) -> int:
+def _ordered_outcome(
+    program: Path, restore: dict[str, str], drop: dict[str, list[str]], claim: bool, again: str
+) -> int:
     """Run the program; its jobs begin with what was ordered. A job that never started is an error."""
     if not (restore or drop):
         return outcome(program)
     from strandline.spark.job.watched import Orders, watching
 
-    orders = Orders(restore, drop, claim=claim)
+    orders = Orders(restore, drop, claim=claim, again=again)
     with watching(orders):
         code = outcome(program)
     for job in orders.unmet if not code else ():

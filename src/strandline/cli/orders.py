@@ -66,9 +66,9 @@ def _named(given: str) -> tuple[str, str]:
 def split(args: Sequence[str]) -> tuple[dict[str, list[str]], bool, list[str]]:
     """Return what of a program's arguments is ours, as options with their values and `--claim`, and the rest.
 
-    Ours are --restore, --claim and --drop directly behind the program; `--` ends them.
+    Ours are --restore, --claim, --again and --drop directly behind the program; `--` ends them.
     """
-    ours: dict[str, list[str]] = {"--restore": [], "--drop": []}
+    ours: dict[str, list[str]] = {"--restore": [], "--drop": [], "--again": []}
     claim, rest = False, list(args)
     while rest:
         name, sign, value = rest[0].partition("=")

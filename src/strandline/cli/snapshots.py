@@ -217,16 +217,13 @@ def delete(
 ) -> None:
     """Delete a savepoint. A job that has restored it must have a checkpoint of its own by now.
 
-    Checkpoints are refused: their jobs delete them, and `strandline checkpoints gc` what no one needs.
+    A deletion that was broken off is ended by another one. Checkpoints are refused: their jobs delete them, and
+    `strandline checkpoints gc` what no one needs.
     """
-    from strandline.snapshot.listing import delete_snapshot
+    from strandline.snapshot.listing import delete_snapshot, find_deletable
 
     options = parse_options(option)
-    found = find_snapshot(snapshot, options, fsync=False) if dry_run else delete_snapshot(snapshot, options)
-    if dry_run and found.kind == "checkpoint":
-        raise ConfigurationError(
-            f"{found.url}: this is a checkpoint, and not deleted by hand", hint="its job deletes it"
-        )
+    found = find_deletable(snapshot, options) if dry_run else delete_snapshot(snapshot, options)
     files = found.manifest.stored()
     size_bytes = sum(file.size for file in files)
     if json:

@@ -7,14 +7,16 @@ from typing import Annotated
 
 import typer
 
+from strandline.cli import patching
 from strandline.cli.output import add_row, console, print_json, size_text, table
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 
 app = typer.Typer(
-    help="Look at the state in checkpoints and savepoints: its tables, the rows of a key, SQL.",
+    help="Look at the state in checkpoints and savepoints: its tables, the rows of a key, SQL; and change it.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+app.command("patch")(patching.patch)
 
 Url = Annotated[
     str,

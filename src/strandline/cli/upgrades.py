@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,4 +131,7 @@ def _print(found: Check) -> None:
     if found.upgrade.hint:
         say(f"next step: {found.upgrade.hint}")
     if found.upgrade.drop:
-        say(f"next step: to go on without what is gone, add {' '.join(f'--drop {n}' for n in found.upgrade.drop)}")
+        missing = " ".join(f"--drop {quote(name)}" for name in found.upgrade.drop)
+        say(f"next step: to go on without what is gone, add {missing}")
+    if found.regroup:
+        say(f"next step: {found.regroup}")

@@ -33,6 +33,7 @@ from strandline.core.errors import ConfigurationError, NotFoundError, Strandline
 from strandline.core.failure import from_failure
 from strandline.core.version import VERSION
 from strandline.keeper.paths import run_sockets
+from strandline.storage.remote import remote_url
 
 A = TypeVar("A", bound=msgspec.Struct)
 R = TypeVar("R")
@@ -215,7 +216,7 @@ def _as_url(directory: str) -> str:
     if "://" not in directory or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else directory)
         return path.expanduser().absolute().as_uri()
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    return remote_url(directory)
 
 
 def _none(local_dir: Path, job: str, url: str | None, drivers: Sequence[Driver]) -> NotFoundError:

@@ -11,6 +11,7 @@ from msgspec import UNSET, structs
 from strandline.api.states import State
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
@@ -120,12 +121,30 @@ class _Planner:
     ) -> None:
         self._stored = stored
         self._operators = operators
-        self._drop = drop
+        aggregates = [
+            Named(uid, name) for uid, info in stored.items() for state in info.states for name in state.aggregates or ()
+        ]
+        self._there = list(dict.fromkeys([*everything_in(stored.values()), *aggregates]))
+        self._drop: set[Named] = set()
+        self._unused: list[str] = []
         self._changes: list[Change] = []
         self._refusals: list[str] = []
         self._missing: list[str] = []
         self._migrations: dict[str, Migration] = {}
         self._to_add: dict[str, tuple[str, ...]] = {}
+        for name in sorted(drop):
+            self._find_dropped(name)
+
+    def _find_dropped(self, name: str) -> None:
+        try:
+            found = find_named("drop", name, self._there)
+        except ConfigurationError as error:
+            self._refusals.append(f"{error.message}: {error.hint}")
+            return
+        if found is None:
+            self._unused.append(name)
+        else:
+            self._drop.add(found)
 
     def plan(self) -> Upgrade:
         for operator in self._operators:
@@ -135,15 +154,11 @@ class _Planner:
         for uid, info in self._stored.items():
             if uid not in found:
                 self._gone(info)
-        names = {
-            f"{uid}.{name}" for uid, info in self._stored.items() for state in info.states
-            for name in (state.name, *(state.aggregates or ()))
-        }  # fmt: skip
         return Upgrade(
             changes=tuple(self._changes),
             refusals=tuple(self._refusals),
             drop=tuple(self._missing),
-            unused=tuple(sorted(self._drop - names - self._stored.keys())),
+            unused=tuple(self._unused),
             migrations=self._migrations,
             to_add=self._to_add,
         )
@@ -159,7 +174,7 @@ class _Planner:
             self._changes.append(Change(uid, "", "kept"))
         else:
             self._changes.append(Change(uid, "", "renamed", info.uid))
-        if info.uid in self._drop:
+        if Named(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
         if operator.key_schema != info.key_schema:
             self._refuse(uid, "", f"its key is {operator.key_schema}, was {info.key_schema}")
@@ -178,9 +193,9 @@ class _Planner:
                 continue
             if before.name != state.name:
                 was[state.name] = before.name
-            name = f"{info.uid}.{before.name}"
-            if name in self._drop and before.name not in (before.aggregates or ()):
-                self._refuse(uid, state.name, f"drop names '{name}', and the program has it")
+            named = Named(info.uid, before.name)
+            if named in self._drop and before.name not in (before.aggregates or ()):
+                self._refuse(uid, state.name, f"drop names '{name_in(self._there, named)}', and the program has it")
                 continue
             hints = None if merges or declared is None else declared.hints
             found = self._state(uid, before, state, hints, aggregates)
@@ -200,9 +215,11 @@ class _Planner:
         before = next((state for state in info.states if state.aggregates and state.name == now.name), None)
         if before is None or before.kind != now.kind:
             return None
-        found = plan_aggregates((operator.uid, info.uid), before, now, of, self._drop)
+        dropped = {f"{named.uid}.{named.state}" for named in self._drop if named.uid == info.uid and named.state}
+        found = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
         self._refusals += [f"operator '{operator.uid}': {why}" for why in found.refusals]
-        self._missing += found.to_drop
+        names = (name.removeprefix(f"{info.uid}.") for name in found.to_drop)
+        self._missing += [name_in(self._there, Named(info.uid, name)) for name in names]
         if found.to_add:
             self._to_add[operator.uid] = tuple(found.to_add)
         return found
@@ -240,21 +257,21 @@ class _Planner:
 
     def _left(self, uid: str, stored_uid: str, state: StateInfo) -> bool:
         """Note a stored state that the program does not have; return whether it is to be forgotten."""
-        name = f"{stored_uid}.{state.name}"
-        if name in self._drop:
+        named = Named(stored_uid, state.name)
+        if named in self._drop:
             self._changes.append(Change(uid, state.name, "dropped"))
             return True
         # When no state has a TTL any more, what the cleaning would have done next is carried along unused.
         if state.kind != "ttl":
-            self._missing.append(name)
+            self._missing.append(name_in(self._there, named))
             self._refuse(uid, state.name, f"the state '{state.name}' is not declared any more")
         return False
 
     def _gone(self, info: OperatorInfo) -> None:
-        if info.uid in self._drop or not info.states:
+        if Named(info.uid) in self._drop or not info.states:
             self._changes.append(Change(info.uid, "", "dropped"))
             return
-        self._missing.append(info.uid)
+        self._missing.append(name_in(self._there, Named(info.uid)))
         uids = ", ".join(sorted(operator.uid for operator in self._operators)) or "none"
         said = f"the program has no operator with uid '{info.uid}', which has state; it has {uids}"
         self._refusals.append(said)

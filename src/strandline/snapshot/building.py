@@ -28,6 +28,7 @@ from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile
+from strandline.format.names import Named, find_named, name_in
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import has_rows, rows_of
@@ -43,13 +44,16 @@ def groups_of(operator: OperatorInfo, state: StateInfo) -> range:
 
 def find_state(operators: Sequence[OperatorInfo], name: str) -> tuple[OperatorInfo, StateInfo]:
     """Return the state that `uid.state` names. Raises ConfigurationError, which says which there are."""
-    tables = {f"{op.uid}.{info.name}": (op, info) for op in operators for info in op.states if has_rows(info)}
-    if name not in tables:
+    tables = {Named(op.uid, info.name): (op, info) for op in operators for info in op.states if has_rows(info)}
+    there = list(tables)
+    found = find_named("what is given", name, there)
+    if found is None:
+        known = ", ".join(sorted(name_in(there, one) for one in there))
         raise ConfigurationError(
-            f"there is no state '{name}'; there are: {', '.join(sorted(tables)) or 'none'}",
+            f"there is no state '{name}'; there are: {known or 'none'}",
             hint='name a state as "uid.state": the uid of its operator, and what it is declared as',
         )
-    return tables[name]
+    return tables[found]
 
 
 def write_rows(
@@ -67,7 +71,7 @@ def write_rows(
     """
     sorter = RowSorter(groups, scratch)
     for batch in batches:
-        sorter.add(_checked(codec, batch))
+        sorter.add(checked(codec, batch))
     with uploading(folder) as uploads:
         writer = TableWriter(codec.schema, groups, max_parallelism, scratch, made=uploads.put)
         for batch in sorter.in_order():
@@ -76,7 +80,8 @@ def write_rows(
     return [one.table for one in files], [one.table for one in pieces]
 
 
-def _checked(codec: RowCodec, batch: pa.RecordBatch) -> pa.RecordBatch:
+def checked(codec: RowCodec, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows as `RowCodec.check` does; what does not fit is named by its key."""
     try:
         return codec.check(batch)
     except StateTypeError as error:
@@ -141,7 +146,8 @@ class SavepointBuilder:
         self._tables[uid, state] = list(files), list(pieces)
 
     def _empty(self, uid: str, state: str) -> tuple[OperatorInfo, StateInfo]:
-        found = find_state(self.manifest.operators, f"{uid}.{state}")
+        tables = {(op.uid, info.name): (op, info) for op in self.manifest.operators for info in op.states}
+        found = tables.get((uid, state)) or find_state(self.manifest.operators, f"{uid}.{state}")
         if (uid, state) in self._tables:
             raise ConfigurationError(
                 f"operator '{uid}', state '{state}': its rows were given before", hint="give all of a state at once"

@@ -13,7 +13,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import choose
 from strandline.core.errors import CorruptionError, FencedError, NotFoundError, StrandlineError
-from strandline.snapshot.listing import delete_files
+from strandline.snapshot.listing import delete_files, find_half_deleted
 from strandline.snapshot.opened import find_snapshot
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,9 @@ def release(
         choice = choose(jobdir)
         if choice.manifest is None:
             return False
-        snapshot = find_snapshot(restored.url, options, fsync=fsync)
+        # A driver before this one may have been killed while it deleted it.
+        half = find_half_deleted(restored.url, options, fsync=fsync)
+        snapshot = half or find_snapshot(restored.url, options, fsync=fsync)
         if snapshot.kind != "savepoint" or snapshot.sha256 != restored.sha256:
             log.warning("%s: this is not the savepoint that job '%s' claimed: it stays", restored.url, jobdir.job)
             return True

@@ -20,7 +20,7 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import FileRef
 from strandline.snapshot.opened import METADATA, Snapshot
-from strandline.snapshot.savepoint import WRITING, create_manifest
+from strandline.snapshot.savepoint import DELETING, WRITING, create_manifest
 
 _ELSEWHERE = "name another folder"
 
@@ -32,7 +32,7 @@ class Copied:
     files: int
     bytes: int
     sent_files: int
-    """The others were there with their sizes."""
+    """The others were there."""
     sent_bytes: int
 
 
@@ -61,7 +61,10 @@ def copy_snapshot(
     with tempfile.TemporaryDirectory(prefix="strandline-copy-") as scratch:
 
         def one(file: FileRef) -> bool:
-            send = there.get(file.path) != file.size
+            # What is not called by its bytes, somebody else may have put there.
+            send = there.get(file.path) != file.size or not (
+                file.sha256 in file.path or not verify_files(target, [file])
+            )
             if send:
                 _send(snapshot.folder, target, file, Path(scratch))
             progress(file.size)
@@ -87,6 +90,11 @@ def _check_target(target: Folder, there: dict[str, int], is_savepoint: bool) -> 
         raise ConflictError(f"{target.url}: a job's own directory: it would take the copy for its own", hint=_ELSEWHERE)
     if WRITING in there:
         raise ConflictError(f"{target.url}: a savepoint is being written here, or one was broken off", hint=_ELSEWHERE)
+    if DELETING in there and METADATA not in there:
+        raise ConflictError(
+            f"{target.url}: a savepoint was here, and its deletion was broken off",
+            hint=f"end it with `strandline snapshots delete {target.url}`, or {_ELSEWHERE}",
+        )
     if not is_savepoint and METADATA in there:
         raise ConflictError(f"{target.url}: a savepoint is there, and a checkpoint was to be copied", hint=_ELSEWHERE)
 

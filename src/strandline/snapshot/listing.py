@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +12,17 @@ from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.failpoints import hit
 from strandline.format.manifest import MANIFEST
-from strandline.snapshot.opened import METADATA, Kind, Snapshot, as_job, find_snapshot, open_folder
-from strandline.snapshot.savepoint import check_form
+from strandline.snapshot.opened import (
+    METADATA,
+    Kind,
+    Snapshot,
+    as_job,
+    decode_hashed,
+    find_snapshot,
+    open_folder,
+    plain_url,
+)
+from strandline.snapshot.savepoint import DELETING, check_form
 
 _JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
@@ -44,12 +54,17 @@ def list_snapshots(url: str, options: Mapping[str, str] | None = None) -> list[S
     sizes = {info.path: info.size_bytes for info in here.list()}
     if METADATA in sizes:
         return [_single(here, url, options)]
+    if DELETING in sizes:
+        return [_half_deleted(here)]
     jobs = {match[1] or "" for path in sizes if (match := _JOBS_OWN.fullmatch(path))}
     found = [summary for job in sorted(jobs) for summary in _checkpoints(Folder(here.store, job))]
     for path in sizes:
         match = _SAVEPOINT.fullmatch(path)
         if match and not _JOBS_OWN.fullmatch(path):
             found.append(_savepoint(Folder(here.store, match[1]), sizes))
+        folder, _, name = path.rpartition("/")
+        if name == DELETING and f"{folder}/{METADATA}" not in sizes:
+            found.append(_half_deleted(Folder(here.store, folder)))
     return sorted(found, key=lambda summary: (summary.created_ms, summary.checkpoint), reverse=True)
 
 
@@ -75,25 +90,63 @@ def verify_snapshot(url: str, options: Mapping[str, str] | None = None) -> Verif
 def delete_snapshot(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
     """Delete a savepoint, and return what it was. A job that has restored it must stand on its own by now.
 
-    Whatever else lies in its folder stays. What a crash leaves is no savepoint any more. Raises ConfigurationError for
-    a checkpoint: its job deletes it.
+    Whatever else lies in its folder stays. What a crash leaves is no savepoint any more; deleted again, it goes. Raises
+    ConfigurationError for a checkpoint: its job deletes it.
     """
-    snapshot = find_snapshot(url, options)
+    snapshot = find_deletable(url, options)
+    delete_files(snapshot)
+    return snapshot
+
+
+def find_deletable(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
+    """Return the savepoint that is there, or whose deletion was broken off. Raises as `delete_snapshot` does."""
+    snapshot = find_half_deleted(url, options) or find_snapshot(url, options)
     if snapshot.kind == "checkpoint":
         raise ConfigurationError(
             f"{snapshot.url}: this is a checkpoint of job '{snapshot.manifest.job}', and not deleted by hand: later "
             "ones may share its files, and a restart may need it",
             hint="its job deletes it by `Checkpoints(retain=…)`; `strandline checkpoints gc` deletes what none needs",
         )
-    delete_files(snapshot)
     return snapshot
 
 
+def find_half_deleted(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Snapshot | None:
+    """Return the savepoint whose deletion was broken off here; None if there is none, or it is there again."""
+    here = open_folder(url, options, fsync=fsync)
+    try:
+        here.head(METADATA)
+    except NotFoundError:
+        try:
+            manifest, sha256 = here.read(DELETING, decode_hashed)
+        except NotFoundError:
+            return None
+        return Snapshot(manifest, here, here.url, plain_url(url), "savepoint", sha256)
+    return None
+
+
 def delete_files(savepoint: Snapshot) -> None:
-    """Delete a savepoint's manifest, then the files that it names: whatever stays of it is never taken for whole."""
-    savepoint.folder.delete([METADATA])
-    hit("savepoint.delete.manifest_deleted")
-    savepoint.folder.delete(sorted(f.path for f in savepoint.manifest.stored()))
+    """Delete a savepoint: its manifest before the files that it names, so that what stays is never taken for whole.
+
+    1. A copy of the manifest says what is to be deleted, whoever ends it.
+    2. The manifest, which makes it a savepoint.
+    3. The files.
+    4. The copy.
+    """
+    folder = savepoint.folder
+    try:
+        data = folder.get(METADATA)
+    except NotFoundError:
+        data = None
+    if data is not None:
+        if hashlib.sha256(data).hexdigest() != savepoint.sha256:
+            raise CorruptionError(f"{savepoint.url}/{METADATA}: is not the manifest that was opened", hint="look again")
+        folder.put(DELETING, data)
+        hit("savepoint.delete.begun")
+        folder.delete([METADATA])
+        hit("savepoint.delete.manifest_deleted")
+    folder.delete(sorted(f.path for f in savepoint.manifest.stored()))
+    hit("savepoint.delete.files_deleted")
+    folder.delete([DELETING])
 
 
 def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
@@ -116,6 +169,11 @@ def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
         )
         for one in summaries(jobdir)
     ]  # fmt: skip
+
+
+def _half_deleted(folder: Folder) -> SnapshotSummary:
+    reason = "its deletion was broken off: `strandline snapshots delete` ends it"
+    return SnapshotSummary(folder.url, "savepoint", "damaged", reason)
 
 
 def _savepoint(folder: Folder, sizes: Mapping[str, int]) -> SnapshotSummary:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from msgspec import UNSET
+
 from strandline.checkpoint.catalog import look_at, read_catalog
 from strandline.checkpoint.chain import Restored
 from strandline.checkpoint.folder import Folder
@@ -22,7 +24,7 @@ from strandline.core.errors import ConfigurationError, CorruptionError, NotFound
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.storage.place import Place
-from strandline.storage.remote import open_store
+from strandline.storage.remote import open_store, remote_url
 from strandline.storage.retrying import RetryingStore
 
 log = logging.getLogger(__name__)
@@ -80,12 +82,13 @@ class Snapshot:
                 "own folder",
             )
 
-    def restored(self, *, claimed: bool = False) -> Restored:
-        """Return the record of a job that restores this."""
+    def restored(self, before: Restored | None = None, *, claimed: bool = False, again: str = "") -> Restored:
+        """Return the record of a job that restores this, after it has restored what came before."""
         manifest = self.manifest
         return Restored(
             asked=self.asked, url=self.url, kind=self.kind, job=manifest.job, checkpoint=manifest.checkpoint,
             generation=manifest.generation, life=manifest.life, sha256=self.sha256, claimed=claimed,
+            again=again or UNSET, earlier=before.commands if before else UNSET,
         )  # fmt: skip
 
 
@@ -109,7 +112,7 @@ def find_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: 
     asked, address = plain_url(url), _resolved(_address(url))
     here = open_at(address)
     try:
-        manifest, sha256 = here.read(METADATA, _decode)
+        manifest, sha256 = here.read(METADATA, decode_hashed)
     except NotFoundError:
         return _newest_of_job(here, asked)
     if manifest.savepoint:
@@ -174,7 +177,7 @@ def plain_url(url: str) -> str:
     """Return the same address always written the same way, without secrets."""
     address = _address(url)
     parts = urlsplit(address)
-    return address if parts.scheme == "file" else f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return address if parts.scheme == "file" else remote_url(address)
 
 
 def _address(url: str) -> str:
@@ -217,7 +220,8 @@ def _resolved(address: str) -> str:
     return Path(unquote(urlsplit(address).path)).resolve().as_uri() if is_local else address
 
 
-def _decode(data: bytes, where: str) -> tuple[Manifest, str]:
+def decode_hashed(data: bytes, where: str) -> tuple[Manifest, str]:
+    """Return a manifest, and the SHA-256 of the object that it is."""
     return MANIFEST.decode(data, where), hashlib.sha256(data).hexdigest()
 
 
@@ -246,7 +250,7 @@ def _newest_of_job(here: Folder, asked: str, again: bool = False) -> Snapshot:
         )
     path = manifest_path(choice.manifest.checkpoint)
     try:
-        manifest, sha256 = jobdir.read(path, _decode)
+        manifest, sha256 = jobdir.read(path, decode_hashed)
     except NotFoundError:
         if again:
             raise
@@ -264,7 +268,7 @@ def as_job(here: Folder) -> JobDirectory | None:
     numbers = sorted(i for info in here.list() if (i := manifest_id(info.path)) is not None)
     for checkpoint in reversed(numbers):
         try:
-            manifest, _ = here.read(manifest_path(checkpoint), _decode)
+            manifest, _ = here.read(manifest_path(checkpoint), decode_hashed)
         except (CorruptionError, NotFoundError):
             continue
         return JobDirectory(here.store, manifest.job, folder=here.path)

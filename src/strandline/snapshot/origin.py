@@ -2,10 +2,16 @@
 
 A snapshot is named again and again, since whoever looks after a job repeats its command: `--restore URL` restores it
 once. From then on the job's records say that its history descends from it, and the job goes on from its own newest
-checkpoint. Naming another snapshot than the last time restores that one.
+checkpoint. Naming another snapshot restores that one. The records remember all of them: one that was restored before
+another one is not restored once more when it is named, because what the job did since would be lost to a command that
+somebody has left somewhere. That takes a name of its own (`again`), which counts once, too.
 
 Until its first own checkpoint, a job depends on what it restored: a restart restores the same again, and fails if it is
-gone or another one. Nothing is ever written where a snapshot of somebody else lies, and nothing deleted.
+gone or another one. Then nothing is lost if an earlier one is named, and it is restored. Nothing is ever written where
+a snapshot of somebody else lies, and nothing deleted.
+
+What the job has becomes void when it goes back, or over to another snapshot. So every byte of what it is to have
+instead is read before (`verify`).
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from dataclasses import dataclass, replace
 
 from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.chain import Restored, is_left
+from strandline.checkpoint.check import verify_files
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
@@ -52,6 +59,18 @@ class Origin:
         return self.manifest if self.is_own else None
 
     @property
+    def is_fork(self) -> bool:
+        """Whether the job begins a life of its own with it: what sinks have staged and shown stays another life's."""
+        return self.manifest is not None and not self.is_own and self.manifest.life != self.choice.life
+
+    @property
+    def url(self) -> str:
+        """Where the snapshot is that is restored."""
+        if self.manifest is None or self.depends_on:
+            return self.depends_on
+        return f"{self.folder.url}/{manifest_path(self.manifest.checkpoint).rpartition('/')[0]}"
+
+    @property
     def depends_on(self) -> str:
         """Where the snapshot is that the job needs until its first own checkpoint; "" if it needs none."""
         return "" if self.is_own or self.restored is None else self.restored.url
@@ -68,6 +87,7 @@ def decide(
     options: Mapping[str, str] | None = None,
     *,
     claimed: bool = False,
+    again: str = "",
     owned: Claim | None = None,
     exclude: frozenset[CheckpointId] = frozenset(),
     fsync: bool = True,
@@ -76,36 +96,42 @@ def decide(
 
     With `owned`, the answer is prepared for `Origin.make_base`, which must follow. `options` are the storage's where
     the snapshot lies, `exclude` are own checkpoints that `fetch` found damaged. With `claimed`, a savepoint is the
-    job's from now on (`claimed.py`). Raises what `open_snapshot` does, CorruptionError if the job needs a snapshot that
+    job's from now on (`claimed.py`). A snapshot that was restored before is restored once more under a name, `again`,
+    that it was not restored under. Raises what `open_snapshot` does, CorruptionError if the job needs a snapshot that
     is gone, and ConfigurationError for one that cannot be claimed.
     """
     choice = choose(jobdir, owned, exclude)
-    if wanted is not None and _is_new(jobdir, choice, wanted):
-        return _from_snapshot(jobdir, choice, open_snapshot(wanted, options, fsync=fsync), claimed)
+    if wanted is not None and _is_new(jobdir, choice, wanted, again):
+        return _from_snapshot(jobdir, choice, open_snapshot(wanted, options, fsync=fsync), claimed, again)
     if wanted is not None and choice.manifest is not None and owned is not None:
         log.warning(
-            "job '%s' goes on from its own checkpoint %d: it has restored %s before; give it another path to "
-            "restore it once more",
-            jobdir.job, choice.manifest.checkpoint, plain_url(wanted),
+            "job '%s' goes on from its own checkpoint %d: it has restored %s before%s; to restore it once more, start "
+            "it with again='…' (--again …), a name that was not given before",
+            jobdir.job, choice.manifest.checkpoint, plain_url(wanted), f", again as {again!r}" if again else "",
         )  # fmt: skip
     if choice.manifest is None and choice.foreign is not None:
-        again = _open_again(jobdir, choice.foreign, options, fsync)
-        return Origin(choice, again.manifest, again.folder, choice.foreign, is_own=False)
+        needed = _open_again(jobdir, choice.foreign, options, fsync)
+        return Origin(choice, needed.manifest, needed.folder, choice.foreign, is_own=False)
     return Origin(choice, choice.manifest, jobdir)
 
 
-def _is_new(jobdir: JobDirectory, choice: Choice, wanted: str) -> bool:
-    """Whether the job's history does not descend from the snapshot that somebody names."""
+def _is_new(jobdir: JobDirectory, choice: Choice, wanted: str, again: str) -> bool:
+    """Whether a snapshot that somebody names is to be restored, because it was not yet."""
     asked = plain_url(wanted)
     if not choice.is_history_known:
         raise CorruptionError(
             f"job '{jobdir.job}': whether it has restored {asked} before is unknown: {choice.damaged_bases[0]}",
             hint="start it without a snapshot to restore: it goes on from its own newest checkpoint",
         )
-    return choice.restored is None or choice.restored.asked != asked
+    if choice.restored is None:
+        return True
+    # As they are written today: an earlier release told s3a:// and s3:// apart.
+    before = [(plain_url(url), name) for url, name in choice.restored.commands]
+    # Without a checkpoint of its own, the job has done nothing since that could be lost.
+    return (asked, again) not in (before if choice.manifest is not None else before[-1:])
 
 
-def _from_snapshot(jobdir: JobDirectory, choice: Choice, snapshot: Snapshot, claimed: bool) -> Origin:
+def _from_snapshot(jobdir: JobDirectory, choice: Choice, snapshot: Snapshot, claimed: bool, again: str) -> Origin:
     own = snapshot.lies_in(jobdir)
     if claimed and not own and snapshot.kind == "checkpoint":
         raise ConfigurationError(
@@ -121,7 +147,7 @@ def _from_snapshot(jobdir: JobDirectory, choice: Choice, snapshot: Snapshot, cla
             "shown again",
             hint="restore it as another job: with another name or checkpoint directory, and sinks of its own",
         )
-    restored = snapshot.restored(claimed=claimed and not own)
+    restored = snapshot.restored(choice.restored, claimed=claimed and not own, again=again)
     folder = jobdir if own else snapshot.folder
     return Origin(choice, snapshot.manifest, folder, restored, is_new=True, is_own=own)
 
@@ -145,23 +171,73 @@ def _open_again(jobdir: JobDirectory, before: Restored, options: Mapping[str, st
     return snapshot
 
 
+def verify(jobdir: JobDirectory, origin: Origin, before: Origin | None = None) -> None:
+    """Read every byte of a snapshot that is to take the place of what the job has, if it has anything.
+
+    To be called before `Origin.make_base`. `before` is an answer that was verified: the same is not read again. Raises
+    CorruptionError if a file is missing or damaged: nothing is void then.
+    """
+    newest, chosen = origin.choice.manifest, origin.manifest
+    if not origin.is_new or newest is None or chosen is None:
+        return
+    if (
+        before is not None
+        and before.restored is not None
+        and origin.restored is not None
+        and (before.restored.sha256 == origin.restored.sha256)
+    ):
+        return
+    if not (origin.is_own and chosen.checkpoint == newest.checkpoint):
+        _read(origin.folder, chosen, f"{origin.url} is not restored", f"its own checkpoint {newest.checkpoint}")
+
+
+def _read(folder: Folder, manifest: Manifest, what: str, still: str) -> None:
+    files = manifest.files()
+    problems = verify_files(folder, files)
+    if problems:
+        # Once more, as `fetch` does: it may have been on the way.
+        damaged = {problem.path for problem in problems}
+        problems = verify_files(folder, [file for file in files if (file.path or file.name) in damaged])
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise CorruptionError(
+            f"{what}: {folder.url}/{problems[0].path}: {problems[0].problem}{more}",
+            hint=f"nothing was changed: the job still has {still}; bring the file back, or choose another snapshot",
+        )
+
+
 def rollback(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock) -> Generation:
     """Have a job that is stopped go on from an older checkpoint of its own when it starts next; return the claim.
 
     What it published later is void from then on, and sinks take back what they have shown since, when the job starts.
-    A driver that still runs is fenced. Raises NotFoundError if the job has no such checkpoint that can be restored.
+    A driver that still runs is fenced. Every byte is read before. Raises NotFoundError if the job has no such
+    checkpoint that can be restored, and CorruptionError if its bytes are damaged.
     """
+    verify_own(jobdir, checkpoint)
     return go_back(jobdir, checkpoint, clock).generation
 
 
 def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previous: Claim | None = None) -> Claim:
-    """Do what `rollback` does, for a driver that has the `previous` claim and goes on with the one that it gets."""
+    """Do what `rollback` does, for a driver that has the `previous` claim and goes on with the one that it gets.
+
+    It has called `verify_own`.
+    """
     check_own(jobdir, checkpoint)
     owned = claim(jobdir, clock, previous)
     choose(jobdir, owned)
     check_own(jobdir, checkpoint)
     owned.set_base(checkpoint, back=True)
     return owned
+
+
+def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
+    """Read every byte of a checkpoint that a job is to go back to. Raises as `rollback` does."""
+    check_own(jobdir, checkpoint)
+    catalog = read_catalog(jobdir)
+    newest = max(catalog.live)
+    if checkpoint != newest:
+        what = f"job '{jobdir.job}' does not go back to checkpoint {checkpoint}"
+        _read(jobdir, catalog.live[checkpoint], what, f"checkpoint {newest}")
 
 
 def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:

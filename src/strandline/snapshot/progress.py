@@ -14,3 +14,15 @@ class Progress:
     done: int
     """Of the operators' partitions."""
     partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PatchProgress:
+    """How far a patch is."""
+
+    step: str
+    rows: int
+    """Of the state that is being written."""
+    done: int
+    """Of the states that have a table."""
+    states: int

@@ -32,6 +32,8 @@ from strandline.snapshot.parquet import Cut, LocalTable, Open, table_path
 
 WRITING = "_writing"
 """Says that somebody writes a savepoint here, or was broken off."""
+DELETING = "_deleting"
+"""Has the manifest of a savepoint that somebody deletes, or was broken off: its files are still to be deleted."""
 _WRITTEN = ("data/", "files/", "pieces/")
 """Where the files of a savepoint lie."""
 _ELSEWHERE = "name a folder that is not there yet"
@@ -88,6 +90,11 @@ def _is_written(folder: Folder) -> ConflictError:
 
 
 def _refuse_others(others: Sequence[str], folder: Folder) -> None:
+    if DELETING in others:
+        raise ConflictError(
+            f"{folder.url}: a savepoint was here, and its deletion was broken off",
+            hint=f"end it with `strandline snapshots delete {folder.url}`, or {_ELSEWHERE}",
+        )
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
         raise ConflictError(f"{folder.url}: expected an empty folder, found '{min(others)}'{more}", hint=_ELSEWHERE)

@@ -46,18 +46,28 @@ class _Source:
             raise
 
 
+ROWS = "rows"
+"""What SQL that changes a state calls the rows that it has."""
+
+
 @contextmanager
 def query(
-    snapshot: Snapshot, sql: str, options: Mapping[str, str] | None = None, scratch: Path | None = None
+    snapshot: Snapshot,
+    sql: str,
+    options: Mapping[str, str] | None = None,
+    scratch: Path | None = None,
+    rows: Table | None = None,
 ) -> Iterator[pa.RecordBatchReader]:
     """Run a SELECT over a snapshot, and give its rows while they are computed; only tables that it names are read.
 
     A table is called `uid.state`, where a name is no plain one in double quotes: `"my op"."timers.event"`; or `state`,
-    if only one operator has it. Metadata is in `metadata.operators` and the like. `options` are the storage's. Raises
-    ConfigurationError if DuckDB is missing, or refuses the query, or it is none, and what `read_rows` does.
+    if only one operator has it. Metadata is in `metadata.operators` and the like. `options` are the storage's. `rows`
+    is the table that is called `rows` besides. Raises ConfigurationError if DuckDB is missing, or refuses the query, or
+    it is none, and what `read_rows` does.
     """
     duckdb = _duckdb()
     tables = _distinct(all_tables(snapshot))
+    known = [ROWS] * (rows is not None) + [table.name for table in tables]
     with StateReader(scratch) as reader, duckdb.connect() as database:
         sources: list[_Source] = []
         try:
@@ -66,6 +76,9 @@ def query(
             database.execute("SET temp_directory = ?", [str(reader.scratch)])
             # A name that is none of ours is a mistake, and neither a variable of this program's nor code to be fetched.
             database.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
+            if rows is not None:
+                sources.append(_Source(partial(_schema, rows), partial(reader.rows, rows)))
+                database.register(ROWS, sources[0])
             sources += _register(database, snapshot, tables, options, reader)
             # Before it runs: others write, or drop what the next query would see.
             kinds = [statement.type for statement in database.extract_statements(sql)]
@@ -77,8 +90,8 @@ def query(
             found = database.sql(sql)
             batches = found.to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
-            raise _told(error, sources, tables) from error
-        yield pa.RecordBatchReader.from_batches(batches.schema, _watched(batches, sources, tables, duckdb.Error))
+            raise _told(error, sources, known) from error
+        yield pa.RecordBatchReader.from_batches(batches.schema, _watched(batches, sources, known, duckdb.Error))
 
 
 def _distinct(tables: list[Table]) -> list[Table]:
@@ -125,20 +138,20 @@ def _metadata(snapshot: Snapshot, name: str, options: Mapping[str, str] | None) 
 
 
 def _watched(
-    batches: Iterator[pa.RecordBatch], sources: list[_Source], tables: list[Table], failure: type[Exception]
+    batches: Iterator[pa.RecordBatch], sources: list[_Source], known: list[str], failure: type[Exception]
 ) -> Iterator[pa.RecordBatch]:
     try:
         yield from batches
     except (failure, pa.ArrowException, OSError) as error:
-        raise _told(error, sources, tables) from error
+        raise _told(error, sources, known) from error
 
 
-def _told(error: Exception, sources: list[_Source], tables: list[Table]) -> StrandlineError:
+def _told(error: Exception, sources: list[_Source], known: list[str]) -> StrandlineError:
     """Return what went wrong, as our own error where it is one."""
     for source in sources:
         if source.failed is not None:
             return source.failed
-    names = [table.name for table in tables] + [f"{METADATA}.{name}" for name in METADATA_TABLES]
+    names = known + [f"{METADATA}.{name}" for name in METADATA_TABLES]
     return ConfigurationError(
         f"the query failed: {error}",
         hint=f'the tables are {", ".join(names)}; quote what is no plain name: "my op"."timers.event"',

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,19 +90,18 @@ def take_savepoint(
 
 
 def bring_tables(
-    manifest: Manifest, source: Place, target: Place, scratch: Path, *, leave: Collection[FileRef] = ()
+    manifest: Manifest, source: Place, target: Place, scratch: Path, report: Report = lambda progress: None
 ) -> Manifest:
     """Bring what a snapshot has into a savepoint's folder that was begun, its state as tables; return what there is.
 
-    Of a canonical savepoint, its own files are brought as they are, but for those to `leave`. Nothing is published.
-    Raises CorruptionError if the snapshot is damaged.
+    Of a canonical savepoint, its own files are brought as they are. Nothing is published. Raises CorruptionError if the
+    snapshot is damaged.
     """
     if manifest.savepoint != "canonical":
         return _Canonical(
-            manifest, source, target, scratch, lambda uid, partition: None, lambda progress: None, lambda: False
+            manifest, source, target, scratch, lambda uid, partition: None, report, lambda: False
         ).savepoint()
-    bringer = _Native(folder_at(source), folder_at(target), scratch, lambda: False)
-    bringer.bring_as_is(file for file in manifest.files() if file not in leave)
+    _Native(folder_at(source), folder_at(target), scratch, lambda: False).bring_as_is(manifest.files())
     return manifest
 
 

@@ -20,6 +20,8 @@ from strandline.storage.local import LocalStore, downloaded
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
 _REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+_SAME_SCHEMES = {"s3a": "s3", "abfs": "abfss"}
+"""Hadoop's names for what has another one, too."""
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent")
 _WRONG_SETUP = (
     exceptions.PermissionDeniedError,
@@ -54,7 +56,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
             f"storage '{parts.scheme}://…': unknown scheme '{parts.scheme}'",
             hint=f"use a path, file://, memory:// or one of {', '.join(s + '://' for s in _REMOTE_SCHEMES)}",
         )
-    shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    shown = remote_url(url)
     hide = _hider([parts.password or "", *config.values()])
     client: Any = {key: config.pop(key) for key in _CLIENT_OPTIONS if key in config}
     try:
@@ -64,6 +66,20 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
             f"storage {shown} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
         ) from None
     return _ObstoreStore(store, shown, hide=hide)
+
+
+def remote_url(url: str) -> str:
+    """Return a url of remote storage without secrets, and written the same way for the same place.
+
+    >>> remote_url("s3a://key:secret@bucket/a/"), remote_url("abfss://container@account.dfs.core.windows.net/a")
+    ('s3://bucket/a', 'abfss://container@account.dfs.core.windows.net/a')
+    """
+    parts = urlsplit(url)
+    scheme = _SAME_SCHEMES.get(parts.scheme, parts.scheme)
+    user, at, host = parts.netloc.rpartition("@")
+    # Before an account of Azure stands the container, and no secret.
+    is_container = scheme == "abfss" and ":" not in user
+    return f"{scheme}://{user + at if is_container else ''}{host}{parts.path.rstrip('/')}"
 
 
 def _hider(secrets: Iterable[str]) -> Callable[[str], str]:

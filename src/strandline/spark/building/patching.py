@@ -13,6 +13,7 @@ from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.building import SavepointBuilder, find_state
 from strandline.snapshot.opened import open_snapshot, savepoint_place
 from strandline.snapshot.patching import Edit, Patch, make_patched
+from strandline.snapshot.transforming import transform
 from strandline.spark.building.writing import Rows, check_columns, write_state
 from strandline.spark.job.saving import told
 from strandline.storage.place import Place
@@ -21,17 +22,20 @@ from strandline.storage.place import Place
 def patch(
     url: str | Path,
     to_url: str | Path,
-    edits: Mapping[str, Edit | Rows] | None = None,
+    edits: Mapping[str, Edit | Rows | str] | None = None,
     *,
     drop: Collection[str] = (),
     rename: Mapping[str, str] | None = None,
+    max_parallelism: int | Mapping[str, int] | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Savepoint:
     """Make a savepoint of a savepoint or checkpoint, whose rows are other ones where `edits` says so.
 
     `edits` has by "uid.state" a function, which is given Arrow record batches of the state's rows and returns what is
-    there instead (a batch or table, or None for nothing), or else all rows that the state is to have, as for `write`.
-    `drop` names operators, by uid, and states, as "uid.state", that are to be gone; `rename` what they are called now.
+    there instead (a batch or table, or None for nothing); or a SELECT … FROM rows, of DuckDB's SQL; or else all rows
+    that the state is to have, as for `write`. `drop` names operators, by uid, and states, as "uid.state", that are to
+    be gone; `rename` what they are called now. `max_parallelism` is what all operators have from now on, or by uid
+    some: their state is put into other key groups, and a program that wants this max_parallelism can go on from it.
     All else is taken over as it is, the place in the sources too, and the snapshot at `url` is not touched.
 
     Raises as `write` does, UserCodeError with what a function raises, and as `open_snapshot` for what is at `url`.
@@ -44,15 +48,17 @@ def patch(
     operators = snapshot.manifest.operators
     target = savepoint_place(str(to_url), options)
     given = dict(edits or {})
-    rows = {name: edit for name, edit in given.items() if not callable(edit)}
+    selects = {name: edit for name, edit in given.items() if isinstance(edit, str)}
+    rows = {name: edit for name, edit in given.items() if not callable(edit) and name not in selects}
     for name, replaced in rows.items():
         check_columns(*find_state(operators, name), replaced, name)
     made = make_patched(
         snapshot.manifest, snapshot.folder.place(options), target,
         Patch(
             edits={name: edit for name, edit in given.items() if callable(edit)},
+            sources={name: transform(snapshot, name, sql, options) for name, sql in selects.items()},
             writes={name: partial(_write, target, replaced) for name, replaced in rows.items()},
-            drop=drop, rename=rename or {},
+            drop=drop, rename=rename or {}, max_parallelism=max_parallelism,
         ),
     )  # fmt: skip
     return told(made, target, started)

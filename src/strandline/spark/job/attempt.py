@@ -48,6 +48,8 @@ class Wanted:
     """Of the snapshot to restore; "" if none is named."""
     claim: bool = False
     drop: tuple[str, ...] = ()
+    again: str = ""
+    """The name under which a snapshot is restored that was restored before."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
+from strandline.checkpoint.catalog import read_catalog
+from strandline.checkpoint.jobdir import JobDirectory
 from strandline.control.status import Savepoint
+from strandline.core.errors import NotFoundError
 from strandline.plan.upgrade import Upgrade
-from strandline.snapshot.opened import Snapshot, open_snapshot
+from strandline.snapshot.opened import Snapshot, open_folder, open_snapshot
 from strandline.spark.job.attempt import Wanted
-from strandline.spark.job.compat import differences
+from strandline.spark.job.compat import differences, to_regroup
 from strandline.spark.job.job import Job
 from strandline.spark.job.run import Run
 from strandline.spark.job.watched import Named
@@ -25,6 +28,8 @@ class Check:
     upgrade: Upgrade
     refusals: tuple[str, ...]
     """Everything that stands against it; empty if the job can go on."""
+    regroup: str
+    """What to do first where the program wants another max_parallelism than the snapshot has; else ""."""
 
 
 def check_upgrade(job: Job, url: str, drop: Collection[str] = ()) -> Check:
@@ -38,8 +43,19 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = ()) -> Check:
     before = manifest.operators[0].parallelism if manifest.operators else None
     parallelism = job.settings.parallelism or before or plan.sources.session.sparkContext.defaultParallelism
     operators = plan.settle(parallelism, stored)
-    upgrade, refusals = differences(manifest, operators, [name for name, _, _ in plan.sinks], plan.sources.names, drop)
-    return Check(job.name, snapshot, upgrade, tuple(refusals))
+    sinks = [name for name, _, _ in plan.sinks]
+    fork = _life_of(job) != manifest.life
+    upgrade, refusals = differences(manifest, operators, sinks, plan.sources.names, drop, fork=fork)
+    return Check(job.name, snapshot, upgrade, tuple(refusals), to_regroup(upgrade, operators, snapshot.url))
+
+
+def _life_of(job: Job) -> str:
+    """Return the life of which the job's checkpoints are; "" if it has none yet."""
+    try:
+        directory = open_folder(str(job.checkpoints.directory), job.checkpoints.storage_options, fsync=False)
+    except NotFoundError:
+        return ""
+    return read_catalog(JobDirectory(directory.store, job.name)).life
 
 
 class Looker:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from shlex import quote
 
 from strandline.checkpoint.start import Start
 from strandline.core.errors import ConfigurationError, IncompatibleStateError
@@ -18,19 +19,25 @@ def check_compatible(
     sinks: Sequence[str],
     sources: Sequence[str],
     drop: Collection[str] = (),
+    *,
+    url: str = "SNAPSHOT",
+    fork: bool = False,
 ) -> Upgrade:
     """Return what becomes of what is stored; raise IncompatibleStateError naming all that stands against it.
 
-    `drop` names what may be lost: operators as "uid", states as "uid.state", aggregates as "uid.result".
+    `drop` names what may be lost: operators as "uid", states as "uid.state", aggregates as "uid.result". `url` is where
+    the snapshot is, and `fork` says that the job begins a life of its own with it.
     """
-    upgrade, found = differences(manifest, operators, sinks, sources, drop)
+    upgrade, found = differences(manifest, operators, sinks, sources, drop, fork=fork)
     if found:
         read = _sources_differ(manifest, sources)
+        regroup = to_regroup(upgrade, operators, url)
         raise IncompatibleStateError(
             f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
             hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
             + (f"{upgrade.hint}; " if upgrade.hint else "")
             + _to_drop(drop, upgrade)
+            + (f"{regroup}; else " if regroup else "")
             + "run the program that made it, or start afresh with another job name or checkpoint directory",
             differences=found,
         )
@@ -43,20 +50,39 @@ def differences(
     sinks: Sequence[str],
     sources: Sequence[str],
     drop: Collection[str] = (),
+    *,
+    fork: bool = False,
 ) -> tuple[Upgrade, list[str]]:
-    """Return what becomes of what is stored, and all that stands against it."""
+    """Return what becomes of what is stored, and all that stands against it; see `check_compatible`."""
     upgrade = plan_upgrade(manifest.operators, operators, drop)
     found = list(upgrade.refusals)
     for operator in operators:
         stored = upgrade.migrations[operator.uid].stored
         if stored is not None:
             found += _differences(stored, operator)
+    # What is staged is the job's that the snapshot is of: a fork neither shows it nor loses it.
     found += [
         f"the program has no sink named '{sink.name}', which has {len(sink.pending)} committables pending"
         for sink in manifest.sinks
-        if sink.pending and sink.name not in sinks
+        if sink.pending and sink.name not in sinks and not fork
     ]
     return upgrade, found + _sources_differ(manifest, sources)
+
+
+def to_regroup(upgrade: Upgrade, operators: Sequence[Operator], url: str) -> str:
+    """Return how a snapshot gets the max_parallelism that the program wants; "" if it has it."""
+    stored = {operator.uid: upgrade.migrations[operator.uid].stored for operator in operators}
+    wanted = [
+        f"--max-parallelism {quote(f'{before.uid}={operator.max_parallelism}')}"
+        for operator in operators
+        if (before := stored[operator.uid]) is not None and before.max_parallelism != operator.max_parallelism
+    ]
+    if not wanted:
+        return ""
+    return (
+        f"to change max_parallelism, make a savepoint with it, `strandline state patch {quote(url)} NEW_SAVEPOINT "
+        f"{' '.join(wanted)}`, and restore that"
+    )
 
 
 def _sources_differ(manifest: Manifest, sources: Sequence[str]) -> list[str]:

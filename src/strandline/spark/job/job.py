@@ -79,21 +79,24 @@ class Job:
         restore: str | Path | None = None,
         claim: bool = False,
         drop: Sequence[str] = (),
+        again: str = "",
     ) -> Run:
         """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
 
         `restore` names a snapshot to begin with instead: a savepoint, a checkpoint (`…/job/chk-17`) or a job's folder
         (its newest), of this job or another one, wherever it lies. It is restored once: started again with the same
-        `restore`, the job goes on from its own newest checkpoint. A snapshot of somebody else stays as it is, and is
-        needed until the job's first own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An
-        older checkpoint of its own sets the job back: sinks take back what came later.
+        `restore`, also after others, the job goes on from its own newest checkpoint. `again` is any name, under which
+        it is restored once more; each name counts once. What the job has is void from then on, and not before every
+        byte of the snapshot was read. A snapshot of somebody else stays as it is, and is needed until the job's first
+        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An older checkpoint of its own
+        sets the job back: sinks take back what came later.
 
         `drop` names stored operators, as "uid", states, as "uid.state", and results of `agg()`, as "uid.result", that
         the program does not have any more and that may be lost.
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
-        wanted = watched.about_to_start(self, Wanted(str(restore or ""), claim, tuple(drop)))
+        wanted = watched.about_to_start(self, Wanted(str(restore or ""), claim, tuple(drop), again))
         if not isinstance(wanted, Wanted):
             return wanted
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):

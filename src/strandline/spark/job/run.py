@@ -29,7 +29,7 @@ from strandline.core.ids import CheckpointId
 from strandline.core.keygroups import check_parallelism
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
-from strandline.snapshot.origin import check_own
+from strandline.snapshot.origin import verify_own
 from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
@@ -289,11 +289,12 @@ class Run(Supervised):
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
 
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
-        show it again, as a warning tells. Raises NotFoundError, and the job goes on, if it has no such checkpoint.
+        show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
+        CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged.
         """
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
-            check_own(self._b.jobdir, CheckpointId(checkpoint))
+            verify_own(self._b.jobdir, CheckpointId(checkpoint))
             with self._paused(deadline) as attempt:
                 self._back_to = CheckpointId(checkpoint)
             self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)

@@ -24,7 +24,7 @@ from strandline.keeper.protocol import Ack
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
-from strandline.snapshot.origin import Origin, decide
+from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
@@ -103,9 +103,10 @@ class Starting:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self._decide().manifest
+        found = self._decide()
         self._settle(found)
-        self._load_start(found)
+        self._load_start(found.manifest)
+        verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
@@ -121,11 +122,12 @@ class Starting:
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint="bring the missing files back, or start empty with another job name or checkpoint directory",
             )
-        operators = self._settle(manifest)
+        operators = self._settle(origin)
         start = self._load_start(manifest)
         next_id = max(choice.next_id, self._least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
+        verify(b.jobdir, origin, found)
         origin.make_base(owned)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
@@ -192,8 +194,8 @@ class Starting:
     def _decide(self, owned: Claim | None = None) -> Origin:
         b = self._b
         return decide(
-            b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim, owned=owned,
-            exclude=self._exclude, fsync=b.settings.fsync,
+            b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim,
+            again=b.wanted.again, owned=owned, exclude=self._exclude, fsync=b.settings.fsync,
         )  # fmt: skip
 
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
@@ -204,12 +206,16 @@ class Starting:
         stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
         return self._rescaled or self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
 
-    def _settle(self, manifest: Manifest | None) -> list[Operator]:
+    def _settle(self, origin: Origin) -> list[Operator]:
+        manifest = origin.manifest
         stored = {op.uid: op.max_parallelism for op in manifest.operators} if manifest else {}
         operators = self._b.plan.settle(self._parallelism(manifest), stored)
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
-            upgrade = check_compatible(manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop)
+            upgrade = check_compatible(
+                manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+                fork=origin.is_fork,
+            )  # fmt: skip
             operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
 

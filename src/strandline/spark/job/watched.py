@@ -72,11 +72,14 @@ def about_to_bootstrap(job: Named) -> Savepoint | None:
 class Orders:
     """Has jobs begin with what the command line says, by their names: it goes before what the program says."""
 
-    def __init__(self, restore: Mapping[str, str], drop: Mapping[str, Sequence[str]], *, claim: bool = False) -> None:
-        """`restore` and `drop` are by job, or of ONLY. Snapshots that are restored are claimed, or are not."""
+    def __init__(
+        self, restore: Mapping[str, str], drop: Mapping[str, Sequence[str]], *, claim: bool = False, again: str = ""
+    ) -> None:
+        """`restore` and `drop` are by job, or of ONLY; `claim` and `again` of all snapshots that are restored."""
         self._restore = restore
         self._drop = drop
         self._claim = claim
+        self._again = again
         self._names: set[str] = set()
         self._started: set[str] = set()
 
@@ -98,7 +101,7 @@ class Orders:
         url = self._restore.get(job.name) or self._restore.get(ONLY)
         drop = [*wanted.drop, *self._drop.get(job.name, ()), *self._drop.get(ONLY, ())]
         wanted = replace(wanted, drop=tuple(dict.fromkeys(drop)))
-        return wanted if url is None else replace(wanted, url=url, claim=self._claim)
+        return wanted if url is None else replace(wanted, url=url, claim=self._claim, again=self._again)
 
     def bootstrap(self, job: Named) -> None:
         """Let a job make its state of history."""

@@ -147,7 +147,8 @@ class Processed(Generic[_Process]):
 
         `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
         sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint:
-        `uid=sl.uid("new", was="old")` to rename it. `max_parallelism` bounds the number of partitions for life.
+        `uid=sl.uid("new", was="old")` to rename it. `max_parallelism` bounds the number of partitions, and
+        changes through a savepoint alone (`sl.state.patch`).
         """
         return _main_output(
             process_on(self._keyed, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
