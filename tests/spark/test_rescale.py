@@ -55,6 +55,49 @@ def test_a_running_job_is_rescaled_and_its_keepers_are_killed(spark: Any, case: 
     case.check()
 
 
+def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> None:
+    def of(run: sl.Run) -> tuple[int, dict[str, int]]:
+        status = settle(run)
+        per_operator = {operator.uid: operator.parallelism for operator in status.operators}
+        expected = {(uid, partition) for uid, number in per_operator.items() for partition in range(number)}
+        assert keepers_of(status) == expected
+        return status.parallelism, per_operator
+
+    def tables(name: str) -> set[str]:
+        return {file.name for file in (case.root / name / "data").iterdir()}
+
+    with Reader(case):
+        case.add(2)
+        with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1).start(spark) as run:
+            assert of(run) == (3, {"profile": 3, "per-kind": 1})
+            run.savepoint(case.root / "narrow")
+            run.rescale({"per-kind": 4})
+            assert of(run) == (3, {"profile": 3, "per-kind": 4})
+            # The same state, however it is divided.
+            run.savepoint(case.root / "wide")
+            assert tables("narrow") == tables("wide")
+            case.add(1)
+            run.rescale(2)
+            os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+            case.add(1)
+            # A number is for those that have none of their own; what was told survives a restart.
+            assert of(run) == (2, {"profile": 2, "per-kind": 4})
+            with pytest.raises(sl.errors.ConfigurationError, match="no operator 'kinds', it has per-kind, profile"):
+                run.rescale({"kinds": 2})
+            with pytest.raises(sl.errors.ConfigurationError, match="operator 'per-kind': parallelism is 129, expected"):
+                run.rescale({"per-kind": 129})
+            assert run.lookup("per-kind.seen", "a").value == sum(event["kind"] == "a" for event in case.events)
+        # Started again, what the program says of it counts, or else what it is stored with.
+        case.add(1)
+        with case.job(spark, settings={"parallelism": None}).start(spark) as run:
+            assert of(run) == (4, {"profile": 2, "per-kind": 4})
+        with case.job(spark, settings={"parallelism": None}, kinds_parallelism=3).start(spark) as run:
+            case.add(1)
+            assert of(run) == (2, {"profile": 2, "per-kind": 3})
+            case.finish(run)
+    case.check()
+
+
 @pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
     case.add(2)

@@ -24,7 +24,7 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
+from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
@@ -53,7 +53,7 @@ class EpochDriver:
     _plan: Plan
     _source: DataFrame
     _operators: Mapping[OperatorNode, Operator]
-    _exchange: Exchange
+    _exchanges: Exchanges
     _fleet: Fleet
     _coordinator: Coordinator
     _sources: SourceProgress
@@ -198,7 +198,7 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
-        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
+        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions), self._operators)
         try:
             acks = self._write(built, epoch)
         finally:
@@ -248,7 +248,9 @@ class EpochDriver:
             return late(node, rows, instructions.watermark_us, instructions.fired_us)
         operator = self._operators[node]
         to = None if node.broadcast_order is None else TO
-        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to)
+        routed = self._exchanges.of(node.uid).route(
+            rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to
+        )
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:

@@ -20,6 +20,7 @@ from strandline.keeper.paths import Places
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job import watched
 from strandline.spark.job.attempt import Blueprint, Wanted
+from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.run import Run
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.checks import relations_of, source_warnings
@@ -106,8 +107,8 @@ class Job:
 
     def operators(self) -> list[OperatorInfo]:
         """Return what snapshots of the job say of its operators, without rows: as of its very first start."""
-        parallelism = self.settings.parallelism or self._plan.sources.session.sparkContext.defaultParallelism
-        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(parallelism, {})]
+        said = parallelism_of(self.settings, self._plan.sources.session)
+        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(said)]
 
     def _blueprint(self, spark: SparkSession, wanted: Wanted) -> Blueprint:
         ck = self.checkpoints

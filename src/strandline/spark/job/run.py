@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import asdict
@@ -26,15 +26,16 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import CheckpointId
-from strandline.core.keygroups import check_parallelism
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
+from strandline.plan.parallelism import check_wanted
 from strandline.snapshot.origin import check_own
 from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_epochs
 from strandline.spark.job.supervision import Supervised
@@ -234,24 +235,28 @@ class Run(Supervised):
         self._thread.join(timeout)
         self._control.join()
 
-    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
+    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None:
         """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.
 
-        Results are those of an undisturbed job. It holds until the job is started again: then `Settings(parallelism=…)`
-        counts or, where that is not given, what the newest checkpoint has. Raises ConfigurationError if an operator
-        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was. A job that
-        restarts, or is being rescaled, is waited for.
+        A number is for all operators without a parallelism of their own; `{"uid": 4}` gives single operators theirs.
+        Results are those of an undisturbed job. It holds until the job is started again: then what the program says
+        of an operator counts, or `Settings(parallelism=…)` or, where that is not given, what the newest checkpoint has.
+        Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
+        job goes on as it was. A job that restarts, or is being rescaled, is waited for.
         """
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
             if (attempt := self._await_attempt(deadline)) is None:
                 raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
-            for operator in attempt.driver.operators:
-                check_parallelism(operator.uid, parallelism, operator.max_parallelism)
+            operators = attempt.driver.operators
+            check_wanted(parallelism, [operator.uid for operator in operators])
+            told = self._told.and_then(parallelism)
+            said = parallelism_of(self._b.settings, self._b.spark, told)
+            self._b.plan.pipeline.settle(said, [operator.info(self._b.settings.backend) for operator in operators])
             with self._paused(deadline) as attempt:
                 self.checkpoint(timeout)
-            self._parallelism = parallelism
-            self._begin_anew(attempt, f"is rescaled to {parallelism}", deadline)
+            self._told = told
+            self._begin_anew(attempt, f"is rescaled to {_number_text(parallelism)}", deadline)
 
     def savepoint(
         self,
@@ -336,6 +341,12 @@ class Run(Supervised):
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def _number_text(parallelism: int | Mapping[str, int]) -> str:
+    if not isinstance(parallelism, Mapping):
+        return str(parallelism)
+    return ", ".join(f"{uid}={number}" for uid, number in parallelism.items())
 
 
 def _tell(
