@@ -36,6 +36,7 @@ class Op:
     process: Any
     was: str = ""
     key_schema: str = "`k` string"
+    parallelism: int = 1
     declared: dict[str, State] = field(init=False)
     states: list[StateInfo] = field(init=False)
 
@@ -75,6 +76,14 @@ def test_what_stays_is_kept() -> None:
     migration = found.migrations["op"]
     assert migration.stored == same.stored()
     assert (migration.schemas, migration.was, migration.dropped) == ({}, {}, [])
+
+
+def test_another_parallelism_is_told() -> None:
+    before = op(seen=sl.Value("bigint"))
+    now = Op("op", Function(seen=sl.Value("bigint")), parallelism=3)
+    assert told(go_on(before, now))[0] == "operator 'op': kept (parallelism 3, was 1)"
+    now = Op("new", Function(seen=sl.Value("bigint")), was="op", parallelism=3)
+    assert told(go_on(before, now))[0] == "operator 'new': renamed, was 'op' (parallelism 3, was 1)"
 
 
 def test_what_is_new_begins_empty() -> None:
