@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -115,6 +116,37 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         case.add(1)
         status = settle(run)
         assert (status.parallelism, status.restarts) == (3, 1)
+        case.finish(run)
+
+
+def test_a_job_follows_its_executors(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = [2]
+    monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
+    follow = sl.FollowExecutors(min=2, max=4, after="300ms")
+
+    def reached(run: sl.Run, parallelism: int) -> None:
+        eventually(lambda: run.status().state == "running" and run.status().parallelism == parallelism, "followed")
+
+    case.add(1)
+    with case.job(spark, settings={"parallelism": follow}, kinds_parallelism=1).start(spark) as run:
+        status = settle(run)
+        assert (status.parallelism, status.follows) == (2, True)
+        room[0] = 9
+        reached(run, 4)
+        case.add(1)
+        run.rescale({"profile": 3})
+        room[0] = 1
+        # All have parallelisms of their own: there is nothing to follow.
+        time.sleep(1)
+        assert {operator.parallelism for operator in settle(run).operators} == {3, 1}
+    with case.job(spark, settings={"parallelism": follow}).start(spark) as run:
+        assert (run.status().parallelism, run.status().follows) == (2, True)
+        run.rescale(1)
+        case.add(1)
+        room[0] = 4
+        time.sleep(1)
+        status = settle(run)
+        assert (status.parallelism, status.follows, status.restarts) == (1, False, 0)
         case.finish(run)
 
 

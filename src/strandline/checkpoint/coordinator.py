@@ -134,6 +134,12 @@ class Coordinator:
             with self._lock:
                 self._retention.held -= 1
 
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody reads a checkpoint."""
+        with self._lock:
+            return self._retention.held > 0
+
     def close(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for, and take no more requests.
 

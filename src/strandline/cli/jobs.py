@@ -302,7 +302,7 @@ def _print_status(driver: Driver, found: Status) -> None:
         ("generation", found.generation),
         ("restored from", "-" if found.restored_from is None else f"checkpoint {found.restored_from}"),
         ("restarts", found.restarts),
-        ("parallelism", _parallelism(found)),
+        ("parallelism", _parallelism(found) + (", follows the executors" if found.follows else "")),
         ("epoch", f"{found.epoch}: {found.last_epoch_rows} rows in {duration_text(found.last_epoch_ms)}"),
         ("rows", found.rows_in),
         ("watermark", found.watermark or "-"),

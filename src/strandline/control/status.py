@@ -75,6 +75,8 @@ class Status:
     """Names of the sources; empty if there is one without."""
     parallelism: int = 0
     """How many partitions operators have, at most, that have no parallelism of their own; or all, if each has one."""
+    follows: bool = False
+    """Whether this number follows the cluster's executors."""
     operators: list[OperatorStatus] = field(default_factory=list)
     """The keyed operators, each with its parallelism."""
     epoch: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo
@@ -45,11 +45,13 @@ class Told:
 
     job: int | None = None
     operators: Mapping[str, int] = field(default_factory=dict)
+    is_room: bool = False
+    """Whether `job` follows the room that there is; not any more once somebody gives a number."""
 
     def and_then(self, wanted: int | Mapping[str, int]) -> Told:
         """Return what it was told when it is told something more."""
         if isinstance(wanted, Mapping):
-            return Told(self.job, {**self.operators, **wanted})
+            return replace(self, operators={**self.operators, **wanted})
         return Told(wanted, self.operators)
 
 

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ from strandline.core.errors import (
 from strandline.core.ids import CheckpointId
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
-from strandline.plan.parallelism import check_wanted
+from strandline.plan.parallelism import Told, check_wanted
 from strandline.snapshot.origin import check_own
 from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
-from strandline.spark.job.following import parallelism_of
+from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_epochs
 from strandline.spark.job.supervision import Supervised
@@ -46,6 +46,7 @@ _PATIENCE_S = 10.0
 _AGAIN_S = 1.0
 _LOOK_S = 0.02
 _TELL_S = 0.2
+_FOLLOW_S = 300.0
 
 
 class Run(Supervised):
@@ -62,9 +63,13 @@ class Run(Supervised):
         hide_errors_of(EpochDriver.__call__.__code__)
         try:
             self._control.start()
+            settings, spark = self._b.settings, self._b.spark
+            self._told = first_told(settings, spark, wait=True)
             self._begin_first()
             _live.add(self)
             self._thread.start()
+            if settings.follows is not None:
+                Follower(self._b.name, self, settings.follows, spark, self._b.clock, self._ended).start()
         except BaseException:
             if not self._thread.is_alive():
                 # Interrupted when the run was there, and nobody to look after it.
@@ -95,6 +100,7 @@ class Run(Supervised):
             last_failure=self._last_failure,
             depends_on=attempt.coordinator.depends_on if attempt else "",
             sources=self._b.plan.sources.names,
+            follows=self._told.is_room,
             **(status_of_epochs(attempt.driver) if attempt else {}),
         )
 
@@ -214,13 +220,14 @@ class Run(Supervised):
         """
         deadline = time.monotonic() + timeout
         if savepoint is not None:
-            with self._paused(deadline):
+            with self._alone(deadline), self._paused(deadline):
                 self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
         elif checkpoint:
-            self._await_attempt(deadline)
-            if not self._ended.is_set():
-                with self._paused(deadline):
-                    self.checkpoint(timeout)
+            with self._alone(deadline):
+                self._await_attempt(deadline)
+                if not self._ended.is_set():
+                    with self._paused(deadline):
+                        self.checkpoint(timeout)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -244,19 +251,47 @@ class Run(Supervised):
         Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
         job goes on as it was. A job that restarts, or is being rescaled, is waited for.
         """
+        check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
-            if (attempt := self._await_attempt(deadline)) is None:
-                raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
-            operators = attempt.driver.operators
-            check_wanted(parallelism, [operator.uid for operator in operators])
-            told = self._told.and_then(parallelism)
-            said = parallelism_of(self._b.settings, self._b.spark, told)
-            self._b.plan.pipeline.settle(said, [operator.info(self._b.settings.backend) for operator in operators])
-            with self._paused(deadline) as attempt:
-                self.checkpoint(timeout)
-            self._told = told
-            self._begin_anew(attempt, f"is rescaled to {_number_text(parallelism)}", deadline)
+            self._go_on_with(self._told.and_then(parallelism), f"is rescaled to {_number_text(parallelism)}", deadline)
+
+    @property
+    def followed(self) -> tuple[int, int] | None:
+        """How many partitions operators have that follow the executors, and may have at most: 0 while none are there."""
+        if self._stopping.is_set() or not self._told.is_room or self._told.job is None:
+            return None
+        attempt = self._attempt
+        operators = attempt.driver.operators if attempt is not None and self._is_at_work() else ()
+        most = max((operator.max_parallelism for operator in operators if not operator.has_own), default=0)
+        return min(self._told.job, most), most
+
+    def follow(self, room: int) -> bool:
+        """Go on with as many partitions as there is room for, unless this is no time for it."""
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            attempt, told = self._attempt, self._told
+            if not self._is_at_work() or attempt is None or self._stopping.is_set() or not told.is_room:
+                return False
+            if attempt.coordinator.is_held or attempt.driver.paused.is_set():
+                return False
+            self._go_on_with(replace(told, job=room), f"follows its executors to {room}", time.monotonic() + _FOLLOW_S)
+            return True
+        finally:
+            self._changing.release()
+
+    def _go_on_with(self, told: Told, what: str, deadline: float) -> None:
+        """Take a checkpoint, and have an attempt restore it that has been told something else."""
+        if (attempt := self._await_attempt(deadline)) is None:
+            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
+        b = self._b
+        said = parallelism_of(b.settings, b.spark, told)
+        b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
+        with self._paused(deadline) as attempt:
+            self.checkpoint(max(0.0, deadline - time.monotonic()))
+        self._told = told
+        self._begin_anew(attempt, what, deadline)
 
     def savepoint(
         self,
