@@ -35,7 +35,7 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
         case.add(2)
-        app = App(case, master="local-cluster[2,1,1024]", executors="wanted")
+        app = App(case, master="local-cluster[2,1,1024]", executors="wanted", follow="4s")
         first = reached(app, case)
         # Partitions stay on their executor, with data or without.
         found = json.loads((case.root / "executors.json").read_text())
@@ -59,6 +59,12 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         assert after["restarts"] > 0
         assert after["restored_from"] is not None
         assert dead not in {executor_of(pid) for pid in after["keepers"].values()}
+        # One executor less, and nobody brings it back: the job follows.
+        (case.root / "shrink").touch()
+        eventually(lambda: (s := app.status())["state"] == "running" and s["parallelism"] == 1, "one partition")
+        case.add(1)
+        eventually(case.is_complete, "complete")
+        assert app.status()["keepers"].keys() == {"profile/0", "per-kind/0"}
         app.finish()
         eventually(lambda: not app.relatives(), "nothing left of the driver", 15)
     case.check()

@@ -258,7 +258,10 @@ class Run(Supervised):
 
     @property
     def followed(self) -> tuple[int, int] | None:
-        """How many partitions operators have that follow the executors, and may have at most: 0 while none are there."""
+        """How many partitions operators have that follow the executors, and may have at most: 0 while there are none.
+
+        None: it follows them no more.
+        """
         if self._stopping.is_set() or not self._told.is_room or self._told.job is None:
             return None
         attempt = self._attempt
