@@ -35,7 +35,7 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
         case.add(2)
-        app = App(case, master="local-cluster[2,1,1024]", executors="wanted", follow="4s")
+        app = App(case, master="local-cluster[2,1,1024]", executors="wanted", follow="3s")
         first = reached(app, case)
         # Partitions stay on their executor, with data or without.
         found = json.loads((case.root / "executors.json").read_text())

@@ -249,7 +249,7 @@ class Run(Supervised):
         Results are those of an undisturbed job. It holds until the job is started again: then what the program says
         of an operator counts, or `Settings(parallelism=…)` or, where that is not given, what the newest checkpoint has.
         Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
-        job goes on as it was. A job that restarts, or is being rescaled, is waited for.
+        job goes on as it was. A job that restarts, or is being rescaled, is waited for, and so is a savepoint.
         """
         check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
@@ -291,6 +291,7 @@ class Run(Supervised):
         b = self._b
         said = parallelism_of(b.settings, b.spark, told)
         b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
+        self._await_readers(attempt, deadline)
         with self._paused(deadline) as attempt:
             self.checkpoint(max(0.0, deadline - time.monotonic()))
         self._told = told
@@ -327,6 +328,8 @@ class Run(Supervised):
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
             check_own(self._b.jobdir, CheckpointId(checkpoint))
+            if (attempt := self._await_attempt(deadline)) is not None:
+                self._await_readers(attempt, deadline)
             with self._paused(deadline) as attempt:
                 self._back_to = CheckpointId(checkpoint)
             self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)
@@ -340,6 +343,16 @@ class Run(Supervised):
             yield
         finally:
             self._changing.release()
+
+    def _await_readers(self, attempt: Attempt, deadline: float) -> None:
+        """Wait while a savepoint is taken: another attempt does not know which checkpoint must stay for it."""
+        while attempt.coordinator.is_held:
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"job '{self._b.name}': a savepoint is being taken of it, and it cannot be changed meanwhile",
+                    hint="ask again when that is done, or with a longer timeout",
+                )
+            time.sleep(_LOOK_S)
 
     def _begin_anew(self, before: Attempt, what: str, deadline: float) -> None:
         """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
