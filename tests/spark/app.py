@@ -68,7 +68,8 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
     settings: dict[str, Any] = {"backend": given.get("backend", "rocksdb")}
     if "follow" in given:
         settings["parallelism"] = sl.FollowExecutors(after=given["follow"])
-    return Case(directory, local_dir).job(spark, settings=settings)
+    kinds = int(given["kinds"]) if "kinds" in given else None
+    return Case(directory, local_dir).job(spark, settings=settings, kinds_parallelism=kinds)
 
 
 def _write_executors(directory: Path, spark: Any) -> None:
