@@ -185,9 +185,11 @@ def test_more_partitions_than_key_groups_are_refused_unless_they_are_what_there_
         settle(300, nodes, is_room=True, told={"few": 5})
 
 
-def test_of_one_with_few_partitions_the_jobs_are_not_too_many_later() -> None:
+def test_of_one_with_few_partitions_more_are_not_too_many_later() -> None:
     one, _ = settle(1000, [renamed("one", "", parallelism=1), renamed("more", "")])
     assert (one.parallelism, one.max_parallelism) == (1, 2048)
+    (follows,) = settle(2, [renamed("follows", "")], is_room=True, most=1000)
+    assert (follows.parallelism, follows.max_parallelism) == (2, 2048)
 
 
 def test_what_a_running_job_is_told_adds_up() -> None:

@@ -25,6 +25,8 @@ class Parallelism:
     """Of operators without a parallelism of their own."""
     is_room: bool = False
     """Whether `job` is what there is room for: operators that may not have so many have as many as they may."""
+    most: int = 0
+    """What `job` may become later, as far as that is known."""
     told: Mapping[str, int] = field(default_factory=dict)
     """By uid: what a running job was told of single operators."""
 

@@ -125,8 +125,10 @@ class Pipeline:
             known = by_uid.get(node.uid) or by_uid.get(node.was)
             own = parallelism.own(node)
             number = own or parallelism.job or (known.parallelism if known else common)
-            # Of one with few partitions of its own, the job's are not too many later.
-            by_default = known.max_parallelism if known else default_max_parallelism(max(number, common))
+            # Whatever it has now, the job's are not too many later.
+            by_default = (
+                known.max_parallelism if known else default_max_parallelism(max(number, common, parallelism.most))
+            )
             most = node.max_parallelism or by_default
             if parallelism.is_room and not own:
                 number = min(number, most)

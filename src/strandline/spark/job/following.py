@@ -9,7 +9,6 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 
 from strandline.core.clock import Clock
-from strandline.core.errors import StrandlineError
 from strandline.core.settings import FollowExecutors, Settings
 from strandline.plan.following import Following
 from strandline.plan.parallelism import Parallelism, Told
@@ -29,6 +28,7 @@ def parallelism_of(settings: Settings, spark: SparkSession, told: Told | None = 
         default=spark.sparkContext.defaultParallelism,
         job=told.job or settings.fixed_parallelism,
         is_room=told.is_room,
+        most=settings.follows.max or 0 if settings.follows else 0,
         told=told.operators,
     )
 
@@ -102,7 +102,7 @@ class Follower(threading.Thread):
                 return
             self._failed = 0
             log.info("job '%s' follows its executors: parallelism %d, was %d", self._job, wanted, now)
-        except StrandlineError as error:
+        except Exception as error:
             if self._ended.is_set():
                 return
             log.warning("job '%s' could not follow its executors to parallelism %d: %s", self._job, wanted, error)
