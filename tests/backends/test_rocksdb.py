@@ -10,6 +10,7 @@ import pytest
 
 from strandline.backends.base import LocalFile
 from strandline.backends.options import DEFAULT_TUNING, MIB, MemoryBudget, Tuning
+from strandline.backends.reading import open_reader
 from strandline.backends.rocksdb import RocksDBBackend, _batches
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 
@@ -89,13 +90,13 @@ def test_files_of_two_snapshots_are_not_mixed(rocks: Lab) -> None:
         rocks.open(directory)
 
 
-def damaged(files: list[LocalFile], directory: Path) -> Path:
-    """Restore with copies, the middle of each SST file's first data block flipped."""
+def damaged(files: list[LocalFile], directory: Path, at: float = 0) -> Path:
+    """Restore with copies, a byte of each SST file flipped: in its first data block, or that far through its bytes."""
     directory.mkdir()
     for file in files:
         data = bytearray(file.path.read_bytes())
         if file.shared:
-            data[200] ^= 0xFF
+            data[200 + int(at * len(data))] ^= 0xFF
         (directory / file.name).write_bytes(data)
     return directory
 
@@ -108,6 +109,19 @@ def test_a_damaged_block_is_an_error_not_an_end(rocks: Lab) -> None:
         backend.get_many("a", [entries[0][0]])
     with pytest.raises(CorruptionError, match="state directory"):
         list(backend.scan("a"))
+
+
+@pytest.mark.parametrize("at", [0, 0.5])
+def test_a_reader_that_meets_a_damaged_block_is_not_through(rocks: Lab, at: float) -> None:
+    entries = [(key, os.urandom(100)) for key, _ in numbered(5000)]
+    files = rocks.open().persist({"a": entries}, rocks.place())
+    found = []
+    reader = open_reader("rocksdb", damaged(files, rocks.place(), at))
+    with pytest.raises(CorruptionError):
+        found.extend(reader.scan("a", range(128)))
+    assert found == entries[: len(found)]
+    assert (len(found) > 0) == (at > 0)
+    reader.close()
 
 
 def test_errors_name_the_directory_and_the_next_step(rocks: Lab) -> None:

@@ -186,6 +186,30 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     assert len(begun) <= 3
 
 
+def test_a_process_gives_way_to_those_of_every_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, begun = [], []
+
+    class Seen(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(*args, **given)
+            begun.append(self)
+
+        def wait(self, timeout: float | None = None) -> int:
+            if self.returncode is None:
+                # It has ended, and nobody has been told so yet.
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+                session = Path(f"/proc/{self.pid}/autogroup")
+                nice = session.read_text().split()[-1] if session.exists() else "19"
+                shares.append((os.getpriority(os.PRIO_PROCESS, self.pid), os.getsid(self.pid) == self.pid, nice))
+            return super().wait(timeout)
+
+    job, _ = lived(tmp_path, [(1, "rocksdb")])
+    monkeypatch.setattr(taking.subprocess, "Popen", Seen)
+    take(job, "savepoint")
+    assert shares == [(19, True, "19")]
+    assert [process.returncode for process in begun] == [0]
+
+
 def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(tmp_path: Path) -> None:
     stuck = "import time; from strandline.snapshot import export; export.export = lambda *_: time.sleep(60)"
     job, _ = lived(tmp_path, [(2, "rocksdb")])

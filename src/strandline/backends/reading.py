@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice, takewhile
 from operator import itemgetter
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rocksdict import AccessType, Options, Rdict, ReadOptions
 
@@ -20,6 +20,7 @@ from strandline.format.heapfile import read_heap
 FileKind = Literal["rocksdb", "heap"]
 
 _READAHEAD_BYTES = 2 << 20
+_ENTRIES = 256
 _OPEN_FILES = 64
 """Opened when the database is, RocksDB would read the index of every file, however few are asked for."""
 
@@ -103,8 +104,18 @@ class _RocksDBReader:
         return self._families.keys()
 
     def scan(self, state: str, groups: range) -> Iterator[tuple[bytes, bytes]]:
+        family, first = self._families.get(state), first_key(groups.start)
+        if family is None:
+            return
         end = first_key(groups.stop) if groups.stop <= BROADCAST_GROUP else None
-        return self._walk(state, first_key(groups.start), end, _READAHEAD_BYTES)
+        reading = _reading(end, _READAHEAD_BYTES)
+        with self._translating:
+            entries: Iterator[Any] = iter(family.items(from_key=first, read_opt=reading))
+        while some := list(islice(entries, _ENTRIES)):
+            yield from some
+            first = some[-1][0] + b"\0"
+        # It is a quarter faster than walking, and ends at a damaged block as if it were through: to walk on tells.
+        yield from self._walk(state, first, end, _READAHEAD_BYTES)
 
     def scan_prefix(self, state: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._walk(state, prefix, _behind(prefix), 0)
@@ -113,12 +124,7 @@ class _RocksDBReader:
         family = self._families.get(state)
         if family is None:
             return
-        # `reading` must live as long as the iterator, which looks at the bound in it and does not keep it.
-        reading = ReadOptions()
-        reading.set_total_order_seek(True)
-        reading.set_readahead_size(readahead_bytes)
-        if end is not None:
-            reading.set_iterate_upper_bound(end)
+        reading = _reading(end, readahead_bytes)
         with self._translating:
             walk = family.iter(reading)
             walk.seek(first)
@@ -133,6 +139,16 @@ class _RocksDBReader:
         for family in [*self._families.values(), self._db]:
             family.close()
         self._families = {}
+
+
+def _reading(end: bytes | None, readahead_bytes: int) -> ReadOptions:
+    """Return options that must live as long as the iterator, which looks at the bound in them and does not keep it."""
+    reading = ReadOptions()
+    reading.set_total_order_seek(True)
+    reading.set_readahead_size(readahead_bytes)
+    if end is not None:
+        reading.set_iterate_upper_bound(end)
+    return reading
 
 
 def _behind(prefix: bytes) -> bytes | None:

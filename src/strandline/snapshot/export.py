@@ -33,6 +33,7 @@ from strandline.snapshot.savepoint import upload_tables
 from strandline.storage.place import Place
 
 _NICE = 19
+_SESSION_NICE = Path("/proc/self/autogroup")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +121,7 @@ def main() -> None:
     arm_from_environment()
     # What is being uploaded then is whole, or gone: a writer that is killed leaves a part of it.
     signal.signal(signal.SIGTERM, _stop)
-    os.nice(_NICE)
+    _give_way()
     # Rows are no garbage, and there are so many of them that looking for it takes as long as they do.
     gc.disable()
     line = sys.stdin.buffer.readline()
@@ -139,6 +140,15 @@ def main() -> None:
         ending.join()
 
 
+def _give_way() -> None:
+    """Leave the processors to whoever wants them."""
+    os.nice(_NICE)
+    # Linux may weigh sessions against each other, and processes only within one: keepers have sessions of their own.
+    with contextlib.suppress(OSError):
+        os.setsid()
+        _SESSION_NICE.write_text(str(_NICE))
+
+
 def _stop(*_: object) -> None:
     sys.exit(1)
 
@@ -153,7 +163,9 @@ def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
 
 
 def _end_with_parent(line: bytes) -> None:
-    sys.stdin.buffer.read()
+    # Not through `sys.stdin`: its lock, held for ever, would have Python abort at its end.
+    while os.read(0, 1024):
+        pass
     # Whoever began this was killed, and takes nothing away any more.
     with contextlib.suppress(msgspec.MsgspecError, OSError):
         scratch = Path(msgspec.json.decode(line, type=Part).scratch)
