@@ -53,8 +53,8 @@ class Starting:
     _least_id: CheckpointId
     claim: Claim | None
     """The newest claim that this job's driver has made."""
-    _told: Told
-    """The parallelism that the run was told to have, whatever else says so."""
+    _told: Told | None = None
+    """The parallelism that the run was told to have, whatever else says so; None: nobody could tell it anything."""
 
     def __post_init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
