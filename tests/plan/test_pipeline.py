@@ -11,7 +11,7 @@ import strandline as sl
 from strandline.format.manifest import OperatorInfo
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, WatermarkNode
-from strandline.plan.parallelism import Parallelism, Told, check_wanted
+from strandline.plan.parallelism import Parallelism, Told, check_wanted, most_on_one
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.lower.plan import Plan
@@ -205,6 +205,15 @@ def test_what_a_running_job_is_told_adds_up() -> None:
     ):
         with pytest.raises(sl.errors.ConfigurationError, match=said):
             check_wanted(wanted, ["b", "a"])  # type: ignore[arg-type]
+
+
+def test_one_machine_has_a_partition_of_each_operator_with_one() -> None:
+    """They lie together: the machine's memory must do for all of them."""
+    assert most_on_one([1] * 10, 3) == 10
+    assert most_on_one([9, *[1] * 10], 3) == 13
+    assert most_on_one([4, 4], 3) == 4
+    assert most_on_one([8, 2], 1) == 10
+    assert most_on_one([], 3) == 0
 
 
 def test_max_parallelism_is_found_under_the_old_uid() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import strandline as sl
 from strandline.core.clock import SystemClock
+from strandline.plan.parallelism import Told
 from strandline.spark.job import following
-from strandline.spark.job.following import Follower
+from strandline.spark.job.following import Follower, first_told
 from tests.spark.harness import eventually
 
 NO_SESSION: Any = None
@@ -57,6 +59,18 @@ def follow(job: Job) -> Follower:
     made = Follower("job", job, sl.FollowExecutors(after="50ms"), NO_SESSION, SystemClock(), job.ended)
     made.start()
     return made
+
+
+def test_who_is_to_follow_with_executors_that_come_when_tasks_wait_is_warned(
+    room: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = {"spark.dynamicAllocation.enabled": "true"}
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf, master="local[2]"))
+    follows = sl.Settings(parallelism=sl.FollowExecutors(min=3))
+    for settings, warned in ((sl.Settings(parallelism=2), False), (follows, True)):
+        told = first_told(settings, session, wait=True)
+        assert told == (Told(3, is_room=True) if warned else Told())
+        assert ("spark.dynamicAllocation.enabled is true" in caplog.text) is warned
 
 
 def test_what_fails_or_has_to_wait_is_tried_again(room: list[Any], caplog: pytest.LogCaptureFixture) -> None:

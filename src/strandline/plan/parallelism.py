@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from strandline.core.errors import ConfigurationError
@@ -55,6 +56,11 @@ class Told:
         if isinstance(wanted, Mapping):
             return replace(self, operators={**self.operators, **wanted})
         return Told(wanted, self.operators)
+
+
+def most_on_one(parallelisms: Iterable[int], machines: int) -> int:
+    """Return how many keepers a machine has at most: those of one parallelism are spread evenly, for themselves."""
+    return sum(math.ceil(number / machines) for number in parallelisms)
 
 
 def check_wanted(wanted: int | Mapping[str, int], known: Sequence[str]) -> None:

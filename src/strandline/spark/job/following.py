@@ -38,6 +38,11 @@ def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -
     if settings.follows is None:
         return Told()
     if wait:
+        if (spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled") or "").lower() == "true":
+            log.warning(
+                "spark.dynamicAllocation.enabled is true, and the job is to follow its executors: Spark asks for more "
+                "when tasks wait, and of a job that follows none does. Give a number as the parallelism"
+            )
         await_executors(spark)
     return Told(settings.follows.within(room_of(spark)), is_room=True)
 

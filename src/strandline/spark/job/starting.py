@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import Manifest
-from strandline.plan.parallelism import Told
+from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
@@ -113,7 +113,7 @@ class Starting:
         parallelisms = {operator.uid: operator.parallelism for operator in operators}
         exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
         self._cleanup.callback(exchanges.close)
-        memory_bytes = self._partition_memory(sum(parallelisms.values()))
+        memory_bytes = self._partition_memory(parallelisms.values())
         programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
         fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
         self._cleanup.callback(fleet.close)
@@ -226,7 +226,7 @@ class Starting:
             python_path=[str(Path(entry).absolute()) for entry in sys.path],
         )
 
-    def _partition_memory(self, keepers: int) -> int:
+    def _partition_memory(self, parallelisms: Iterable[int]) -> int:
         """Divide one machine's budget among the keepers that will be on it."""
         sc: Any = self._b.spark.sparkContext
         addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
@@ -235,7 +235,8 @@ class Starting:
             # The driver is among them, and runs no keepers.
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
-        return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(max(1, keepers) / len(set(hosts))))
+        keepers = most_on_one(parallelisms, len(set(hosts)))
+        return max(32 << 20, self._b.settings.state_memory_bytes // max(1, keepers))
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
