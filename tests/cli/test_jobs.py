@@ -93,7 +93,7 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
     assert data["keepers"][0]["metrics"] == {"keys": 9}
     shown = strandline("status", "alerts", "--local-dir", local_dir).stdout
     assert data["operators"][1] == {"uid": "top", "name": "Top", "parallelism": 1, "max_parallelism": 128}
-    for words in ("running", "checkpoint 5", "2 completed", "2 (top 1)", "detect", "4711"):
+    for words in ("running", "checkpoint 5", "2 completed", "2 (top 1), follows the executors", "detect", "4711"):
         assert words in shown
 
 

@@ -50,7 +50,7 @@ class FakeRun:
         return Status(
             job=self.job, state=self.state, generation=3, restored_from=5, restarts=1, checkpoints={"completed": 2},
             last_checkpoint=STATS, last_failure="", epoch=12, watermarks=[REACHED], keepers=[KEEPER],
-            parallelism=2, operators=OPERATORS,
+            parallelism=2, follows=True, operators=OPERATORS,
         )  # fmt: skip
 
     def checkpoint(
