@@ -15,6 +15,7 @@ from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.restore import Choice, choose
+from strandline.checkpoint.retention import Holds
 from strandline.checkpoint.source_log import upload_source
 from strandline.checkpoint.upload import upload
 from strandline.core.clock import Clock, SystemClock
@@ -77,6 +78,7 @@ class Run:
         name: str = "job",
         first_id: int = 0,
         source_bytes: int = 200_000,
+        holds: Holds | None = None,
     ) -> None:
         self.jobdir = JobDirectory(store, name)
         self.rng = random.Random(seed)
@@ -90,8 +92,9 @@ class Run:
             self.committed.append(own.checkpoint)
         next_id = CheckpointId(max(self.choice.next_id, first_id))
         self.coordinator = Coordinator(
-            self.jobdir, self.claim, self.config, clock, next_id, own, self.operators, self.commit_sinks, depends_on
-        )
+            self.jobdir, self.claim, self.config, clock, next_id, own, self.operators, self.commit_sinks, depends_on,
+            holds or Holds(),
+        )  # fmt: skip
         self.epoch = restored.epoch if restored else 0
         self.files: dict[tuple[str, int], dict[str, bytes]] = {
             (p.uid, i): {} for p in self.operators for i in range(p.parallelism)

@@ -10,6 +10,7 @@ from strandline.checkpoint.catalog import read_catalog
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.retention import Holds
 from strandline.core.errors import CheckpointError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import PartitionInfo
@@ -72,10 +73,15 @@ def test_an_increment_uploads_only_what_is_new(run: Run) -> None:
     assert any(f.path in before for f in manifest.files())
 
 
-def test_what_somebody_reads_is_not_subsumed_meanwhile(run: Run) -> None:
+def test_what_somebody_reads_is_not_subsumed_meanwhile(store: FaultyStore, tmp_path: Path, clock: ManualClock) -> None:
+    holds = Holds()
+    run = Run(store, tmp_path, clock, config=every_epoch(), holds=holds)
     run.checkpoint()
-    with run.coordinator.holding():
-        for _ in range(3):
+    with holds:
+        run.checkpoint()
+        # Nor by a run that takes the place of the one that took it: a restart, or another parallelism.
+        run = Run(store, tmp_path, clock, config=every_epoch(), seed=1, holds=holds)
+        for _ in range(2):
             run.checkpoint()
         live = read_catalog(run.jobdir).live
         assert sorted(live) == [1, 2, 3, 4]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -13,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from strandline.cli import jobs
+from strandline.cli.progress import _said
 from strandline.control import server
+from strandline.control.wire import Progress
 from tests.cli.conftest import Command, environment
+from tests.cli.terminal import on_terminal
 from tests.control.fake import FakeRun
 from tests.control.serving import Serve
 
@@ -163,30 +164,15 @@ def test_on_a_terminal_progress_is_shown(serve: Serve, local_dir: Path, monkeypa
     run = FakeRun()
     serve(run)
     threading.Timer(2.0, run.finish.set).start()
-    ours, theirs = pty.openpty()
-    command = [
-        sys.executable, "-m", "strandline.cli.main", "checkpoint", "alerts", "--local-dir", str(local_dir), "--json",
-    ]  # fmt: skip
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm-256color", COLUMNS="100")
-    ) as asking:
-        os.close(theirs)
-        seen = b""
-        while True:
-            try:
-                seen += os.read(ours, 65536)
-            except OSError:  # How Linux says that nobody holds the other end any more.
-                break
-        os.close(ours)
-        assert asking.stdout is not None
-        assert asking.stdout.read().startswith(b'{"checkpoint": 7, ')
+    code, printed, seen = on_terminal("checkpoint", "alerts", "--local-dir", local_dir, "--json")
+    assert (code, printed.startswith('{"checkpoint": 7, ')) == (0, True)
     assert b"checkpoint 7" in seen
     assert b"0 of 2 partitions" in seen
 
 
 def test_progress_of_bytes_is_read_by_people() -> None:
-    assert jobs._said(jobs.Progress("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
-    assert jobs._said(jobs.Progress("waiting")) == ""
+    assert _said(Progress("copying", 1 << 20, 3 << 20, "bytes")) == "1.0 MB of 3.0 MB"
+    assert _said(Progress("waiting")) == ""
 
 
 def test_wrong_usage_is_exit_code_2(process: Command) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import subprocess
 import sys
 import tomllib
@@ -14,6 +12,7 @@ from strandline.cli.doctor import SUPPORTED
 from strandline.cli.output import duration_text, size_text, time_text
 from tests.cli.conftest import ROOT, Command, environment
 from tests.cli.fabricate import FabricatedJob
+from tests.cli.terminal import on_terminal
 
 
 def test_version(strandline: Command) -> None:
@@ -86,32 +85,16 @@ def test_no_colours_and_nothing_cut_off_when_not_a_terminal(process: Command, al
 
 
 def test_on_a_terminal_there_are_colours_and_a_progress_bar_apart_from_the_data(alerts: FabricatedJob) -> None:
-    ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "strandline.cli.main",
-        "checkpoints",
-        "verify",
-        str(alerts.directory),
-        "--all",
-        "--json",
-    ]
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm-256color"))
-    os.close(theirs)
-    seen = b""
-    while True:
-        try:
-            seen += os.read(ours, 65536)
-        except OSError:  # How Linux says that nobody holds the other end any more.
-            break
-    os.close(ours)
-    assert done.stdout is not None
-    with done.stdout:
-        assert [json.loads(line)["ok"] for line in done.stdout] == [True, True]
-    assert done.wait(60) == 0
+    code, printed, seen = on_terminal("checkpoints", "verify", alerts.directory, "--all", "--json")
+    assert [json.loads(line)["ok"] for line in printed.splitlines()] == [True, True]
+    assert code == 0
     assert b"alerts checkpoint 2" in seen
     assert b"\x1b[" in seen
+    # What is printed while the bar is there is data, too.
+    one = alerts.directory / "alerts/chk-2"
+    code, printed, seen = on_terminal("snapshots", "verify", one, "--json")
+    assert (code, json.loads(printed)["url"]) == (0, str(one))
+    assert b"{" not in seen
 
 
 def test_a_reader_that_leaves_is_no_error(alerts: FabricatedJob) -> None:

@@ -99,6 +99,18 @@ def test_a_copy_sends_what_is_not_there(strandline: Command, alerts: FabricatedJ
     assert strandline("snapshots", "verify", target / "chk-2", target / "chk-3").code == 0
 
 
+def test_nothing_is_copied_to_where_a_job_collects_its_garbage(
+    strandline: Command, alerts: FabricatedJob, tmp_path: Path
+) -> None:
+    write_savepoint(tmp_path / "sp")
+    job = alerts.directory / "alerts"
+    before = tree(tmp_path)
+    for args in (("sp", "chk-99"), ("sp", "shared/sp"), ("sp", "chk-2/sp"), ("sp", "chk-99", "--canonical")):
+        refused = strandline("snapshots", "copy", tmp_path / args[0], job / args[1], *args[2:])
+        assert (refused.code, "of a job's directory" in refused.stderr) == (1, True), args
+    assert tree(tmp_path) == before
+
+
 def test_a_checkpoint_becomes_a_savepoint(strandline: Command, made: Made, tmp_path: Path) -> None:
     for form in ("canonical", "native"):
         done = strandline("snapshots", "copy", made.checkpoints[-1], tmp_path / form, f"--{form}", "--json")

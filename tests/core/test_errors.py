@@ -12,7 +12,7 @@ import pytest
 
 from strandline.core import errors
 from strandline.core.errors import StrandlineError, UserCodeError
-from strandline.keeper.failure import Failure, from_failure, to_failure
+from strandline.core.failure import Failure, from_failure, to_failure
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
 

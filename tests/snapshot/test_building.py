@@ -144,7 +144,14 @@ def check_building(stored: Stored, data: st.DataObject, directory: Path) -> None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RowSorter.__init__, "__defaults__", (limit,))
         try:
-            files, pieces = write_rows(codec, [rows.slice(0, cut), rows.slice(cut)], groups, MAX_PARALLELISM, directory)
+            files, pieces = write_rows(
+                codec,
+                [rows.slice(0, cut), rows.slice(cut)],
+                groups,
+                MAX_PARALLELISM,
+                folder_at(place(directory, "to")),
+                directory,
+            )
         except StateTypeError:
             assert wanted is None
             return
@@ -152,7 +159,7 @@ def check_building(stored: Stored, data: st.DataObject, directory: Path) -> None
     assert not pieces
     writer = TableWriter(codec.schema, groups, MAX_PARALLELISM, directory)
     writer.write(wanted)
-    assert [file.table for file in files] == [file.table for file in writer.finish()[0]]
+    assert files == [file.table for file in writer.finish()[0]]
 
 
 def with_own_groups(codec: Any, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -214,8 +221,9 @@ def test_a_key_is_named_that_python_cannot_hold(tmp_path: Path) -> None:
     codec = rows_of(OPERATOR, TIMERS)
     times = pa.array([1 << 60, 1 << 60], pa.int64()).view(pa.timestamp("us", "UTC"))
     rows = pa.RecordBatch.from_pydict({"card": ["a", "a"], "shop": pa.array([1, 1], pa.int32()), "time": times})
+    batches, folder = [rows.slice(1), rows.slice(0, 1)], folder_at(place(tmp_path, "to"))
     with pytest.raises(StateTypeError, match=f"card='a', shop=1, time={1 << 60} µs does not fit: there is more than"):
-        write_rows(codec, [rows.slice(1), rows.slice(0, 1)], range(MAX_PARALLELISM), MAX_PARALLELISM, tmp_path)
+        write_rows(codec, batches, range(MAX_PARALLELISM), MAX_PARALLELISM, folder, tmp_path)
 
 
 def test_a_list_that_expires_at_two_times_is_refused_by_its_key(tmp_path: Path) -> None:

@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import Choice, fetch
 from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST
 from strandline.snapshot import opened as opening
-from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
+from strandline.snapshot.listing import list_snapshots
+from strandline.snapshot.opened import (
+    Snapshot,
+    find_snapshot,
+    open_snapshot,
+    place_of,
+    plain_url,
+    savepoint_place,
+)
 from strandline.snapshot.origin import rollback
 from tests.checkpoint.helpers import every_epoch
 from tests.clock import ManualClock
@@ -214,3 +223,38 @@ def test_where_a_folder_is_to_be_made(tmp_path: Path) -> None:
     )  # fmt: skip
     for bucket in ("s3://bucket", "s3://bucket/"):
         assert (place_of(bucket).url, place_of(bucket).path) == ("s3://bucket", "")
+
+
+def test_a_folder_of_the_root_is_not_one_of_the_working_directory() -> None:
+    assert (place_of("/sp").url, place_of("/sp").path) == ("file:///", "sp")
+    assert folder_at(place_of("/sp")).url == "file:///sp"
+    with pytest.raises(ConfigurationError, match="name a folder in it"):
+        savepoint_place("/")
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "a?b", "a%20b", "50%", "ü", "q'\"", "a\\b", "..."])
+def test_the_url_that_is_told_leads_to_the_folder(tmp_path: Path, name: str) -> None:
+    """Where a savepoint is made, and what lists show of it, opens it again."""
+    write_savepoint(tmp_path / "sps" / name)
+    made = folder_at(savepoint_place(str(tmp_path / "sps" / name)))
+    (listed,) = list_snapshots(str(tmp_path))
+    for told in (made.url, listed.url, opened(made.url).url, str(tmp_path / "sps" / name)):
+        assert opened(told).url == (tmp_path / "sps" / name).as_uri()
+
+
+@pytest.mark.parametrize("written", ["s3://bucket/a#b", "s3://bucket/a?b=secret", "file:///a#b/c"])
+def test_what_is_no_part_of_a_path_is_not_left_out_of_it(written: str) -> None:
+    for open_it in (savepoint_place, open_snapshot):
+        with pytest.raises(ConfigurationError, match="%23") as refused:
+            open_it(written)
+        assert "secret" not in str(refused.value)
+
+
+def test_no_savepoint_where_a_job_collects_its_garbage(job: Path, tmp_path: Path) -> None:
+    for inside in ("shared/sp", "chk-2/sp", "chk-99/sp", "generations/sp", "chk-99/deep/in/sp"):
+        with pytest.raises(ConfigurationError, match=r"of a job's directory, .*/ck/job, where the job deletes"):
+            savepoint_place(str(job / inside))
+    # Beside a job's directory, and where nothing is a job's, such names are anybody's.
+    for elsewhere in (job / "sp", job.parent / "sp", tmp_path / "shared/sp", tmp_path / "chk-7/deep/sp"):
+        assert savepoint_place(str(elsewhere)).path == "sp"
+    assert not (job / "chk-99").exists()

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.publish import OutcomeUnknownError
-from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, UnavailableError
+from strandline.core.errors import ConflictError, CorruptionError, NotFoundError, UnavailableError
 from strandline.core.failpoints import arm, disarm_all
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, StateInfo, TableFile
@@ -28,7 +28,7 @@ from strandline.snapshot.savepoint import (
     fetching,
     join_pieces,
     publish,
-    upload_tables,
+    uploading,
 )
 from strandline.storage.local import LocalStore
 from strandline.storage.remote import open_store
@@ -61,11 +61,14 @@ def tables_in(folder: Folder, parallelism: int, rows: list[Row] = ROWS) -> list[
     for partition in range(parallelism):
         groups = range_of(partition, MAX_PARALLELISM, parallelism)
         with tempfile.TemporaryDirectory() as scratch:
-            writer = TableWriter(SCHEMA, groups, MAX_PARALLELISM, Path(scratch), CUT)
-            mine = [row for row in rows if row["key_group"] in groups]
-            writer.write(pa.RecordBatch.from_pylist(mine, SCHEMA))
-            for found, into in zip(writer.finish(), (files, pieces), strict=True):
-                into += upload_tables(folder, found)
+            with uploading(folder) as uploads:
+                writer = TableWriter(SCHEMA, groups, MAX_PARALLELISM, Path(scratch), CUT, uploads.put)
+                mine = [row for row in rows if row["key_group"] in groups]
+                writer.write(pa.RecordBatch.from_pylist(mine, SCHEMA))
+                made, left = writer.finish()
+            assert not list(Path(scratch).iterdir())
+            files += [one.table for one in made]
+            pieces += [one.table for one in left]
     with tempfile.TemporaryDirectory() as scratch:
         joined = join_pieces(folder, files, pieces, MAX_PARALLELISM, Path(scratch), CUT)
         assert not list(Path(scratch).iterdir())
@@ -171,13 +174,6 @@ def test_a_manifest_whose_writing_is_in_doubt_may_be_published_again(tmp_path: P
     assert rows_of(folder, made) == ROWS
     with pytest.raises(ConflictError, match="another snapshot"):
         publish(folder, structs.replace(made, epoch=1))
-
-
-def test_an_upload_can_be_cancelled(tmp_path: Path) -> None:
-    writer = TableWriter(SCHEMA, range(MAX_PARALLELISM), MAX_PARALLELISM, tmp_path)
-    writer.write(pa.RecordBatch.from_pylist(ROWS, SCHEMA))
-    with pytest.raises(CheckpointError, match="cancelled"):
-        upload_tables(folder_at(tmp_path / "to"), writer.finish()[0], lambda: True)
 
 
 def test_storage_that_fails_fails_the_savepoint(tmp_path: Path) -> None:

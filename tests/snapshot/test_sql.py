@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from strandline.core.errors import ConfigurationError, CorruptionError
@@ -80,12 +81,23 @@ def test_only_what_the_query_names_is_read(checkpoint: Path, monkeypatch: pytest
         ("SELECT * FROM nothing", r"nothing does not exist[^$]*the tables are op.value, [^$]*metadata.files"),
         ("SELEC", "syntax error"),
         ("SELECT error('no')", "the query failed[^$]*no"),
-        ("", "gives no rows"),
+        ("", "the query is empty, expected one SELECT"),
+        ("COPY (SELECT 1) TO '{out}'", "the query is COPY, expected one SELECT"),
+        ("SELECT 1; COPY (SELECT 1) TO '{out}'", "the query is SELECT and COPY, expected one SELECT"),
+        ("EXPLAIN ANALYZE COPY (SELECT 1) TO '{out}'", "the query is EXPLAIN"),
+        ("ATTACH '{out}'", "the query is ATTACH"),
+        ("DROP VIEW top", "the query is DROP"),
+        # A name in SQL is none of the program's own.
+        ("SELECT * FROM of_the_program", "of_the_program does not exist"),
     ],
 )
-def test_what_cannot_be_asked(checkpoint: Path, sql: str, said: str) -> None:
+def test_what_cannot_be_asked(
+    checkpoint: Path, sql: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "of_the_program", pa.table({"a": [1]}), raising=False)
     with pytest.raises(ConfigurationError, match=said):
-        ask(checkpoint, sql)
+        ask(checkpoint, sql.format(out=tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_damage_is_said_as_such(checkpoint: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from strandline.checkpoint import kinds
-from strandline.core.errors import ConflictError, CorruptionError, StrandlineError
+from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.snapshot import taking
 from strandline.snapshot.export import Part
@@ -208,6 +208,26 @@ def test_a_process_gives_way_to_those_of_every_session(tmp_path: Path, monkeypat
     take(job, "savepoint")
     assert shares == [(19, True, "19")]
     assert [process.returncode for process in begun] == [0]
+
+
+@pytest.mark.parametrize("form", ["canonical", "native"])
+def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
+) -> None:
+    class Stopped(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **given: Any) -> None:
+            super().__init__(["sleep", "60"], **given)
+            self.send_signal(signal.SIGSTOP)
+            begun.append(self)
+
+    begun: list[Stopped] = []
+    job, _ = lived(tmp_path, [(2, "rocksdb")])
+    monkeypatch.setattr(taking.subprocess, "Popen", Stopped)
+    monkeypatch.setattr(taking, "_PATIENCE_S", 0.5)
+    with pytest.raises(CheckpointError, match="/savepoint: the savepoint was cancelled"):
+        take(job, "savepoint", form, cancelled=lambda: form == "native" or bool(begun))
+    assert all(process.returncode == -signal.SIGKILL for process in begun)
+    assert not (tmp_path / "savepoint").exists()
 
 
 def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(tmp_path: Path) -> None:

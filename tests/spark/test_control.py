@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.failure import to_failure
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
-from strandline.keeper.failure import to_failure
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Connection, Found, Instructions
 from strandline.runtime.state.lookups import Answered

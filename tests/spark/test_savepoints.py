@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline.format.manifest import Manifest
 from strandline.snapshot.listing import verify_snapshot
+from strandline.snapshot.taking import take_savepoint
+from strandline.spark.job import saving
 from tests.spark import timed
 from tests.spark.harness import Case, Reader, eventually, settle
 from tests.spark.pipeline import visible
@@ -80,6 +85,46 @@ def test_a_job_stops_with_a_savepoint_and_is_set_back_to_it(spark: Any, case: Ca
         with pytest.raises(sl.errors.ConfigurationError, match="cannot be called 'chk-7'"):
             run.savepoint(case.directory / "chk-7")
         case.finish(run)
+
+
+def test_a_savepoint_outlives_what_becomes_of_the_run_it_was_asked_of(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint stays, whichever run subsumes; when the job ends first, the savepoint is given up and says so."""
+    reached, go_on, manifests = threading.Event(), threading.Event(), list[Path]()
+
+    def take_late(manifest: Manifest, *args: Any, **given: Any) -> Manifest:
+        manifests.append(case.directory / f"chk-{manifest.checkpoint}" / "_metadata")
+        reached.set()
+        assert go_on.wait(60)
+        return take_savepoint(manifest, *args, **given)
+
+    monkeypatch.setattr(saving, "take_savepoint", take_late)
+    case.add(1)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        case.job(spark, checkpoints=case.checkpoints(None, retain=1)).start(spark) as run,
+    ):
+        asked = pool.submit(run.savepoint, case.root / "savepoint")
+        assert reached.wait(60)
+        run.rescale(3)
+        for _ in range(2):
+            case.add(1)
+            settle(run)
+        assert manifests[0].exists()
+        go_on.set()
+        assert asked.result(60).form == "canonical"
+        assert verify_snapshot(str(case.root / "savepoint")).problems == []
+        reached.clear(), go_on.clear()
+        late = pool.submit(run.savepoint, case.root / "late")
+        assert reached.wait(60)
+        run.stop()
+        go_on.set()
+        with pytest.raises(
+            sl.errors.CheckpointError, match=r"'pipeline' ended before its savepoint .*/late was complete"
+        ):
+            late.result(60)
+    assert not (case.root / "late").exists()
 
 
 def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) -> None:

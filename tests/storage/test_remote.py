@@ -32,7 +32,7 @@ def test_a_directory_of_any_name_is_the_same_one_by_the_stores_url(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("url", ["", "file://host/path", "hdfs://x/y", "s4://b", "://"])
+@pytest.mark.parametrize("url", ["", "file://", "file://host/path", "hdfs://x/y", "s4://b", "://"])
 def test_urls_that_cannot_work(url: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         open_store(url)

@@ -77,8 +77,8 @@ class Catalog:
 
     def missing(self, manifest: Manifest) -> list[tuple[FileRef, str]]:
         """Return the files that are not there, or not with their size, and what is wrong with each."""
-        stored = [file for file in manifest.files() if file.inline is None]
-        return [(file, problem) for file in stored if (problem := _problem(file, self.objects.get(file.path)))]
+        found = ((file, self.objects.get(file.path)) for file in manifest.stored())
+        return [(file, problem) for file, info in found if (problem := _problem(file, info))]
 
     def passed_over(self, checkpoint: CheckpointId) -> bool:
         """Whether the job has since gone on from an older checkpoint, knowing of this one."""

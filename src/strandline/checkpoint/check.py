@@ -15,7 +15,7 @@ from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import MANIFEST, FileRef, Manifest
+from strandline.format.manifest import MANIFEST, FileRef, Manifest, stored_once
 
 State = Literal["complete", "void", "damaged"]
 
@@ -92,9 +92,8 @@ def verify_files(folder: Folder, files: Sequence[FileRef]) -> list[Problem]:
 
 
 def _distinct(files: Sequence[FileRef]) -> list[FileRef]:
-    """Return each stored file once: operators and sources may reference the same path."""
-    stored = {f.path: f for f in files if f.inline is None}
-    return [f for f in files if f.inline is not None] + list(stored.values())
+    """Return each stored file once, and what lies in the manifest itself."""
+    return [f for f in files if f.inline is not None] + stored_once(files)
 
 
 def _verify_one(folder: Folder, file: FileRef, scratch: Path) -> Problem | None:

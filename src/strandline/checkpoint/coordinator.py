@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
@@ -15,7 +14,7 @@ from strandline.checkpoint.history import CheckpointStats, Counts, History, Part
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.pending import Pending, resolve
 from strandline.checkpoint.publish import NumberTakenError, OutcomeUnknownError, publish
-from strandline.checkpoint.retention import Retention
+from strandline.checkpoint.retention import Holds, Retention
 from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError
 from strandline.core.failpoints import hit
@@ -47,9 +46,11 @@ class Coordinator:
     _commit_sinks: Callable[[Manifest], None]
     _depends_on: str = ""
     """Where somebody else's snapshot is that this run began with; "" once there is a checkpoint of its own."""
+    _holds: Holds = field(default_factory=Holds)
+    """While it is held, no checkpoint is subsumed; what is overdue then goes with the next."""
 
     def __post_init__(self) -> None:
-        self._retention = Retention(self._jobdir, self._claim, self._config.retain, self._restored)
+        self._retention = Retention(self._jobdir, self._claim, self._config.retain, self._restored, self._holds)
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None
@@ -122,23 +123,6 @@ class Coordinator:
         if closed:
             resolve([future], CheckpointError(f"the checkpoint that was asked for was not taken: {closed}"))
         return future
-
-    @contextmanager
-    def holding(self) -> Iterator[None]:
-        """Subsume no checkpoint within: somebody reads one. What is overdue then goes with the next."""
-        with self._lock:
-            self._retention.held += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._retention.held -= 1
-
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody reads a checkpoint."""
-        with self._lock:
-            return self._retention.held > 0
 
     def close(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for, and take no more requests.

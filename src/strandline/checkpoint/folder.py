@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 from strandline.core.errors import CorruptionError, StrandlineError
 from strandline.storage.base import ObjectInfo, ObjectStore
@@ -25,8 +26,15 @@ class Folder:
 
     @property
     def url(self) -> str:
-        """Where the folder is, without secrets."""
-        return f"{self.store.url}/{self.path}" if self.path else self.store.url
+        """Where the folder is, without secrets: who opens this finds it, whatever its name is."""
+        if not self.path:
+            return self.store.url
+        # The root's own ends with one.
+        return f"{self.store.url}{'' if self.store.url.endswith(':///') else '/'}{quote(self.path)}"
+
+    def place(self, options: Mapping[str, str], *, fsync: bool = True) -> Place:
+        """Return where the folder is, for another process, with the options that its storage needs."""
+        return Place(url=self.store.url, path=self.path, options=dict(options), fsync=fsync)
 
     def put(self, path: str, data: bytes) -> None:
         self.store.put(self._prefix + path, data)

@@ -109,7 +109,7 @@ def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
                 hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {checkpoint}",
                 path=file.path,
             )
-    return {f.path for manifest in catalog.live.values() for f in manifest.files() if f.path}
+    return {f.path for manifest in catalog.live.values() for f in manifest.stored()}
 
 
 def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:

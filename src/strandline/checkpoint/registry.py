@@ -29,7 +29,7 @@ class SharedFiles:
         """Add a published checkpoint; adding it twice changes nothing."""
         checkpoint = manifest.checkpoint
         if checkpoint not in self._files:
-            self._files[checkpoint] = frozenset(f.path for f in manifest.files() if f.inline is None)
+            self._files[checkpoint] = frozenset(f.path for f in manifest.stored())
             self.live.update(self._files[checkpoint])
 
     def drop(self, checkpoint: CheckpointId) -> list[str]:

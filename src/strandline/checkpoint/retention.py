@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,30 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 
 
+class Holds:
+    """Who reads checkpoints of a job that might be subsumed meanwhile: while anybody does, none is.
+
+    One for all runs of the job in this process: another run may take the place of the one that took the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._lock = threading.Lock()
+
+    @property
+    def are_held(self) -> bool:
+        """Whether anybody reads one."""
+        return self._count > 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._count -= 1
+
+
 @dataclass
 class Retention:
     """What the owner of a claim knows of the job's files, and may delete. Called by one thread at a time.
@@ -41,6 +66,7 @@ class Retention:
     _retain: int
     confirmed: Manifest | None
     """The newest published manifest; at first the restored one."""
+    _holds: Holds
 
     def __post_init__(self) -> None:
         self._verify = invariants.wanted()
@@ -51,8 +77,6 @@ class Retention:
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
-        self.held = 0
-        """How many read a checkpoint of this run that might be subsumed meanwhile: none is."""
 
     @property
     def oldest_live(self) -> CheckpointId | None:
@@ -68,7 +92,7 @@ class Retention:
         return sum(new.values()) + sum(f.size for f in files if f.inline is not None)
 
     def _confirmed_paths(self) -> set[str]:
-        return {f.path for f in self.confirmed.files() if f.path} if self.confirmed else set()
+        return {f.path for f in self.confirmed.stored()} if self.confirmed else set()
 
     def check(self, manifest: Manifest) -> None:
         """Raise CheckpointError if a checkpoint references what it must not, or what is not there."""
@@ -115,7 +139,7 @@ class Retention:
         return not (self._garbage or self._overdue() or self._settled()) or self.delete_due()
 
     def _overdue(self) -> list[CheckpointId]:
-        return [] if self.held else self._registry.checkpoints[: -self._retain]
+        return [] if self._holds.are_held else self._registry.checkpoints[: -self._retain]
 
     def _settled(self) -> list[CheckpointId]:
         """Return the checkpoints in doubt that are not the newest any more, whether they are there or not."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ import typer
 from strandline.checkpoint import check, gc
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.cli.output import add_row, console, duration_text, print_json, say, size_text, table, time_text
+from strandline.cli.progress import BytesTold, progress_bar
 from strandline.cli.stores import (
     AsJson,
     Directory,
@@ -21,6 +22,7 @@ from strandline.cli.stores import (
     job_directories,
     job_directory,
 )
+from strandline.cli.verified import Reports
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
@@ -115,22 +117,14 @@ def verify(
         wanted = [(jobdir, number) for jobdir in jobdirs for number in (_all(jobdir) if every else _all(jobdir)[:1])]
     else:
         wanted = [(job_directory(directory, job, option), checkpoint_number(checkpoint))]
-    problems = table("job", "checkpoint", "path", "problem", right=("checkpoint",))
-    made = table("job", "checkpoint", "files", "size", "result", right=("checkpoint", "files", "size"))
-    for (jobdir, number), report in zip(wanted, _verify_all(wanted), strict=True):
-        if json:
-            print_json({"job": jobdir.job, "checkpoint": number, "ok": report.ok, **asdict(report)})
-        result = "intact" if report.ok else f"problems: {len(report.problems)}"
-        add_row(made, jobdir.job, number, report.files, size_text(report.bytes), result)
-        for problem in report.problems:
-            add_row(problems, jobdir.job, number, problem.path, problem.problem)
-    if not json:
-        console().print(made)
-        if problems.row_count:
-            console().print(problems)
-    if problems.row_count:
-        say("next step: bring these files back from a backup, or go back to an older, intact checkpoint")
-        raise typer.Exit(1)
+    reports = Reports("job", "checkpoint", right=("checkpoint",), json=json)
+    with progress_bar() as tell:
+        told = BytesTold(tell, sum(_bytes_to_read(*one) for one in wanted))
+        for jobdir, number in wanted:
+            told.step = f"reading {jobdir.job} checkpoint {number}"
+            report = check.verify(_WatchedJobDirectory(jobdir, told.add), number)
+            reports.add({"job": jobdir.job, "checkpoint": number}, report)
+    reports.end("bring these files back from a backup, or go back to an older, intact checkpoint")
 
 
 @app.command("gc")
@@ -191,31 +185,13 @@ class _WatchedJobDirectory(JobDirectory):
         self._on_bytes(target.stat().st_size)
 
 
-def _verify_all(wanted: Sequence[tuple[JobDirectory, CheckpointId]]) -> list[check.VerifyReport]:
-    """Verify checkpoints one after the other, on a terminal with a progress bar on standard error."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        return [check.verify(jobdir, number) for jobdir, number in wanted]
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=screen, transient=True) as progress:
-        task = progress.add_task("reading", total=sum(_bytes_to_read(*one) for one in wanted))
-        reports = []
-        for jobdir, number in wanted:
-            progress.update(task, description=f"{jobdir.job} checkpoint {number}")
-            watched = _WatchedJobDirectory(jobdir, lambda size: progress.advance(task, size))
-            reports.append(check.verify(watched, number))
-    return reports
-
-
 def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
     """Return how much a verification reads; one that cannot be known yet counts nothing."""
     try:
         manifest = jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
     except StrandlineError:
         return 0
-    return sum({file.path: file.size for file in manifest.files() if file.path}.values())
+    return sum(file.size for file in manifest.stored())
 
 
 def checkpoint_number(text: str) -> CheckpointId:

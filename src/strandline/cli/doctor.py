@@ -19,10 +19,10 @@ import typer
 
 from strandline import __version__
 from strandline.cli.output import add_row, console, print_json, size_text, table
-from strandline.cli.stores import LocalDir
+from strandline.cli.stores import LocalDir, root_of
 from strandline.core.errors import StrandlineError
 from strandline.core.ids import Generation, Partition
-from strandline.core.settings import default_local_dir, default_state_memory_bytes
+from strandline.core.settings import default_state_memory_bytes
 from strandline.keeper.paths import Places
 
 # What pyproject.toml asks for, of the packages whose versions matter most; a test compares the two.
@@ -54,7 +54,7 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a check.")] = False,
 ) -> None:
     """Check that this machine can run jobs. Exit code 1 if something is in the way."""
-    checks = list(examine((local_dir or default_local_dir()).absolute()))
+    checks = list(examine(root_of(local_dir)))
     if json:
         for check in checks:
             print_json(asdict(check))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +20,8 @@ from strandline.cli.output import (
     table,
     time_text,
 )
-from strandline.cli.stores import AsJson, LocalDir
+from strandline.cli.progress import progress_bar
+from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.control.client import Driver, call, find_driver, find_drivers
 from strandline.control.commands import (
     CHECKPOINT,
@@ -37,9 +37,8 @@ from strandline.control.commands import (
     TakeSavepoint,
 )
 from strandline.control.status import Status
-from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
-from strandline.core.settings import default_local_dir, parse_duration_ms
+from strandline.core.settings import parse_duration_ms
 
 RunningJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)]
 OfDirectory = Annotated[
@@ -226,44 +225,6 @@ def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -
         except KeyboardInterrupt:
             say(f"strandline: nobody waits for '{command.name}' any more; job '{driver.job}' goes on with it")
             raise typer.Exit(130) from None
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[Progress], object]]:
-    """Give what is told how far something is: on a terminal it is shown, on standard error."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda _: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"), TimeElapsedColumn())
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("waiting", total=None, said="")
-
-        def tell(heard: Any) -> None:
-            bar.update(
-                task,
-                description=heard.step or "waiting",
-                total=heard.total or None,
-                completed=heard.done,
-                said=_said(heard),
-            )
-
-        yield tell
-
-
-def _said(heard: Progress) -> str:
-    if not heard.total:
-        return ""
-    if heard.unit == "bytes":
-        return f"{size_text(heard.done)} of {size_text(heard.total)}"
-    return f"{heard.done} of {heard.total} {heard.unit}"
-
-
-def root_of(local_dir: Path | None) -> Path:
-    """Return where the drivers of a local_dir are looked for."""
-    return (local_dir or default_local_dir()).absolute()
 
 
 def _identity(driver: Driver) -> dict[str, Any]:

@@ -14,10 +14,9 @@ from typing import Annotated, NoReturn
 import typer
 
 from strandline.cli.output import print_json
-from strandline.cli.stores import LocalDir
+from strandline.cli.stores import LocalDir, root_of
 from strandline.core.errors import NotFoundError
 from strandline.core.ids import Partition
-from strandline.core.settings import default_local_dir
 from strandline.keeper.paths import Places
 
 _BLOCK_BYTES = 64 << 10
@@ -45,7 +44,7 @@ def logs(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of log.")] = False,
 ) -> None:
     """Show the logs of a job's keepers on this machine. They outlive the job."""
-    root = (local_dir or default_local_dir()).absolute()
+    root = root_of(local_dir)
     find = partial(find_logs, root, job, operator, partition)
     found = find()
     if not found and not follow:

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.jobs import LOOK_S, OfDirectory, RunningJob, root_of
+from strandline.cli.jobs import LOOK_S, OfDirectory, RunningJob
 from strandline.cli.output import add_row, console, json_text, print_json, say, table
-from strandline.cli.stores import AsJson, LocalDir
+from strandline.cli.stores import AsJson, LocalDir, root_of
 from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, LookUp
 

@@ -9,12 +9,12 @@ import typer
 from strandline.cli.checkpoints import checkpoint_number
 from strandline.cli.jobs import OfDirectory, ask
 from strandline.cli.output import print_json
-from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory
+from strandline.cli.stores import AsJson, LocalDir, StorageOptions, job_directory, root_of
 from strandline.control.client import find_driver
 from strandline.control.commands import ROLLBACK, Rollback
 from strandline.core.clock import SystemClock
 from strandline.core.errors import NotFoundError
-from strandline.core.settings import default_local_dir, parse_duration_ms
+from strandline.core.settings import parse_duration_ms
 from strandline.snapshot.origin import rollback as set_back
 
 
@@ -36,7 +36,7 @@ def rollback(
     """
     number, timeout_s = checkpoint_number(checkpoint), parse_duration_ms(timeout, "--timeout") / 1000
     try:
-        driver = find_driver((local_dir or default_local_dir()).absolute(), job, directory)
+        driver = find_driver(root_of(local_dir), job, directory)
     except NotFoundError as error:
         if directory is None:
             hint = f"if it is stopped, say with --directory where its checkpoints are; {error.hint}"

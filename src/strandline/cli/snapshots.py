@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote
 
 import typer
 
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.jobs import progress_bar
 from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text
+from strandline.cli.progress import BytesTold, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
+from strandline.cli.verified import Reports
 from strandline.control.wire import Progress
 from strandline.core.errors import ConfigurationError
-from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, place_of, plain_url
+from strandline.snapshot.opened import (
+    Snapshot,
+    check_outside_jobs,
+    find_snapshot,
+    open_snapshot,
+    place_of,
+    plain_url,
+)
 from strandline.storage.place import Place
 
 # What reads and writes tables is imported where it is needed: Arrow takes longer than most commands.
@@ -78,7 +86,7 @@ def list_(
         if one.form:
             figures = (one.form, one.job, time_text(one.created_ms), one.epoch, size_text(one.total_bytes))
         state = Text(one.state, style=_STYLES[one.state])
-        add_row(made, one.url.removeprefix(here), state, *figures, one.reason)
+        add_row(made, unquote(one.url.removeprefix(here)), state, *figures, one.reason)
     if found:
         console().print(made)
     else:
@@ -111,25 +119,12 @@ def verify(
     from strandline.snapshot.listing import verify_snapshot
 
     options = parse_options(option)
-    made = table("snapshot", "files", "size", "result", right=("files", "size"))
-    problems = table("snapshot", "path", "problem")
+    reports = Reports("snapshot", json=json)
     with progress_bar() as tell:
         for number, url in enumerate(snapshots):
             tell(Progress(f"reading {url}", number, len(snapshots), "snapshots"))
-            report = verify_snapshot(url, options)
-            if json:
-                print_json({"url": url, "ok": report.ok, **asdict(report)})
-            result = "intact" if report.ok else f"problems: {len(report.problems)}"
-            add_row(made, url, report.files, size_text(report.bytes), result)
-            for problem in report.problems:
-                add_row(problems, url, problem.path, problem.problem)
-    if not json:
-        console().print(made)
-        if problems.row_count:
-            console().print(problems)
-    if problems.row_count:
-        say("next step: bring these files back from a copy, or use another snapshot that is intact")
-        raise typer.Exit(1)
+            reports.add({"url": url}, verify_snapshot(url, options))
+    reports.end("bring these files back from a copy, or use another snapshot that is intact")
 
 
 @app.command("copy")
@@ -158,6 +153,7 @@ def copy(
     to_options = parse_options(to_option) if to_option else options
     found = open_snapshot(snapshot, options, fsync=False)
     form = _form(found, "canonical" if canonical else "native" if native else None)
+    check_outside_jobs(target, to_options)
     place = place_of(target, to_options)
     url = plain_url(target)
     if form is not None:
@@ -231,8 +227,8 @@ def delete(
         raise ConfigurationError(
             f"{found.url}: this is a checkpoint, and not deleted by hand", hint="its job deletes it"
         )
-    files = {file.path: file.size for file in found.manifest.files() if file.path}
-    size_bytes = sum(files.values())
+    files = found.manifest.stored()
+    size_bytes = sum(file.size for file in files)
     if json:
         print_json({"url": found.url, "files": len(files), "bytes": size_bytes, "dry_run": dry_run})
     else:
@@ -268,29 +264,22 @@ def _form(found: Snapshot, wanted: Form | None) -> Form | None:
 def _copied(found: Snapshot, folder: Folder) -> Copied:
     from strandline.snapshot.copying import copy_snapshot
 
-    total = sum({f.path: f.size for f in found.manifest.files() if f.inline is None}.values())
-    done, lock = 0, threading.Lock()
     with progress_bar() as tell:
-
-        def tell_size(size_bytes: int) -> None:
-            nonlocal done
-            with lock:
-                done += size_bytes
-                tell(Progress("copying", done, total, "bytes"))
-
-        return copy_snapshot(found, folder, tell_size)
+        told = BytesTold(tell, sum(file.size for file in found.manifest.stored()))
+        told.step = "copying"
+        return copy_snapshot(found, folder, told.add)
 
 
 def _taken(found: Snapshot, target: Place, form: Form, options: dict[str, str]) -> Copied:
     from strandline.snapshot.copying import Copied
     from strandline.snapshot.taking import take_savepoint
 
-    source = Place(url=found.folder.store.url, path=found.folder.path, options=options)
     with progress_bar() as tell:
 
         def tell_rows(taken: Taken) -> None:
             tell(Progress(f"writing tables, {taken.rows} rows", taken.done, taken.partitions, "partitions"))
 
-        made = take_savepoint(found.manifest, source, target, form, report=tell_rows)
-    files = {file.path: file.size for file in made.files() if file.path}
-    return Copied(len(files), sum(files.values()), len(files), sum(files.values()))
+        made = take_savepoint(found.manifest, found.folder.place(options), target, form, report=tell_rows)
+    files = made.stored()
+    size_bytes = sum(file.size for file in files)
+    return Copied(len(files), size_bytes, len(files), size_bytes)

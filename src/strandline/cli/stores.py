@@ -12,6 +12,7 @@ import typer
 
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import ConfigurationError, NotFoundError
+from strandline.core.settings import default_local_dir
 from strandline.storage.base import ObjectStore
 
 Directory = Annotated[
@@ -35,6 +36,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only: one objec
 
 _IN_A_JOB = re.compile(r"([^/]+)/(generations|chk-\d+)/.+")
 _IS_A_JOB = re.compile(r"(generations|chk-\d+)/[^/]+")
+
+
+def root_of(local_dir: Path | None) -> Path:
+    """Return where the drivers and keepers of a local_dir are looked for."""
+    return (local_dir or default_local_dir()).absolute()
 
 
 def open_directory(directory: str, options: Sequence[str] | None) -> ObjectStore:

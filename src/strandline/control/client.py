@@ -30,8 +30,8 @@ from strandline.control.wire import (
     version_error,
 )
 from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.failure import from_failure
 from strandline.core.version import VERSION
-from strandline.keeper.failure import from_failure
 from strandline.keeper.paths import run_sockets
 
 A = TypeVar("A", bound=msgspec.Struct)

@@ -30,8 +30,8 @@ from strandline.control.wire import (
     version_error,
 )
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.failure import to_failure
 from strandline.core.version import VERSION
-from strandline.keeper.failure import to_failure
 from strandline.keeper.paths import Places
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.failure import Failure
 from strandline.core.version import VERSION
-from strandline.keeper.failure import Failure
 
 MOST_REQUEST_BYTES: Final = 1 << 20
 MOST_ANSWER_BYTES: Final = 64 << 20

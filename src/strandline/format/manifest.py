@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -23,6 +24,11 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inline: bytes | None = None
     shared: bool = False
     """True: other checkpoints may reference the same path; it is deleted by reachability alone."""
+
+
+def stored_once(files: Iterable[FileRef]) -> list[FileRef]:
+    """Return which of some files lie in storage, each path once: operators and sources may reference the same."""
+    return list({file.path: file for file in files if file.inline is None}.values())
 
 
 class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +229,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         found = [f for operator in self.operators for p in operator.partitions for f in p.files]
         found += [t.file for operator in self.operators for tables in (operator.tables or {}).values() for t in tables]
         return found + (self.source.files() if self.source else [])
+
+    def stored(self) -> list[FileRef]:
+        """Return every file that lies in storage, each path once."""
+        return stored_once(self.files())
 
 
 MANIFEST = RecordFormat(b"SLMANIF1", 1, Manifest, "the manifest")

@@ -57,13 +57,13 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         shutil.rmtree(path, ignore_errors=True)
     drop_copies(directory, keep=[restore.checkpoint] if restore else [])
     database = directory / f"db-{program.generation}"
-    if restoring is not None and restore is not None:
+    if restoring is not None:
         failpoints.hit("keeper.restore.before")
-        with damage_in(restore.own_checkpoint):
+        with damage_in(restoring.restore.own_checkpoint):
             from_copy, from_storage = restoring.fetch(database, copies=True)
         log.info(
             "restored checkpoint %d: %d bytes from the local copy, %d from storage",
-            restore.checkpoint, from_copy, from_storage,
+            restoring.restore.checkpoint, from_copy, from_storage,
         )  # fmt: skip
         failpoints.hit("keeper.restore.after")
     process = program.load()
@@ -79,9 +79,8 @@ def open_partition(program: Program, partition: Partition, directory: Path) -> O
         # iterators, and these the database and its lock: not in the block above, and another directory.
         gc.collect()
         shutil.rmtree(database, ignore_errors=True)
-        assert restore is not None
         assert restoring is not None
-        with damage_in(restore.own_checkpoint):
+        with damage_in(restoring.restore.own_checkpoint):
             database = directory / f"db-{program.generation}-again"
             restoring.fetch(database, copies=False)
             opened = open_task(program, process, partition, database, restoring)

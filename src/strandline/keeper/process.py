@@ -27,9 +27,9 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError
+from strandline.core.failure import to_failure
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
-from strandline.keeper.failure import to_failure
 from strandline.keeper.forks import Unshared
 from strandline.keeper.hurry import Hurry
 from strandline.keeper.lean import defer_pandas

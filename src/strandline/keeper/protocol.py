@@ -18,9 +18,9 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core.errors import KeeperError
+from strandline.core.failure import Failure, from_failure
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.format.manifest import PartitionInfo
-from strandline.keeper.failure import Failure, from_failure
 from strandline.runtime.state.lookups import Answered, Asked
 
 _HEADER = struct.Struct("<BQ")

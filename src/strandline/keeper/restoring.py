@@ -38,7 +38,7 @@ class Restoring:
     _partition: Partition
     _directory: Path
     _jobdir: JobDirectory
-    _restore: Restore
+    restore: Restore
     _stored: OperatorInfo
 
     @cached_property
@@ -49,7 +49,7 @@ class Restoring:
     @cached_property
     def parts(self) -> list[PartitionInfo]:
         """The parts that hold some of them; first the one that is taken as it is, if one is."""
-        return self._restore.parts_of(self.groups)
+        return self.restore.parts_of(self.groups)
 
     @cached_property
     def base(self) -> PartitionInfo | None:
@@ -60,13 +60,13 @@ class Restoring:
     @property
     def referable(self) -> dict[str, FileRef]:
         """By name, files that the next checkpoint need not upload."""
-        if self.base is None or self._restore.place is not None:
+        if self.base is None or self.restore.place is not None:
             return {}
         return {file.name: file for file in self.base.files if file.shared}
 
     @cached_property
     def _folder(self) -> Folder:
-        return self._jobdir if self._restore.place is None else folder_at(self._restore.place)
+        return self._jobdir if self.restore.place is None else folder_at(self.restore.place)
 
     def fetch(self, database: Path, *, copies: bool) -> tuple[int, int]:
         """Bring all parts here, from local copies too; return how many bytes came from there, and from storage."""
@@ -130,10 +130,10 @@ class Restoring:
 
     def _copy_of(self, part: PartitionInfo) -> Path | None:
         """Return where the partition that a part was of has its copy, if it was on this machine and this job's."""
-        if self._restore.place is not None:
+        if self.restore.place is not None:
             return None
         of_all = self._directory.name.removesuffix(f"-{self._partition}")
-        return local_copy(self._directory.with_name(f"{of_all}-{part.index}"), self._restore.checkpoint)
+        return local_copy(self._directory.with_name(f"{of_all}-{part.index}"), self.restore.checkpoint)
 
 
 def _beside(database: Path, part: PartitionInfo) -> Path:

@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from strandline.checkpoint.folder import folder_at
+from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.core.clock import Clock, SystemClock
 from strandline.core.errors import ConfigurationError, StateTypeError
@@ -29,10 +29,9 @@ from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.version import VERSION
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import LocalTable
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import has_rows, rows_of
-from strandline.snapshot.savepoint import begin, discard, join_pieces, publish, upload_tables
+from strandline.snapshot.savepoint import begin, discard, join_pieces, publish, uploading
 from strandline.snapshot.sorting import RowSorter
 from strandline.storage.place import Place
 
@@ -54,9 +53,14 @@ def find_state(operators: Sequence[OperatorInfo], name: str) -> tuple[OperatorIn
 
 
 def write_rows(
-    codec: RowCodec, batches: Iterable[pa.RecordBatch], groups: range, max_parallelism: int, scratch: Path
-) -> tuple[list[LocalTable], list[LocalTable]]:
-    """Write rows of a state, of a range of key groups and in any order, into local files and pieces of a savepoint.
+    codec: RowCodec,
+    batches: Iterable[pa.RecordBatch],
+    groups: range,
+    max_parallelism: int,
+    folder: Folder,
+    scratch: Path,
+) -> tuple[list[TableFile], list[TableFile]]:
+    """Write rows of a state, of a range of key groups and in any order, into files and pieces in a savepoint's folder.
 
     Raises StateTypeError for rows that do not fit, and for a second row of a key. What lies in `scratch` is the
     caller's to delete. See `RowSorter` for what is in memory.
@@ -64,10 +68,12 @@ def write_rows(
     sorter = RowSorter(groups, scratch)
     for batch in batches:
         sorter.add(_checked(codec, batch))
-    writer = TableWriter(codec.schema, groups, max_parallelism, scratch)
-    for batch in sorter.in_order():
-        writer.write(codec.sort(batch))
-    return writer.finish()
+    with uploading(folder) as uploads:
+        writer = TableWriter(codec.schema, groups, max_parallelism, scratch, made=uploads.put)
+        for batch in sorter.in_order():
+            writer.write(codec.sort(batch))
+        files, pieces = writer.finish()
+    return [one.table for one in files], [one.table for one in pieces]
 
 
 def _checked(codec: RowCodec, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -125,9 +131,8 @@ class SavepointBuilder:
         operator, info = self._empty(uid, state)
         codec = rows_of(operator, info)
         with tempfile.TemporaryDirectory(dir=self.scratch) as own:
-            made = write_rows(codec, batches, groups_of(operator, info), operator.max_parallelism, Path(own))
-            files, pieces = (upload_tables(self.folder, found) for found in made)
-        self._tables[uid, state] = files, pieces
+            groups, most = groups_of(operator, info), operator.max_parallelism
+            self._tables[uid, state] = write_rows(codec, batches, groups, most, self.folder, Path(own))
         hit("savepoint.built.state")
 
     def add(self, uid: str, state: str, files: Sequence[TableFile], pieces: Sequence[TableFile] = ()) -> None:

@@ -57,7 +57,7 @@ def copy_snapshot(
     if path in there and target.get(path) != data:
         raise ConflictError(f"{target.url}/{path}: another snapshot is there", hint=_ELSEWHERE)
     # 2. Its files.
-    stored = list({f.path: f for f in snapshot.manifest.files() if f.inline is None}.values())
+    stored = snapshot.manifest.stored()
     with tempfile.TemporaryDirectory(prefix="strandline-copy-") as scratch:
 
         def one(file: FileRef) -> bool:

@@ -7,7 +7,7 @@ its range, it hands on as pieces: `join` makes of all writers' pieces the files 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +21,13 @@ from strandline.snapshot.pieces import PieceWriter, piece_schema, read_piece
 from strandline.snapshot.rowsizes import Sizes, row_sizes
 from strandline.snapshot.tree import KeyGroupTree
 
+Made = Callable[[LocalTable], object]
+
 _CUT = Cut()
+
+
+def _kept(local: LocalTable) -> None:
+    """Leave a file to who asked for it."""
 
 
 class _Waiting:
@@ -67,8 +73,15 @@ class TableWriter:
     """
 
     def __init__(
-        self, schema: pa.Schema, groups: range, max_parallelism: int, directory: Path, cut: Cut = _CUT
+        self,
+        schema: pa.Schema,
+        groups: range,
+        max_parallelism: int,
+        directory: Path,
+        cut: Cut = _CUT,
+        made: Made = _kept,
     ) -> None:
+        """`made` hears of each file, and each piece, as soon as it is whole; then the file is not needed any more."""
         if schema.names[:1] != [KEY_GROUP] or schema.field(0).type != pa.int32():
             raise ValueError(f"the first column is {schema.field(0)}, expected {KEY_GROUP}: int32")
         # What Arrow says beside names and types has no place in bytes that name themselves.
@@ -76,6 +89,7 @@ class TableWriter:
         self._groups = groups
         self._directory = directory
         self._cut = cut
+        self._made = made
         self._first = groups.start if groups == BROADCAST_GROUPS else 0
         leaves = 1 if groups == BROADCAST_GROUPS else max_parallelism
         shifted = range(groups.start - self._first, groups.stop - self._first)
@@ -129,6 +143,7 @@ class TableWriter:
             self._end_piece()
             table = pa.Table.from_batches(batches, self._schema)
             self._files.append(write_table(table, self._directory, self._cut))
+            self._made(self._files[-1])
             return
         if self._piece is None:
             self._piece = PieceWriter(self._schema, self._directory)
@@ -137,11 +152,17 @@ class TableWriter:
     def _end_piece(self) -> None:
         if self._piece is not None:
             self._pieces.append(self._piece.finish())
+            self._made(self._pieces[-1])
             self._piece = None
 
 
 def join(
-    files: Iterable[TableFile], pieces: Sequence[LocalTable], max_parallelism: int, directory: Path, cut: Cut = _CUT
+    files: Iterable[TableFile],
+    pieces: Sequence[LocalTable],
+    max_parallelism: int,
+    directory: Path,
+    cut: Cut = _CUT,
+    made: Made = _kept,
 ) -> list[LocalTable]:
     """Make files, in a local directory, of all writers' pieces of a state; the pieces stay.
 
@@ -150,7 +171,7 @@ def join(
     """
     if not pieces:
         return []
-    writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut)
+    writer = TableWriter(piece_schema(pieces[0]), range(max_parallelism), max_parallelism, directory, cut, made)
     pending = deque(sorted(file.first_key_group for file in files))
     ordered = sorted(pieces, key=lambda piece: piece.table.first_key_group)
     for one, other in pairwise(ordered):

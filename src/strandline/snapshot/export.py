@@ -25,11 +25,12 @@ from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.restore import fetch
 from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
+from strandline.core.failure import Failure, to_failure
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.rows import has_rows, rows_of
-from strandline.snapshot.savepoint import upload_tables
+from strandline.snapshot.savepoint import uploading
 from strandline.storage.place import Place
 
 _NICE = 19
@@ -46,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     scratch: str
     """A local directory of its own, which is there."""
     local_copy: str = ""
-    now_us: int
+    now_us: int | None = None
     watermark_us: int | None = None
     """How far the clock and event time had come: what has expired by then is left out."""
 
@@ -67,9 +68,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Why nothing comes of it."""
 
-    kind: str
-    message: str
-    hint: str = ""
+    failure: Failure
 
 
 Answer = Files | Rows | Failed
@@ -78,7 +77,7 @@ Answer = Files | Rows | Failed
 def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> Files:
     """Fetch a part's files, write its rows, and upload them. `wrote` hears of the rows now and then.
 
-    Raises as `fetch`, `RowCodec.decode` and `upload_tables` do; what was uploaded then is the savepoint's to discard.
+    Raises as `fetch`, `RowCodec.decode` and storage do; what was uploaded then is the savepoint's to discard.
     """
     (info,) = part.operator.partitions
     scratch, target = Path(part.scratch), folder_at(part.target)
@@ -87,23 +86,18 @@ def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> File
     hit("savepoint.part.fetched")
     reader = open_reader(file_kind(part.operator.backend), fetched)
     files, pieces, rows = {}, {}, 0
-    try:
+    with contextlib.closing(reader), uploading(target) as uploads:
         for state in filter(has_rows, part.operator.states):
             groups = _groups_of(part, state)
             if not groups:
                 continue
             codec = rows_of(part.operator, state, now_us=part.now_us, watermark_us=part.watermark_us)
-            writer = TableWriter(codec.schema, groups, part.operator.max_parallelism, scratch)
+            writer = TableWriter(codec.schema, groups, part.operator.max_parallelism, scratch, made=uploads.put)
             for batch in codec.decode_groups(reader.scan(state.name, groups)):
                 writer.write(batch)
                 rows += batch.num_rows
                 wrote(rows)
-            made, left = writer.finish()
-            files[state.name], pieces[state.name] = upload_tables(target, made), upload_tables(target, left)
-            for local in (*made, *left):
-                local.path.unlink()
-    finally:
-        reader.close()
+            files[state.name], pieces[state.name] = ([one.table for one in made] for made in writer.finish())
     hit("savepoint.part.written")
     return Files(files=files, pieces=pieces)
 
@@ -157,9 +151,9 @@ def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
     try:
         return export(msgspec.json.decode(line, type=Part), wrote)
     except StrandlineError as error:
-        return Failed(kind=type(error).__name__, message=error.message, hint=error.hint)
+        return Failed(failure=to_failure(error))
     except Exception as error:
-        return Failed(kind="StrandlineError", message=f"{type(error).__name__}: {error}")
+        return Failed(failure=to_failure(StrandlineError(f"{type(error).__name__}: {error}")))
 
 
 def _end_with_parent(line: bytes) -> None:

@@ -19,7 +19,7 @@ from strandline.format.manifest import FileRef, OperatorInfo, PartitionInfo, Sta
 from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.parquet import key_groups, read_tables
 from strandline.snapshot.rowcodec import RowCodec
-from strandline.snapshot.rows import rows_of
+from strandline.snapshot.rows import rows_of, times_of
 
 
 class OperatorRows:
@@ -72,10 +72,8 @@ class OperatorRows:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _codec(self, state: StateInfo) -> RowCodec:
-        manifest = self._snapshot.manifest
-        return rows_of(
-            self.operator, state, now_us=manifest.triggered_ms * 1000, watermark_us=manifest.watermarks.get("watermark")
-        )
+        now_us, watermark_us = times_of(self._snapshot.manifest)
+        return rows_of(self.operator, state, now_us=now_us, watermark_us=watermark_us)
 
     def _reader(self, groups: range) -> SnapshotReader:
         wanted = self._parts[0]

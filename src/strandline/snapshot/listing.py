@@ -93,7 +93,7 @@ def delete_files(savepoint: Snapshot) -> None:
     """Delete a savepoint's manifest, then the files that it names: whatever stays of it is never taken for whole."""
     savepoint.folder.delete([METADATA])
     hit("savepoint.delete.manifest_deleted")
-    savepoint.folder.delete(sorted({f.path for f in savepoint.manifest.files() if f.path}))
+    savepoint.folder.delete(sorted(f.path for f in savepoint.manifest.stored()))
 
 
 def _checkpoints(folder: Folder) -> list[SnapshotSummary]:
@@ -123,7 +123,7 @@ def _savepoint(folder: Folder, sizes: Mapping[str, int]) -> SnapshotSummary:
         manifest = folder.read(METADATA, MANIFEST.decode)
     except CorruptionError as error:
         return SnapshotSummary(folder.url, "savepoint", "damaged", error.message)
-    missing = [f.path for f in manifest.files() if f.path and sizes.get(f"{folder.path}/{f.path}") != f.size]
+    missing = [f.path for f in manifest.stored() if sizes.get(f"{folder.path}/{f.path}") != f.size]
     state: State = "damaged" if missing else "complete"
     reason = f"{len(missing)} files are missing or have another size, as {missing[0]}" if missing else ""
     kind: Kind = "savepoint" if manifest.savepoint else "checkpoint"

@@ -60,7 +60,7 @@ class Snapshot:
 
     def missing(self) -> list[str]:
         """Return what is wrong with stored files, as far as their sizes show it; empty if nothing is."""
-        stored = list({f.path: f for f in self.manifest.files() if f.inline is None}.values())
+        stored = self.manifest.stored()
         found = in_parallel(lambda file: look_at(self.folder, file), stored)
         return [f"{f.path} ('{f.name}'): {problem}" for f, problem in zip(stored, found, strict=True) if problem]
 
@@ -114,7 +114,7 @@ def find_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: 
         return _newest_of_job(here, asked)
     if manifest.savepoint:
         return Snapshot(manifest, here, here.url, asked, "savepoint", sha256)
-    above, _, name = address.rpartition("/")
+    above, name = _parted(address)
     jobdir = JobDirectory(open_at(above).store, manifest.job, folder="")
     refused = _why_void(jobdir, manifest.checkpoint) if name == f"chk-{manifest.checkpoint}" else ""
     return Snapshot(manifest, jobdir, here.url, asked, "checkpoint", sha256, refused)
@@ -131,11 +131,8 @@ def open_folder(url: str, options: Mapping[str, str] | None = None, *, fsync: bo
 
 def place_of(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
     """Return where a folder is to be made: in the store above it, under its name. A bucket is a folder, too."""
-    address = _address(url)
-    above, _, name = address.rpartition("/")
-    if above.endswith(":/"):
-        return Place(url=address, options=dict(options or {}), fsync=fsync)
-    return Place(url=above, path=unquote(name), options=dict(options or {}), fsync=fsync)
+    above, name = _parted(_address(url))
+    return Place(url=above, path=name, options=dict(options or {}), fsync=fsync)
 
 
 def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Place:
@@ -148,7 +145,29 @@ def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync
             f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
             hint="give another name",
         )
+    check_outside_jobs(url, options)
     return target
+
+
+def check_outside_jobs(url: str, options: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigurationError for a place among what a job's directory has for its own: its driver deletes there."""
+    address = _address(url)
+    above, name = _parted(address)
+    while name:
+        if _NOT_A_SAVEPOINT.fullmatch(name) and _is_a_jobs(above, options):
+            raise ConfigurationError(
+                f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(above)}, where the job "
+                "deletes what it does not know",
+                hint="name a folder outside of it, or beside the job's directory",
+            )
+        above, name = _parted(above)
+
+
+def _is_a_jobs(address: str, options: Mapping[str, str] | None) -> bool:
+    try:
+        return next(open_folder(address, options, fsync=False).list(GENERATIONS), None) is not None
+    except NotFoundError:
+        return False
 
 
 def plain_url(url: str) -> str:
@@ -161,12 +180,28 @@ def plain_url(url: str) -> str:
 def _address(url: str) -> str:
     """Return the url of the folder that is meant: a manifest stands for its folder."""
     parts = urlsplit(url)
+    if "://" in url and (parts.query or parts.fragment):
+        # What is behind them may be a signature.
+        raise ConfigurationError(
+            f"{re.split('[?#]', url)[0]}…: a url of a folder ends where a '?' or '#' begins",
+            hint="write %3F or %23 if the folder's name has them",
+        )
     if "://" in url and parts.scheme != "file":
         path = parts.path.rstrip("/").removesuffix(f"/{METADATA}").rstrip("/")
         return f"{parts.scheme}://{parts.netloc}{path}"
     local = Path(unquote(parts.path) if parts.scheme == "file" else url).expanduser()
     absolute = Path(os.path.normpath(local.absolute()))
     return (absolute.parent if absolute.name == METADATA else absolute).as_uri()
+
+
+def _parted(address: str) -> tuple[str, str]:
+    """Return the url of the folder above, and the name in it: "" of a bucket, or of a root, which are in none."""
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        path = Path(unquote(parts.path))
+        return path.parent.as_uri(), path.name
+    above, _, name = address.rpartition("/")
+    return (address, "") if above.endswith(":/") else (above, unquote(name))
 
 
 def _resolved(address: str) -> str:

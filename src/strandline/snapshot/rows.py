@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from strandline.core.errors import ConfigurationError
-from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
 from strandline.snapshot.listrows import ListRows
 from strandline.snapshot.panerows import PaneRows
 from strandline.snapshot.rowcodec import RowCodec
@@ -31,6 +31,12 @@ _DERIVED = "ttl"
 def has_rows(state: StateInfo) -> bool:
     """Whether a state is a table; the cleaning's own are not: `RowCodec.cleaning_of` makes them anew."""
     return state.kind != _DERIVED
+
+
+def times_of(manifest: Manifest) -> tuple[int | None, int | None]:
+    """Return how far the clock and event time had come when a snapshot was taken."""
+    now_us = manifest.triggered_ms * 1000 if manifest.triggered_ms else None
+    return now_us, manifest.watermarks.get("watermark")
 
 
 def rows_of(

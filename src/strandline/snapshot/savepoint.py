@@ -1,7 +1,7 @@
 """Writing a savepoint: a folder of its own, which is one once its manifest is there, and not before.
 
 1. `begin`: the folder is empty, and this savepoint's: one conditional create says so.
-2. Writers bring their files and pieces (`upload_tables`), and `join_pieces` makes files of all pieces of a state.
+2. Writers bring their files and pieces (`uploading`), and `join_pieces` makes files of all pieces of a state.
 3. `publish`: every file that the manifest names is there; then the manifest, by one conditional create.
 
 Whoever fails before the last step leaves nothing that anyone takes for a savepoint; `discard` takes it away.
@@ -10,7 +10,7 @@ Whoever fails before the last step leaves nothing that anyone takes for a savepo
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,10 +18,10 @@ from strandline.checkpoint.catalog import look_at
 from strandline.checkpoint.check import verify_files
 from strandline.checkpoint.folder import Folder, delete_quietly
 from strandline.checkpoint.invariants import wanted
-from strandline.checkpoint.parallel import in_parallel
+from strandline.checkpoint.parallel import InBackground
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.checkpoint.restore import fetch
-from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, NotFoundError, StrandlineError
+from strandline.core.errors import ConflictError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.failpoints import hit
 from strandline.core.ids import unique_name
 from strandline.core.keygroups import BROADCAST_GROUP
@@ -57,22 +57,15 @@ def begin(folder: Folder) -> None:
     hit("savepoint.begun")
 
 
-def upload_tables(
-    folder: Folder, tables: Sequence[LocalTable], cancelled: Callable[[], bool] = lambda: False
-) -> list[TableFile]:
-    """Bring files or pieces into a savepoint's folder; return what its manifest, or `join_pieces`, wants of them.
+def uploading(folder: Folder) -> InBackground[LocalTable]:
+    """Return what brings files and pieces into a savepoint's folder while more are made; here, they are deleted."""
 
-    Raises CheckpointError when `cancelled` says so. The local files stay.
-    """
-
-    def one(local: LocalTable) -> TableFile:
-        if cancelled():
-            raise CheckpointError(f"{folder.url}: the upload to the savepoint was cancelled")
+    def bring(local: LocalTable) -> None:
         hit("savepoint.upload")
         folder.put_file(local.table.file.path, local.path)
-        return local.table
+        local.path.unlink()
 
-    return in_parallel(one, tables)
+    return InBackground(bring)
 
 
 def join_pieces(
@@ -87,17 +80,13 @@ def join_pieces(
 
     `scratch` is a local directory with room for the pieces and once more; what is put there is deleted.
     """
-    local = [LocalTable(scratch / piece.file.name, piece) for piece in pieces]
-    joined: list[LocalTable] = []
-    try:
-        fetch(folder, [piece.file for piece in pieces], scratch)
-        joined = join(files, local, max_parallelism, scratch, cut)
-        uploaded = upload_tables(folder, joined)
-    finally:
-        for file in [*local, *joined]:
-            file.path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch) as own:
+        local = [LocalTable(Path(own, piece.file.name), piece) for piece in pieces]
+        fetch(folder, [piece.file for piece in pieces], Path(own))
+        with uploading(folder) as uploads:
+            joined = join(files, local, max_parallelism, Path(own), cut, made=uploads.put)
     hit("savepoint.joined")
-    return in_order([*files, *uploaded])
+    return in_order([*files, *(found.table for found in joined)])
 
 
 def fetching(folder: Folder, scratch: Path) -> Open:
@@ -121,7 +110,7 @@ def publish(folder: Folder, manifest: Manifest) -> None:
     # 1. What the manifest says fits together, and is there.
     check_form(manifest, folder.url)
     there = {info.path: info.size_bytes for info in folder.list()}
-    named = {file.path: file for file in manifest.files() if file.inline is None}
+    named = {file.path: file for file in manifest.stored()}
     for path, file in named.items():
         if there.get(path) != file.size and (problem := look_at(folder, file)):
             raise CorruptionError(f"{folder.url}/{path}: {problem}: it was uploaded, and the savepoint needs it")

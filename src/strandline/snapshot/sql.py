@@ -54,7 +54,7 @@ def query(
 
     A table is called `uid.state`, where a name is no plain one in double quotes: `"my op"."timers.event"`; or `state`,
     if only one operator has it. Metadata is in `metadata.operators` and the like. `options` are the storage's. Raises
-    ConfigurationError if DuckDB is missing, or refuses the query, and what `read_rows` does.
+    ConfigurationError if DuckDB is missing, or refuses the query, or it is none, and what `read_rows` does.
     """
     duckdb = _duckdb()
     tables = _distinct(all_tables(snapshot))
@@ -64,10 +64,17 @@ def query(
             database.execute("SET TimeZone = 'UTC'")
             # What does not fit in memory would go below the working directory.
             database.execute("SET temp_directory = ?", [str(reader.scratch)])
+            # A name that is none of ours is a mistake, and neither a variable of this program's nor code to be fetched.
+            database.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
             sources += _register(database, snapshot, tables, options, reader)
+            # Before it runs: others write, or drop what the next query would see.
+            kinds = [statement.type for statement in database.extract_statements(sql)]
+            if kinds != [duckdb.StatementType.SELECT]:
+                raise ConfigurationError(
+                    f"the query is {' and '.join(kind.name for kind in kinds) or 'empty'}, expected one SELECT",
+                    hint="a query only reads; --csv, --json and --parquet write what it gives",
+                )
             found = database.sql(sql)
-            if found is None:
-                raise ConfigurationError("the query gives no rows", hint="write one SELECT")
             batches = found.to_arrow_reader(_BATCH_ROWS)
         except duckdb.Error as error:
             raise _told(error, sources, tables) from error

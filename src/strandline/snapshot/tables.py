@@ -11,10 +11,10 @@ import pyarrow as pa
 from strandline.checkpoint.folder import Folder
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
-from strandline.format.manifest import Manifest, OperatorInfo, PartitionInfo, StateInfo, TableFile
+from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
 from strandline.snapshot.opened import METADATA, Snapshot
 from strandline.snapshot.rowcodec import RowCodec
-from strandline.snapshot.rows import has_rows, rows_of
+from strandline.snapshot.rows import has_rows, rows_of, times_of
 from strandline.types.columns import from_arrow_type
 
 
@@ -153,15 +153,7 @@ def _tables(snapshot: Snapshot) -> Iterator[Table]:
     manifest = snapshot.manifest
     for operator in manifest.operators:
         for state in filter(has_rows, operator.states):
-            yield Table(
-                snapshot.folder, metadata_path(snapshot), operator, state, *times_of(manifest)
-            )  # fmt: skip
-
-
-def times_of(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Return how far the clock and event time had come when a snapshot was taken."""
-    now_us = manifest.triggered_ms * 1000 if manifest.triggered_ms else None
-    return now_us, manifest.watermarks.get("watermark")
+            yield Table(snapshot.folder, metadata_path(snapshot), operator, state, *times_of(manifest))
 
 
 def metadata_path(snapshot: Snapshot) -> str:

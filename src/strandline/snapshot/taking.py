@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -23,15 +24,16 @@ import msgspec
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.checkpoint.publish import OutcomeUnknownError
-from strandline.core import errors
 from strandline.core.clock import Clock, SystemClock
-from strandline.core.errors import CorruptionError, StrandlineError
+from strandline.core.errors import CheckpointError, CorruptionError, StrandlineError
 from strandline.core.failpoints import hit
+from strandline.core.failure import from_failure
 from strandline.core.ids import Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, stored_once
 from strandline.snapshot.export import Answer, Failed, Files, Part
 from strandline.snapshot.progress import Progress
+from strandline.snapshot.rows import times_of
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
 from strandline.storage.place import Place
 
@@ -43,7 +45,8 @@ LocalCopy = Callable[[str, Partition], Path | None]
 
 _LOG_CHARS = 2000
 _PATIENCE_S = 10.0
-"""How long an export may take to end what it uploads."""
+"""How long exports may take to end what they upload."""
+_LOOK_S = 0.1
 
 
 Report = Callable[[Progress], None]
@@ -59,23 +62,26 @@ def take_savepoint(
     report: Report = lambda progress: None,
     scratch: Path | None = None,
     clock: Clock | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Manifest:
     """Write a savepoint of a checkpoint, whose files are relative to `source`, into the folder `target`; return it.
 
-    Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged, and
-    OutcomeUnknownError when the savepoint may be there or appear later. After any other error nothing is left there.
+    Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged,
+    CheckpointError soon after `cancelled` says so, whatever the processes do, and OutcomeUnknownError when the
+    savepoint may be there or appear later. After any other error nothing is left there.
     """
     here, folder = folder_at(source), folder_at(target)
     begin(folder)
     try:
         with _scratch(scratch) as directory:
             if form == "native":
-                made = _Native(here, folder, directory).savepoint(manifest)
+                made = _Native(here, folder, directory, cancelled).savepoint(manifest)
             else:
-                made = _Canonical(manifest, source, target, directory, local_copy, report).savepoint()
+                made = _Canonical(manifest, source, target, directory, local_copy, report, cancelled).savepoint()
+            size_bytes = sum(file.size for file in made.files())
             made = msgspec.structs.replace(
                 made, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
-                uploaded_bytes=sum(f.size for f in made.files()), total_bytes=sum(f.size for f in made.files()),
+                uploaded_bytes=size_bytes, total_bytes=size_bytes,
             )  # fmt: skip
             hit("savepoint.written")
             publish(folder, made)
@@ -97,9 +103,9 @@ def bring_tables(
     """
     if manifest.savepoint != "canonical":
         return _Canonical(
-            manifest, source, target, scratch, lambda uid, partition: None, lambda progress: None
+            manifest, source, target, scratch, lambda uid, partition: None, lambda progress: None, lambda: False
         ).savepoint()
-    bringer = _Native(folder_at(source), folder_at(target), scratch)
+    bringer = _Native(folder_at(source), folder_at(target), scratch, lambda: False)
     bringer.bring_as_is(file for file in manifest.files() if file not in leave)
     return manifest
 
@@ -120,6 +126,7 @@ class _Native:
     _here: Folder
     _target: Folder
     _scratch: Path
+    _cancelled: Callable[[], bool]
 
     def savepoint(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the paths that the files have in the savepoint."""
@@ -140,7 +147,7 @@ class _Native:
 
     def bring_as_is(self, files: Iterable[FileRef]) -> None:
         """Bring files of a savepoint, which have their paths already."""
-        in_parallel(lambda file: self._bring(file, file.path), {f.path: f for f in files if f.inline is None}.values())
+        in_parallel(lambda file: self._bring(file, file.path), stored_once(files))
 
     def _bring_all(self, files: Iterable[FileRef]) -> None:
         # By content: partitions that hold the same, as those with broadcast state alone, have equal files.
@@ -149,6 +156,7 @@ class _Native:
     def _bring(self, file: FileRef, to: str = "") -> None:
         to = to or _path_of(file)
         hit("savepoint.file")
+        _go_on_unless(self._cancelled, self._target)
         if self._target.take(to, self._here, file.path) and self._target.head(to).size_bytes == file.size:
             return
         local = self._scratch / file.sha256
@@ -193,6 +201,7 @@ class _Canonical:
     _scratch: Path
     _local_copy: LocalCopy
     _report: Report
+    _cancelled: Callable[[], bool]
 
     def __post_init__(self) -> None:
         self._rows: dict[int, int] = {}
@@ -208,9 +217,12 @@ class _Canonical:
                 asked = [pool.submit(self._run, number, part, len(parts)) for number, part in enumerate(parts)]
                 try:
                     # The first that fails ends the others, whichever of them come before it.
-                    done, _ = wait(asked, return_when=FIRST_EXCEPTION)
-                    for answer in done:
-                        answer.result()
+                    left = set(asked)
+                    while left:
+                        done, left = wait(left, _LOOK_S, FIRST_EXCEPTION)
+                        for answer in done:
+                            answer.result()
+                        _go_on_unless(self._cancelled, folder_at(self._target))
                     files = [answer.result() for answer in asked]
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
@@ -222,20 +234,20 @@ class _Canonical:
             self._joined(operator, [found for part, found in zip(parts, files, strict=True) if _is_of(part, operator)])
             for operator in self._manifest.operators
         ]
-        native = _Native(folder_at(self._source), folder_at(self._target), self._scratch)
+        native = _Native(folder_at(self._source), folder_at(self._target), self._scratch, self._cancelled)
         return msgspec.structs.replace(
             self._manifest, operators=operators, source=native.bring_source(self._manifest.source)
         )
 
     def _parts(self, operator: OperatorInfo) -> Iterator[Part]:
+        now_us, watermark_us = times_of(self._manifest)
         for info in operator.partitions:
             directory = tempfile.mkdtemp(dir=self._scratch)
             copy = self._local_copy(operator.uid, info.index)
             yield Part(
                 source=self._source, target=self._target,
                 operator=msgspec.structs.replace(operator, partitions=[info]), scratch=directory,
-                local_copy=str(copy) if copy else "", now_us=self._manifest.triggered_ms * 1000,
-                watermark_us=self._manifest.watermarks.get("watermark"),
+                local_copy=str(copy) if copy else "", now_us=now_us, watermark_us=watermark_us,
             )  # fmt: skip
 
     def _joined(self, operator: OperatorInfo, found: Sequence[Files]) -> OperatorInfo:
@@ -272,12 +284,12 @@ class _Canonical:
                     self._rows[number] = answer.rows
                     self._say(parts)
         if isinstance(answer, Failed):
-            raise getattr(errors, answer.kind, StrandlineError)(answer.message, hint=answer.hint)
+            raise from_failure(answer.failure)
         if not isinstance(answer, Files):
             (info,) = part.operator.partitions
             raise StrandlineError(
                 f"the process that wrote operator '{part.operator.uid}', partition {info.index}, into the savepoint "
-                f"{part.target.url}/{part.target.path} has ended with {process.returncode}: "
+                f"{folder_at(part.target).url} has ended with {process.returncode}: "
                 f"{log.read_text(errors='replace')[-_LOG_CHARS:].strip() or 'it says nothing'}",
                 hint="take the savepoint again; nothing is left of this one",
             )
@@ -294,11 +306,17 @@ class _Canonical:
         self._ended = True
         for process in self._running:
             process.terminate()
+        deadline = time.monotonic() + _PATIENCE_S
         for process in self._running:
             try:
-                process.wait(_PATIENCE_S)
+                process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def _go_on_unless(cancelled: Callable[[], bool], target: Folder) -> None:
+    if cancelled():
+        raise CheckpointError(f"{target.url}: the savepoint was cancelled")
 
 
 def _tell(stdin: IO[bytes], part: Part) -> None:

@@ -44,7 +44,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
     parts = urlsplit(url)
     if "://" not in url or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else url)
-        if not url or parts.netloc not in ("", "localhost") or not str(path):
+        if not url or parts.netloc not in ("", "localhost") or (parts.scheme == "file" and not parts.path):
             raise ConfigurationError(f"storage {url!r} names no local directory", hint="write file:///absolute/path")
         return LocalStore(path.expanduser(), fsync=fsync)
     if parts.scheme == "memory":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from strandline.core.errors import StrandlineError, UserCodeError
-from strandline.keeper.failure import Failure, from_failure, to_failure
+from strandline.core.failure import Failure, from_failure, to_failure
 
 _MARK = "STRANDLINE-ERROR:"
 _MARKED = re.compile(re.escape(_MARK) + r"([A-Za-z0-9+/=]+):")

@@ -13,7 +13,8 @@ from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.building import SavepointBuilder, find_state
 from strandline.snapshot.opened import open_snapshot, savepoint_place
 from strandline.snapshot.patching import Edit, Patch, make_patched
-from strandline.spark.building.writing import Rows, check_columns, told, write_state
+from strandline.spark.building.writing import Rows, check_columns, write_state
+from strandline.spark.job.saving import told
 from strandline.storage.place import Place
 
 
@@ -41,14 +42,13 @@ def patch(
     options = dict(storage_options or {})
     snapshot = open_snapshot(str(url), options)
     operators = snapshot.manifest.operators
-    source = Place(url=snapshot.folder.store.url, path=snapshot.folder.path, options=options)
     target = savepoint_place(str(to_url), options)
     given = dict(edits or {})
     rows = {name: edit for name, edit in given.items() if not callable(edit)}
     for name, replaced in rows.items():
         check_columns(*find_state(operators, name), replaced, name)
     made = make_patched(
-        snapshot.manifest, source, target,
+        snapshot.manifest, snapshot.folder.place(options), target,
         Patch(
             edits={name: edit for name, edit in given.items() if callable(edit)},
             writes={name: partial(_write, target, replaced) for name, replaced in rows.items()},

@@ -18,7 +18,6 @@ from strandline.snapshot.building import groups_of, write_rows
 from strandline.snapshot.export import Files
 from strandline.snapshot.parquet import key_groups
 from strandline.snapshot.rows import rows_of
-from strandline.snapshot.savepoint import upload_tables
 from strandline.spark.base.marks import marking
 from strandline.storage.place import Place
 
@@ -55,6 +54,5 @@ class TableTask:
             if self._ranges > 1:
                 own = int(key_groups(codec.check(first.slice(0, 1)))[0]) * self._ranges // most
                 groups = range_of(Partition(own), most, self._ranges)
-            made = write_rows(codec, batches, groups, most, Path(scratch))
-            files, pieces = (upload_tables(folder_at(self._target), tables) for tables in made)
+            files, pieces = write_rows(codec, batches, groups, most, folder_at(self._target), Path(scratch))
         return Files(files={self._state.name: files}, pieces={self._state.name: pieces})

@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError, StrandlineError
 from strandline.core.keygroups import BROADCAST_GROUPS
-from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
+from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.plan.columns import quoted
 from strandline.runtime.watermarks import REACHED
 from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
@@ -35,6 +35,7 @@ from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.building.tasks import RESULT, TableTask
 from strandline.spark.job.job import Job
+from strandline.spark.job.saving import told
 from strandline.spark.keepers.exchange import find_routes
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
@@ -89,14 +90,6 @@ def _reached(watermark: dt.datetime) -> int:
     if not isinstance(watermark, dt.datetime) or watermark.tzinfo is None:
         raise ConfigurationError(f"watermark is {watermark!r}, expected a datetime with a time zone")
     return timestamp_to_us(watermark)
-
-
-def told(made: Manifest, target: Place, started: float) -> Savepoint:
-    """Return what is said of a savepoint that was made."""
-    return Savepoint(
-        url=f"{target.url}/{target.path}", form="canonical", checkpoint=made.checkpoint, epoch=made.epoch,
-        total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
-    )  # fmt: skip
 
 
 def check_columns(operator: OperatorInfo, state: StateInfo, rows: Any, name: str) -> None:

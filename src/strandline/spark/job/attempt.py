@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -16,11 +17,12 @@ from strandline.api.config import Checkpoints
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.retention import Holds
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.core.settings import Settings
-from strandline.format.manifest import Manifest
+from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper.lookups import Found, Table, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.claimed import release
@@ -62,6 +64,8 @@ class Blueprint:
     trigger: dict[str, Any]
     clock: Clock
     wanted: Wanted = Wanted()
+    holds: Holds = field(default_factory=Holds)
+    """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
 
 
 @dataclass
@@ -126,7 +130,11 @@ class Attempt:
 
     def table(self, name: str) -> Table:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
-        return table_of([operator.info(self._b.settings.backend) for operator in self.driver.operators], name)
+        return table_of(self._operators, name)
+
+    @cached_property
+    def _operators(self) -> list[OperatorInfo]:
+        return [operator.info(self._b.settings.backend) for operator in self.driver.operators]
 
     def look_up(self, table: Table, key: Any) -> Found:
         """Look up keys of a table with the keepers, in any thread."""

@@ -58,7 +58,7 @@ class Followed(Protocol):
         """
 
     def follow(self, room: int) -> bool:
-        """Go on with another number of partitions; False if somebody else changes the job, or takes a savepoint."""
+        """Go on with another number of partitions; False if somebody else is changing or stopping the job."""
 
 
 class Follower(threading.Thread):

@@ -249,7 +249,7 @@ class Run(Supervised):
         Results are those of an undisturbed job. It holds until the job is started again: then what the program says
         of an operator counts, or `Settings(parallelism=…)` or, where that is not given, what the newest checkpoint has.
         Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
-        job goes on as it was. A job that restarts, or is being rescaled, is waited for, and so is a savepoint.
+        job goes on as it was. A job that restarts, or is being rescaled, is waited for.
         """
         check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
@@ -277,7 +277,7 @@ class Run(Supervised):
             attempt, told = self._attempt, self._told
             if not self._is_at_work() or attempt is None or self._stopping.is_set() or not told.is_room:
                 return False
-            if attempt.coordinator.is_held or attempt.driver.paused.is_set():
+            if attempt.driver.paused.is_set():
                 return False
             self._go_on_with(replace(told, job=room), f"follows its executors to {room}", time.monotonic() + _FOLLOW_S)
             return True
@@ -291,7 +291,6 @@ class Run(Supervised):
         b = self._b
         said = parallelism_of(b.settings, b.spark, told)
         b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
-        self._await_readers(attempt, deadline)
         with self._paused(deadline) as attempt:
             self.checkpoint(max(0.0, deadline - time.monotonic()))
         self._told = told
@@ -309,15 +308,16 @@ class Run(Supervised):
 
         Canonical, its state is tables of typed columns, to be restored on any backend; native, the backend's own files,
         at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
-        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, and ConflictError if there
-        is anything in the folder; nothing that could be taken for a savepoint is left then.
+        CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, or the job ends before the
+        savepoint is complete, and ConflictError if there is anything in the folder; nothing that could be taken for a
+        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing.
         """
         target = target_of(self._b, url, format)
-        if not self._is_at_work() or (attempt := self._attempt) is None:
+        if not self._is_at_work() or self._attempt is None:
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
         report: Any = progress or (lambda _: None)
         form: Any = format
-        return save(self._b, attempt.coordinator, lambda: self.checkpoint(timeout), target, form, report)
+        return save(self._b, lambda: self.checkpoint(timeout), target, form, report, self._is_ending)
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
@@ -328,8 +328,6 @@ class Run(Supervised):
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
             check_own(self._b.jobdir, CheckpointId(checkpoint))
-            if (attempt := self._await_attempt(deadline)) is not None:
-                self._await_readers(attempt, deadline)
             with self._paused(deadline) as attempt:
                 self._back_to = CheckpointId(checkpoint)
             self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)
@@ -343,16 +341,6 @@ class Run(Supervised):
             yield
         finally:
             self._changing.release()
-
-    def _await_readers(self, attempt: Attempt, deadline: float) -> None:
-        """Wait while a savepoint is taken: another attempt does not know which checkpoint must stay for it."""
-        while attempt.coordinator.is_held:
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"job '{self._b.name}': a savepoint is being taken of it, and it cannot be changed meanwhile",
-                    hint="ask again when that is done, or with a longer timeout",
-                )
-            time.sleep(_LOOK_S)
 
     def _begin_anew(self, before: Attempt, what: str, deadline: float) -> None:
         """Have another attempt take the place of one whose epochs are paused, and wait until it works."""

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from strandline.checkpoint.coordinator import Coordinator
+from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.history import CheckpointStats
 from strandline.checkpoint.jobdir import manifest_path
+from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
-from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.core.errors import CheckpointError, ConfigurationError, ConflictError, CorruptionError
 from strandline.core.ids import Partition
-from strandline.format.manifest import MANIFEST
+from strandline.format.manifest import MANIFEST, Manifest
 from strandline.keeper.paths import local_copy
 from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.taking import FORMS, Form, Report, take_savepoint
@@ -30,28 +31,44 @@ def target_of(blueprint: Blueprint, url: str | Path, form: str) -> Place:
 
 def save(
     blueprint: Blueprint,
-    coordinator: Coordinator,
     take_checkpoint: Callable[[], CheckpointStats],
     target: Place,
     form: Form,
     report: Report,
+    is_ending: Callable[[], bool],
 ) -> Savepoint:
-    """Take a checkpoint, which stays until it is a savepoint as well."""
+    """Take a checkpoint, which stays until it is a savepoint as well, or until the job ends: then it is given up."""
     b, started = blueprint, time.monotonic()
-    with coordinator.holding():
+    with b.holds:
         stats = take_checkpoint()
         path = manifest_path(stats.checkpoint)
         manifest = b.jobdir.read(path, MANIFEST.decode)
         if manifest.checkpoint != stats.checkpoint:
             raise CorruptionError(f"{b.jobdir.url}/{path}: is checkpoint {manifest.checkpoint}")
-        source = Place(
-            url=b.jobdir.store.url, path=b.jobdir.path, options=b.checkpoints.storage_options, fsync=b.settings.fsync
-        )
-        made = take_savepoint(
-            manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
-            local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
-        )  # fmt: skip
+        source = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
+        try:
+            made = take_savepoint(
+                manifest, source, target, form, report=report, clock=b.clock, scratch=b.places.root,
+                local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), stats.checkpoint),
+                cancelled=is_ending,
+            )  # fmt: skip
+        except (ConflictError, OutcomeUnknownError):
+            raise
+        except Exception as error:
+            # Whatever it was: the directories on this machine go with the job.
+            if not is_ending():
+                raise
+            raise CheckpointError(
+                f"job '{b.name}' ended before its savepoint {folder_at(target).url} was complete; nothing is left",
+                hint="stop with a savepoint, or take one when the job runs again",
+            ) from error
+    return told(made, target, started)
+
+
+def told(made: Manifest, target: Place, started: float) -> Savepoint:
+    """Return what is said of a savepoint that was made."""
+    assert made.savepoint
     return Savepoint(
-        url=f"{target.url}/{target.path}", form=form, checkpoint=made.checkpoint, epoch=made.epoch,
+        url=folder_at(target).url, form=made.savepoint, checkpoint=made.checkpoint, epoch=made.epoch,
         total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
     )  # fmt: skip

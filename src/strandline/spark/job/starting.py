@@ -39,7 +39,6 @@ from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
-from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ class Starting:
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, next_id, origin.confirmed,
-            [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on,
+            [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
         )  # fmt: skip
         progress = manifest.source if manifest else None
         batch = progress.batch if progress else -1
@@ -205,8 +204,7 @@ class Starting:
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None
         if origin.manifest is not None:
-            folder, options = origin.folder, b.checkpoints.storage_options
-            place = None if origin.is_own else Place(url=folder.store.url, path=folder.path, options=options)
+            place = None if origin.is_own else origin.folder.place(b.checkpoints.storage_options)
             restore = Restore(
                 checkpoint=origin.manifest.checkpoint, epoch=origin.manifest.epoch, stored=operator.migration.stored,
                 place=place,

@@ -77,6 +77,9 @@ class Supervised:
         # Another thread changes it: what was true a moment ago need not be any more.
         return self._state == "running"
 
+    def _is_ending(self) -> bool:
+        return self._stopping.is_set() or self._ended.is_set()
+
     def _supervise(self) -> None:
         try:
             finished = self._run_attempts()

@@ -155,8 +155,7 @@ def _table(options: Options) -> Table:
 
 
 def _whole(table: Table, options: Options) -> Split:
-    folder = table.folder
-    place = Place(url=folder.store.url, path=folder.path, options=options.storage, fsync=False)
+    place = table.folder.place(options.storage, fsync=False)
     return Split(
         place, table.metadata, table.operator, table.state.name, table.now_us, table.watermark_us, table.groups, None
     )
