@@ -192,6 +192,9 @@ def test_a_savepoint_is_taken(serve: Serve, local_dir: Path, strandline: Command
     # A path is the one that is meant here, wherever the driver works.
     assert Path(run.asked[0][1][0]).is_absolute()  # type: ignore[index]
     assert run.asked[1] == ("savepoint", ("s3://b/to", "native", None))
+    # An empty one is not the working directory: the driver refuses it.
+    strandline("savepoint", "alerts", "", "--local-dir", local_dir)
+    assert run.asked[2] == ("savepoint", ("", "canonical", None))
 
 
 def test_a_job_is_rescaled(serve: Serve, local_dir: Path, strandline: Command) -> None:

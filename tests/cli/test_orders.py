@@ -45,6 +45,12 @@ def test_what_is_said_of_which_job() -> None:
         restores(["a=x", "a=y"])
 
 
+def test_an_order_to_restore_nothing_is_refused() -> None:
+    for given in ("", " "):
+        with pytest.raises(ConfigurationError, match="--restore names no snapshot"):
+            restores([given])
+
+
 def test_an_order_goes_before_what_the_program_says() -> None:
     own = Wanted("own", True, ("own.state",))
     orders = Orders({"": "url"}, {"": ["gone"]})

@@ -107,8 +107,9 @@ def test_aggregates(source: Any) -> None:
         [{"ts": at(second), "msg": message, "count": count} for second, message, count in events],
     )
     visits = made.df.selectExpr("msg as page", "msg as user", "count as latency_ms", "ts")
-    page = run_page("aggregates.md", 2, df=made.df, visit_df=visits)
+    page = run_page("aggregates.md", 3, df=made.df, visit_df=visits)
     assert page["pages"].columns == ["page", "window_start", "window_end", "visitors", "latency"]
+    assert page["upgraded"].columns == ["msg", "window_start", "window_end", "n", "amount", "most"]
     assert page["counts"].columns == ["msg", "n", "total"]
     assert page["sums"].columns == ["msg", "window_start", "window_end", "count"]
     assert made.results(page["totals"]) == Counter([("up", 0, 10, 3, 9), ("down", 0, 10, 1, 2), ("up", 10, 20, 1, 4)])

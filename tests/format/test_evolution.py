@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.format.columnways import ColumnCodec
 from strandline.format.manifest import OlderSchema, StateInfo
 from strandline.format.schemas import Schemas, codec_of
 from strandline.format.values import MAX_SCHEMA_ID, ExpiringCodec, ValueCodec
@@ -197,6 +198,40 @@ def test_every_step_on_the_way_counts(data: st.DataObject) -> None:
     assert codec.type == kind
     assert same(codec.decode_many(everything), wanted)
     assert same([codec.decode(item) for item in everything], wanted)
+    assert same(to_python(codec.decode_arrow(everything), kind), wanted)
+
+
+@pytest.mark.parametrize("last", ["s: string", "s: double"])
+def test_columns_that_stay_what_they_are_are_taken_over(last: str) -> None:
+    """Of a fixed and of a packed layout; one field becomes two, and one has the name of another that is gone."""
+    kinds = [
+        parse_type(f"struct<{ddl}>") for ddl in (f"a: int, b: int, {last}", f"x: int, a: int, y: int, {last}, n: int")
+    ]
+    hints = Hints({"x": "a", "y": "a", "a": "b"}, {"n": 7}, several=True)
+    schemas = Schemas().followed_by(kinds[0], kinds[1], hints)
+    kinds.append(parse_type(f"struct<n: int, new: array<int>, {last}, x: int>"))
+    schemas = schemas.followed_by(kinds[1], kinds[2], Hints(fill={"new": [1]}))
+    third = "s" if last == "s: string" else 0.5
+    stored: list[bytes | None] = [
+        ValueCodec(kinds[0]).encode((1, 2, third)),
+        ValueCodec(kinds[1], 1).encode((3, 4, 5, None, None)),
+        None,
+        schemas.codec(kinds[2]).encode((6, None, third, 7)),
+        ValueCodec(kinds[0]).encode((8, None, None)),
+    ]
+    wanted = [(7, [1], third, 1), (None, [1], None, 3), None, (6, None, third, 7), (7, [1], None, 8)]
+    codec = schemas.codec(kinds[2])
+    assert isinstance(codec, ColumnCodec)
+    assert to_python(codec.decode_arrow(stored), kinds[2]) == codec.decode_many(stored) == wanted
+    middle = Schemas(schema_id=1, older={0: schemas.older[0]}).codec(kinds[1])
+    assert to_python(middle.decode_arrow(stored[:1]), kinds[1]) == [(1, 2, 1, third, 7)]
+    for damaged in (b"\0\3" + bytes(20), b"\0", b""):
+        with pytest.raises(CorruptionError):
+            codec.decode_arrow([*stored, damaged])
+    retyped = schemas.followed_by(kinds[2], parse_type(f"struct<{last}, x: bigint>"), Hints())
+    assert not isinstance(retyped.codec(parse_type(f"struct<{last}, x: bigint>")), ColumnCodec)
+    with pytest.raises(CorruptionError, match="some are of another type"):
+        retyped.ways(parse_type(f"struct<{last}, x: bigint>"))  # type: ignore[arg-type]
 
 
 def test_what_was_dropped_does_not_come_back() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from strandline.api.states import TTL, Value
 from strandline.backends.reading import file_kind, open_reader
@@ -18,7 +19,7 @@ from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
 from strandline.core.keygroups import group_of, partition_of, range_of
 from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, PartitionInfo
 from strandline.keeper import opening
-from strandline.runtime.program import Restore, state_infos
+from strandline.runtime.program import Program, Restore, state_infos
 from strandline.runtime.task.task import EpochTimes
 from strandline.snapshot.opened import METADATA
 from strandline.snapshot.taking import Form, take_savepoint
@@ -55,10 +56,21 @@ class Job:
         self.restore: Restore | None = None
         self.opened: list[opening.Opened] = []
 
+    def program(self, **run: Any) -> Program:
+        """Return what partitions are told; `run` is what differs from start to start."""
+        return program(Timed(), **run)
+
+    def info(self) -> OperatorInfo:
+        """Return what manifests say of the operator, without its partitions."""
+        return OperatorInfo(
+            uid="op", backend=self.opened[0].program.backend, parallelism=self.parallelism,
+            max_parallelism=MAX_PARALLELISM, key_schema="`k` string", states=state_infos(Timed()), partitions=[],
+        )  # fmt: skip
+
     def start(self, parallelism: int, backend: str) -> None:
         self.generation += 1
-        wanted = program(
-            Timed(), store_url=f"file://{self.root}/storage", backend=backend, parallelism=parallelism,
+        wanted = self.program(
+            store_url=f"file://{self.root}/storage", backend=backend, parallelism=parallelism,
             generation=self.generation, restore=self.restore,
         )  # fmt: skip
         self.parallelism = parallelism
@@ -87,10 +99,7 @@ class Job:
             assert report.info is not None, report.failure
             parts.append(report.info)
             opened.snapshots.heed(CheckpointId(self.generation), None)
-        stored = OperatorInfo(
-            uid="op", backend=self.opened[0].program.backend, parallelism=self.parallelism,
-            max_parallelism=MAX_PARALLELISM, key_schema="`k` string", states=state_infos(Timed()), partitions=parts,
-        )  # fmt: skip
+        stored = replace(self.info(), partitions=parts)
         self.restore = Restore(checkpoint=CheckpointId(self.generation), epoch=Epoch(self.epoch), stored=stored)
 
     @property

@@ -14,19 +14,21 @@ from strandline.backends.base import Backend
 from strandline.backends.heap import HeapBackend
 from strandline.backends.options import MIB
 from strandline.backends.rocksdb import RocksDBBackend
+from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.panebytes import PaneCodec
 from strandline.runtime.state.panes import GROUP, PaneTable
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.state.values import ValueTable
-from strandline.types.datatypes import parse_type
+from strandline.types.datatypes import parse_schema, parse_type
 from tests.runtime.bench import BUDGET
 
 NAME = "state"
 GROUPS = range(2)
 KEY = b"\0\0"
-PANE = pa.schema([pa.field("n", pa.int64())])
+PANE = PaneCodec("table", parse_schema("n bigint"), Schemas())
 Table = StateTable[Any]
 
 
@@ -65,7 +67,7 @@ def put(table: Table, n: int) -> None:
         table.set(KEY, n)
     elif isinstance(table, PaneTable):
         table.next_epoch = n
-        full = pa.schema([pa.field(GROUP, pa.int32()), *PANE])
+        full = pa.schema([pa.field(GROUP, pa.int32()), *PANE.schema])
         table.add(n, pa.RecordBatch.from_arrays([pa.array([0], pa.int32()), pa.array([n])], schema=full))
 
 

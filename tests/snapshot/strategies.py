@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo, TTLInfo
+from strandline.format.schemas import Schemas
 from strandline.format.values import ExpiringCodec, ValueCodec
-from strandline.runtime.state.panebytes import MARK_END, key_of, pack_batch, pack_mark
-from strandline.types.columns import arrow_schema, build
-from strandline.types.datatypes import ArrayType, DataType, Field, LongType, StructType
+from strandline.runtime.state.panebytes import MARK_END, PaneCodec, key_of, pack_mark
+from strandline.types.columns import build
+from strandline.types.datatypes import ArrayType, BooleanType, DataType, Field, LongType, StructType
 from tests.format.strategies import key_types, structs, types, values
 
 MAX_PARALLELISM = 128
@@ -125,7 +126,9 @@ def pane_states(draw: Any) -> tuple[Stored, dict[tuple[bytes, int], tuple[int, A
     """Panes in entries of several epochs, and by key and end what their sum and their last value must be."""
     keys, kind = draw(key_schemas()), draw(types())
     kinds = [field.type for field in keys.fields]
-    codec, stored = KeyCodec(kinds), StructType((*keys.fields, Field("pane n", LongType()), Field("pane last", kind)))
+    accumulator = Field("pane n", LongType()), Field("pane last", kind), Field("pane there", BooleanType())
+    codec, stored = KeyCodec(kinds), StructType((*keys.fields, *accumulator))
+    panes = PaneCodec("panes", stored, Schemas())
     keyed = draw(st.lists(st.tuples(GROUPS, keys_of(kinds)), max_size=5))
     wanted: dict[tuple[bytes, int], tuple[int, Any]] = {}
     entries: Entries = []
@@ -139,12 +142,12 @@ def pane_states(draw: Any) -> tuple[Stored, dict[tuple[bytes, int], tuple[int, A
                 for encoded, key in of_keys.items():
                     n, last = draw(st.integers(-9, 9)), draw(values(kind))
                     wanted[encoded, end] = (wanted.get((encoded, end), (0, None))[0] + n, last)
-                    rows.append((*(key if len(kinds) > 1 else [key]), n, last))
+                    rows.append((*(key if len(kinds) > 1 else [key]), n, last, True))
                 columns = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in stored.fields]
                 arrays = [build(column, field.type) for column, field in zip(columns, stored.fields, strict=True)]
-                batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(stored))
-                entries.append((key_of(group, end, epoch), pack_batch(batch)))
-    merge = {"pane n": "sum", "pane last": "last"}
+                batch = pa.RecordBatch.from_arrays(arrays, schema=panes.schema)
+                entries.append((key_of(group, end, epoch), panes.pack(batch)))
+    merge = {"pane n": "sum", "pane last": "last", "pane there": "last"}
     state = StateInfo(name="panes", kind="panes", value_type=stored.ddl, merge=merge)
     return Stored(operator_of(keys, state), state, entries), wanted
 

@@ -250,6 +250,19 @@ def test_what_is_no_part_of_a_path_is_not_left_out_of_it(written: str) -> None:
         assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("written", "said"), [("", "is empty"), (" ", "is empty"), ("file://data/sp", "'data' is a machine there")]
+)
+def test_what_names_no_folder(written: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the working directory for a variable that is not set, nor the root for a slash that is missing."""
+    write_savepoint(tmp_path / "sp")
+    monkeypatch.chdir(tmp_path / "sp")
+    for open_it in (savepoint_place, open_snapshot):
+        with pytest.raises(ConfigurationError, match=said):
+            open_it(written)
+    assert opened(".").url == url(tmp_path / "sp")
+
+
 def test_no_savepoint_where_a_job_collects_its_garbage(job: Path, tmp_path: Path) -> None:
     for inside in ("shared/sp", "chk-2/sp", "chk-99/sp", "generations/sp", "chk-99/deep/in/sp"):
         with pytest.raises(ConfigurationError, match=r"of a job's directory, .*/ck/job, where the job deletes"):

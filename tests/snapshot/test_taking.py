@@ -18,7 +18,7 @@ import pytest
 from strandline.checkpoint import kinds
 from strandline.core.errors import CheckpointError, ConflictError, CorruptionError, StrandlineError
 from strandline.format.manifest import MANIFEST, Manifest
-from strandline.snapshot import taking
+from strandline.snapshot import exporters, taking
 from strandline.snapshot.export import Part
 from strandline.snapshot.progress import Progress
 from strandline.snapshot.taking import Form, take_savepoint
@@ -161,7 +161,7 @@ def test_a_process_that_is_killed_before_it_hears_what_to_do(tmp_path: Path, mon
     job.run([(f"k{n:0100}", "set_value", n, n) for n in range(1000)])
     job.checkpoint()
     job.stop()
-    monkeypatch.setattr(taking.subprocess, "Popen", Killed)
+    monkeypatch.setattr(exporters.subprocess, "Popen", Killed)
     with pytest.raises(StrandlineError, match=r"partition 0, .* has ended with 1"):
         take(job, "savepoint")
     assert not (tmp_path / "savepoint").exists()
@@ -176,7 +176,7 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
             super().__init__(["false"] if len(begun) == 2 else ["sleep", "60"], **given)
 
     job, _ = lived(tmp_path, [(6, "rocksdb")])
-    monkeypatch.setattr(taking.subprocess, "Popen", Failing)
+    monkeypatch.setattr(exporters.subprocess, "Popen", Failing)
     monkeypatch.setattr(taking.os, "cpu_count", lambda: 2)
     with pytest.raises(StrandlineError, match="has ended with 1"):
         take(job, "savepoint")
@@ -186,7 +186,9 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     assert len(begun) <= 3
 
 
-def test_a_process_gives_way_to_those_of_every_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_for_several_partitions_gives_way_to_those_of_every_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shares, begun = [], []
 
     class Seen(subprocess.Popen[bytes]):
@@ -203,8 +205,9 @@ def test_a_process_gives_way_to_those_of_every_session(tmp_path: Path, monkeypat
                 shares.append((os.getpriority(os.PRIO_PROCESS, self.pid), os.getsid(self.pid) == self.pid, nice))
             return super().wait(timeout)
 
-    job, _ = lived(tmp_path, [(1, "rocksdb")])
-    monkeypatch.setattr(taking.subprocess, "Popen", Seen)
+    job, _ = lived(tmp_path, [(3, "rocksdb")])
+    monkeypatch.setattr(exporters.subprocess, "Popen", Seen)
+    monkeypatch.setattr(taking.os, "cpu_count", lambda: 1)
     take(job, "savepoint")
     assert shares == [(19, True, "19")]
     assert [process.returncode for process in begun] == [0]
@@ -222,8 +225,8 @@ def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
 
     begun: list[Stopped] = []
     job, _ = lived(tmp_path, [(2, "rocksdb")])
-    monkeypatch.setattr(taking.subprocess, "Popen", Stopped)
-    monkeypatch.setattr(taking, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(exporters.subprocess, "Popen", Stopped)
+    monkeypatch.setattr(exporters, "_PATIENCE_S", 0.5)
     with pytest.raises(CheckpointError, match="/savepoint: the savepoint was cancelled"):
         take(job, "savepoint", form, cancelled=lambda: form == "native" or bool(begun))
     assert all(process.returncode == -signal.SIGKILL for process in begun)

@@ -187,7 +187,7 @@ def test_what_is_stored_is_found_by_the_results_names() -> None:
     assert [*made.parts] == [*again.parts]
     assert [result.name for result in made.results] == [*first]
     assert sorted(map(repr, made.results)) == sorted(map(repr, again.results))
-    kinds = "a_b_min_0", "m_avg_0", "m_avg_1", "t_sum_0", "u_max_0"
+    kinds = "a_20_b_min_0", "m_avg_0", "m_avg_1", "t_sum_0", "u_max_0"
     assert [*made.parts] == [f"__strandline_{kind}" for kind in kinds]
     swapped = declare(columns, {**first, "t": sl.agg.max("v"), "u": sl.agg.sum("v")}, "x", no_type)
     assert {*swapped.parts} != {*made.parts}

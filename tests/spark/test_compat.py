@@ -31,7 +31,7 @@ def declared(ttl: sl.TTL | None) -> list[StateInfo]:
 def go_on(before: list[StateInfo], now: list[StateInfo]) -> None:
     operator: dict[str, Any] = {"uid": "op", "key_schema": "k int", "max_parallelism": 128, "parallelism": 1}
     stored = OperatorInfo(**operator, backend="rocksdb", states=before, partitions=[])
-    program: Any = SimpleNamespace(**operator, states=now, was="", declared={})
+    program: Any = SimpleNamespace(**operator, states=now, was="", declared={}, aggregated=None)
     check_compatible(made([stored]), [program], [], [])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -87,44 +88,77 @@ def test_a_job_stops_with_a_savepoint_and_is_set_back_to_it(spark: Any, case: Ca
         case.finish(run)
 
 
+class Late:
+    """Has savepoints wait between their checkpoint and the rest until they are let go."""
+
+    def __init__(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.checkpoint = Path()
+        self._case = case
+        monkeypatch.setattr(saving, "take_savepoint", self._take)
+
+    def _take(self, manifest: Manifest, *args: Any, **given: Any) -> Manifest:
+        self.checkpoint = self._case.directory / f"chk-{manifest.checkpoint}" / "_metadata"
+        self.reached.set()
+        assert self.go_on.wait(60)
+        return take_savepoint(manifest, *args, **given)
+
+
 def test_a_savepoint_outlives_what_becomes_of_the_run_it_was_asked_of(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint stays, whichever run subsumes; when the job ends first, the savepoint is given up and says so."""
-    reached, go_on, manifests = threading.Event(), threading.Event(), list[Path]()
-
-    def take_late(manifest: Manifest, *args: Any, **given: Any) -> Manifest:
-        manifests.append(case.directory / f"chk-{manifest.checkpoint}" / "_metadata")
-        reached.set()
-        assert go_on.wait(60)
-        return take_savepoint(manifest, *args, **given)
-
-    monkeypatch.setattr(saving, "take_savepoint", take_late)
+    late = Late(case, monkeypatch)
     case.add(1)
     with (
         ThreadPoolExecutor(1) as pool,
         case.job(spark, checkpoints=case.checkpoints(None, retain=1)).start(spark) as run,
     ):
         asked = pool.submit(run.savepoint, case.root / "savepoint")
-        assert reached.wait(60)
+        assert late.reached.wait(60)
         run.rescale(3)
         for _ in range(2):
             case.add(1)
             settle(run)
-        assert manifests[0].exists()
-        go_on.set()
+        assert late.checkpoint.exists()
+        late.go_on.set()
         assert asked.result(60).form == "canonical"
         assert verify_snapshot(str(case.root / "savepoint")).problems == []
-        reached.clear(), go_on.clear()
-        late = pool.submit(run.savepoint, case.root / "late")
-        assert reached.wait(60)
+        late.reached.clear(), late.go_on.clear()
+        asked = pool.submit(run.savepoint, case.root / "late")
+        assert late.reached.wait(60)
         run.stop()
-        go_on.set()
+        late.go_on.set()
         with pytest.raises(
             sl.errors.CheckpointError, match=r"'pipeline' ended before its savepoint .*/late was complete"
         ):
-            late.result(60)
+            asked.result(60)
     assert not (case.root / "late").exists()
+
+
+def test_a_job_is_not_stopped_behind_its_savepoint(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who stops with a savepoint moves what is shown there: nothing may be shown that the savepoint does not have."""
+    late = Late(case, monkeypatch)
+    case.add(1)
+    with ThreadPoolExecutor(2) as pool, case.job(spark).start(spark) as run:
+        stopped = pool.submit(run.stop, savepoint=case.root / "first")
+        assert late.reached.wait(60)
+        rescaled = pool.submit(run.rescale, 3)
+        case.add(1)
+        time.sleep(1)
+        assert not case.is_complete()
+        assert run._attempt is not None
+        run._attempt.driver.error = sl.errors.KeeperError("lost")
+        run._attempt.driver.failed.set()
+        eventually(case.is_complete, "the restarted job goes on")
+        assert not rescaled.done()
+        late.go_on.set()
+        with pytest.raises(sl.errors.CheckpointError, match=r"goes on beyond it; .*/first is complete"):
+            stopped.result(60)
+        rescaled.result(60)
+        assert (run.status().state, run.status().parallelism) == ("running", 3)
+        run.stop(savepoint=case.root / "second")
+    case.check()
 
 
 def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) -> None:

@@ -7,7 +7,7 @@ aggregates of the same names. A column is a column's name, or an SQL expression 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
@@ -37,6 +37,10 @@ class Aggregate:
     percentage: float | tuple[float, ...] | None = None
     by: str | None = None
     """Of max_by and min_by: what is compared."""
+    was: str = ""
+    """The name that the result had before, if that is said."""
+    is_added: bool = False
+    """Whether it may begin empty where there is state without it."""
 
     def __post_init__(self) -> None:
         if self.column is None and self.kind == "count":
@@ -56,6 +60,30 @@ class Aggregate:
         """Of percentiles: which."""
         wanted = self.percentage
         return () if wanted is None else wanted if isinstance(wanted, tuple) else (wanted,)
+
+    def added(self) -> Aggregate:
+        """Say that the aggregate was added to a program that has state, and may begin empty there.
+
+        Results of windows and keys that are in the state then cover only what comes after the upgrade. Without this,
+        state that lacks an aggregate is refused.
+
+        >>> sum("amount").added().is_added
+        True
+        """
+        return replace(self, is_added=True)
+
+    def renamed(self, *, was: str) -> Aggregate:
+        """Say what the result was called in an older version of the program: it goes on from that state.
+
+        >>> sum("amount").renamed(was="total").was
+        'total'
+        """
+        if not isinstance(was, str) or not was.strip():
+            raise ConfigurationError(
+                f"renamed: was is {was!r}, expected the name that the result had",
+                hint=f'write sl.agg.{self.kind}(…).renamed(was="total")',
+            )
+        return replace(self, was=was)
 
 
 def count(column: str | None = None) -> Aggregate:

@@ -38,6 +38,7 @@ def _operator(operator: OperatorInfo) -> dict[str, Any]:
         "states": [
             _named(state, "name", "kind", "value_type", "key_type", "schema_id")
             | ({"ttl": msgspec.to_builtins(state.ttl)} if state.ttl else {})
+            | ({"aggregates": msgspec.to_builtins(state.aggregates)} if state.aggregates else {})
             for state in operator.states
         ],
         "partitions": [_partition(partition) for partition in operator.partitions],

@@ -138,7 +138,7 @@ def _form(native: bool) -> str:
 
 def _here(url: str) -> str:
     """Return a path as the driver, which may be elsewhere, has to be told it."""
-    return url if "://" in url else str(Path(url).expanduser().absolute())
+    return url if "://" in url or not url.strip() else str(Path(url).expanduser().absolute())
 
 
 def rescale(

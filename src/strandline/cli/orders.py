@@ -24,9 +24,10 @@ Drop = Annotated[
     list[str] | None,
     typer.Option(
         "--drop",
-        metavar="[JOB=]UID[.STATE]",
+        metavar="[JOB=]UID[.NAME]",
         show_default=False,
-        help="A stored operator or state that the program does not have any more, and that may be lost; repeated.",
+        help="A stored operator, or a state or aggregate of it, that the program does not have any more, and that may "
+        "be lost; repeated.",
     ),
 ]
 
@@ -37,6 +38,9 @@ def restores(given: Sequence[str] | None) -> dict[str, str]:
     """Return snapshots by job; without a name, by ""."""
     found: dict[str, str] = {}
     for job, url in map(_named, given or ()):
+        if not url.strip():
+            # As of a variable that is not set: the job would go on from its own checkpoint, or begin empty.
+            raise ConfigurationError("--restore names no snapshot: it is empty", hint="give its path or url")
         if job in found:
             raise ConfigurationError(
                 f"--restore names two snapshots for {f'job {job!r}' if job else 'one job'}: {found[job]} and {url}",

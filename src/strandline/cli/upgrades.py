@@ -33,7 +33,7 @@ def check_upgrade(
     drop: Drop = None,
     json: AsJson = False,
 ) -> None:
-    """Say of each operator and state in a snapshot what a program would make of it, and why not.
+    """Say of each operator, state and aggregate in a snapshot what a program would make of it, and why not.
 
     The program is run up to where it uses a job that it has started: no job starts, and nothing is written, but what
     the program itself does before is done. Each state would be kept, migrated (its values are read as they were
@@ -105,6 +105,7 @@ def as_data(found: Check) -> dict[str, Any]:
         "refusals": list(found.refusals),
         "drop": list(found.upgrade.drop),
         "unused": list(found.upgrade.unused),
+        "hint": found.upgrade.hint,
     }
 
 
@@ -112,10 +113,11 @@ def _print(found: Check) -> None:
     from rich.text import Text
 
     print(f"job {found.job}, from {found.snapshot.url}")
-    made = table("operator", "state", "what becomes of it", "was", "details")
+    made = table("operator", "state or aggregate", "what becomes of it", "was", "details")
     for change in found.upgrade.changes:
         action = Text(change.action, style=_STYLES.get(change.action, ""))
-        add_row(made, change.uid, change.state or "-", action, change.was, "; ".join(change.details))
+        name = f"{change.aggregate} (aggregate)" if change.aggregate else change.state or "-"
+        add_row(made, change.uid, name, action, change.was, "; ".join(change.details))
     console().print(made)
     for name in found.upgrade.unused:
         say(f"--drop {name}: the snapshot has nothing of that name")
@@ -125,5 +127,7 @@ def _print(found: Check) -> None:
     print("the job cannot go on:")
     for refusal in found.refusals:
         print(f"  {refusal}")
+    if found.upgrade.hint:
+        say(f"next step: {found.upgrade.hint}")
     if found.upgrade.drop:
         say(f"next step: to go on without what is gone, add {' '.join(f'--drop {n}' for n in found.upgrade.drop)}")

@@ -100,6 +100,17 @@ class OlderSchema(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """By path in the next type: what a field has that this one lacks, encoded as a value of its type; else null."""
 
 
+class AggregateInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A result of built-in aggregation, by which its state is found."""
+
+    function: str
+    """As in `sl.agg`; `first_valid` and `last_valid` are those of values only."""
+    type: str
+    """Spark DDL of the result."""
+    columns: list[str]
+    """Those of the accumulator, which others may share."""
+
+
 class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A declared state: enough to read its bytes without the program."""
 
@@ -119,6 +130,8 @@ class StateInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How the windows are cut that the state is of; left out where it can be read without knowing that."""
     merge: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     """Of accumulators of built-in aggregates: how two become one, by their columns."""
+    aggregates: dict[str, AggregateInfo] | msgspec.UnsetType = msgspec.UNSET
+    """Of the first state of such an operator: the results, by name."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.format.columnways import ColumnCodec, Way, ways_of
 from strandline.format.manifest import OlderSchema, StateInfo
 from strandline.format.values import MAX_SCHEMA_ID, ValueCodec
-from strandline.types.datatypes import ArrayType, DataType, parse_type
+from strandline.types.datatypes import ArrayType, DataType, StructType, parse_type
 from strandline.types.evolution import Refusal, evolve, fields_of
 from strandline.types.hints import Hints
 from strandline.types.plain import Convert, each_element
@@ -41,7 +42,20 @@ class Schemas(msgspec.Struct, frozen=True, kw_only=True):
 
     def codec(self, kind: DataType) -> ValueCodec:
         """Return the codec of values, of a list's elements."""
-        return ValueCodec(kind, self.schema_id, self._older(kind))
+        older = self._older(kind)
+        if older and isinstance(kind, StructType) and (ways := ways_of(self.older, kind)):
+            return ColumnCodec(kind, self.schema_id, older, ways)
+        return ValueCodec(kind, self.schema_id, older)
+
+    def ways(self, kind: StructType) -> dict[int, Way]:
+        """Return by older schema id how its columns become the present ones; raise CorruptionError if they cannot."""
+        found = ways_of(self.older, kind)
+        if found is None:
+            raise CorruptionError(
+                f"columns that were stored with older schemas cannot become {kind.ddl}: some are of another type",
+                hint="the manifest that says so was written by a newer release, or damaged",
+            )
+        return found
 
     def codec_of_chunks(self, element: DataType) -> ValueCodec:
         """Return the codec of a list's chunks."""
@@ -71,7 +85,8 @@ def _step(was: DataType, then: DataType, step: OlderSchema) -> Convert | None:
     found = Refusal(tuple(f"{then.ddl} has no field {path!r} to be filled" for path in unknown))
     if not unknown:
         fill = {path: ValueCodec(fields[path]).decode(value) for path, value in step.fill.items()}
-        made = evolve(was, then, Hints(step.renamed, fill))
+        # What users may say was looked at when they did.
+        made = evolve(was, then, Hints(step.renamed, fill, several=True))
         if not isinstance(made, Refusal):
             return made.convert
         found = made

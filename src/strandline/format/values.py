@@ -128,7 +128,11 @@ class ValueCodec:
 
     def _decoded_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
         found = self._layout.decode_arrow(data) if self._layout else self._packed_columns(data)
-        return build(self.decode_many(data), self.type) if found is None else found
+        return self._mixed_arrow(data) if found is None else found
+
+    def _mixed_arrow(self, data: Sequence[bytes | None]) -> pa.Array:
+        """Decode values of which some must be looked at one by one."""
+        return build(self.decode_many(data), self.type)
 
     def _packed_columns(self, data: Sequence[bytes | None]) -> pa.Array | None:
         """Decode packed values column by column; None if they must be looked at one by one."""

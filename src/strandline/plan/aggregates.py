@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from strandline.types.datatypes import (
     MAX_DECIMAL_PRECISION,
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     DateType,
     DecimalType,
@@ -64,6 +66,8 @@ class Part:
     """SQL of one row."""
     make: Make = field(compare=False)
     """The same in Arrow: accumulators of one row each."""
+    empty: Any = field(default=None, compare=False)
+    """What it is of no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +80,35 @@ class Declared:
     @property
     def fields(self) -> list[FieldSpec]:
         """The accumulator's columns, as keepers know them."""
-        return [FieldSpec(name, part.type.ddl, part.merge) for name, part in self.parts.items()]
+        return [FieldSpec(name, part.type.ddl, part.merge, part.empty) for name, part in self.parts.items()]
 
 
 def declare(columns: Columns, given: Mapping[str, Aggregate], uid: str, type_of: TypeOf) -> Declared:
-    """Return what aggregates are made of; what several of them need is there once.
+    """Return what aggregates are made of; those that need the very same columns share them.
 
-    State is found by the names of columns and their order: of results that need them, however these are ordered.
+    The order in which they are given makes no difference to state. Nor would half of the columns be shared: an
+    aggregate that is added later begins empty, with all that it is computed of.
     """
     names: dict[tuple[Part, ...], tuple[str, ...]] = {}
     found: dict[str, Part] = {}
     specs: dict[str, ResultSpec] = {}
     for result, aggregate in sorted(given.items()):
-        kind, parts = _planned(columns, result, aggregate, uid, type_of)
-        # The columns of moments and of sketches belong together; others can be shared one by one.
-        together = parts[0].merge.startswith(("moments", *COMPARING, *sketches.KINDS))
-        fields: list[str] = []
-        for some in [tuple(parts)] if together else [(part,) for part in parts]:
-            if some not in names:
-                places = range(len(fields), len(fields) + len(some))
-                names[some] = tuple(_named(result, aggregate.kind, at, [*found]) for at in places)
-                found.update(zip(names[some], some, strict=True))
-            fields += names[some]
-        specs[result] = ResultSpec(result, kind.ddl, aggregate.kind, tuple(fields), aggregate.ranks)
+        kind, listed = _planned(columns, result, aggregate, uid, type_of)
+        parts = tuple(listed)
+        if parts not in names:
+            names[parts] = tuple(_named(result, aggregate.kind, at, [*found]) for at in range(len(parts)))
+            found.update(zip(names[parts], parts, strict=True))
+        function = parts[0].merge if aggregate.kind in ("first", "last") else aggregate.kind
+        specs[result] = ResultSpec(
+            result, kind.ddl, aggregate.kind, names[parts], aggregate.ranks, function, aggregate.was, aggregate.is_added
+        )
     return Declared(found, [specs[result] for result in given])
 
 
 def _named(result: str, kind: str, at: int, taken: list[str]) -> str:
-    """Return the name of a new column of the accumulator, which needs no quotes."""
-    name = f"{OURS}_{re.sub(r'[^0-9a-zA-Z]', '_', result).lower()}_{kind}_{at}"
+    """Return the name of a new column of the accumulator, which needs no quotes and is no other result's."""
+    plain = re.sub(r"[^0-9a-z_]", lambda found: f"_{ord(found[0]):x}_", result.lower())
+    name = f"{OURS}_{plain}_{kind}_{at}"
     return name if name not in taken else _named(f"{result}_", kind, at, taken)
 
 
@@ -113,7 +117,7 @@ def _planned(
 ) -> tuple[DataType, list[Part]]:
     """Return the type of an aggregate's result, and its accumulator's columns."""
     if aggregate.column is None:
-        return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones)]
+        return LongType(), [Part(LongType(), "sum", "count(1)", "1L", _ones, 0)]
     what = f"operator '{uid}': the aggregate '{result}'"
     # These are of whatever type: also of one that only Spark knows.
     any_type = aggregate.kind in ("count", "approx_count_distinct")
@@ -160,7 +164,7 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
     how, array = aggregate.kind, ArrayType(kind)
     counted = Part(
         LongType(), "sum", f"count({c})", f"if({c} is null, 0L, 1L)",
-        lambda of, n: pc.is_valid(of[name]).cast(pa.int64()),
+        lambda of, n: pc.is_valid(of[name]).cast(pa.int64()), 0,
     )  # fmt: skip
     if how == "count":
         return LongType(), [counted]
@@ -173,19 +177,22 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
         number = f"cast({c} as double)"
         squares = f"coalesce(var_pop({number}) * count({c}), 0D)"
         return DoubleType(), [
-            Part(LongType(), "moments", counted.many, counted.one, counted.make),
-            Part(DoubleType(), "moments", f"avg({number})", number, lambda of, n: of[name].cast(pa.float64())),
-            Part(DoubleType(), "moments", squares, "0D", lambda of, n: pa.array(np.zeros(n))),
+            Part(LongType(), "moments", counted.many, counted.one, counted.make, 0),
+            Part(DoubleType(), "moments", f"avg({number})", number, lambda of, n: of[name].cast(pa.float64()), 0.0),
+            Part(DoubleType(), "moments", squares, "0D", lambda of, n: pa.array(np.zeros(n)), 0.0),
         ]
     if how in ("first", "last"):
         nulls = str(aggregate.ignore_nulls).lower()
         merge = f"{how}_valid" if aggregate.ignore_nulls else how
-        return kind, [Part(kind, merge, f"{how}({c}, {nulls})", c, lambda of, n: of[name])]
+        value = Part(kind, merge, f"{how}({c}, {nulls})", c, lambda of, n: of[name])
+        # Of no rows and of one that is null, the value is the same.
+        there = Part(BooleanType(), merge, "true", "true", lambda of, n: pa.array(np.ones(n, bool)), False)
+        return kind, [value] if aggregate.ignore_nulls else [value, there]
     elements = f"filter(array({c}), x -> x is not null)"
     if how == "collect_list":
-        return array, [Part(array, "joined", f"collect_list({c})", elements, lambda of, n: _elements(of[name]))]
+        return array, [Part(array, "joined", f"collect_list({c})", elements, lambda of, n: _elements(of[name]), [])]
     if how in ("collect_set", "count_distinct"):
-        part = Part(array, "united", f"collect_set({c})", elements, lambda of, n: _elements(of[name]))
+        part = Part(array, "united", f"collect_set({c})", elements, lambda of, n: _elements(of[name]), [])
         return LongType() if how == "count_distinct" else array, [part]
     if how == "approx_count_distinct":
         # Of the hash, since Spark's sketches take few types themselves.
@@ -208,7 +215,7 @@ def _sketched(how: str, aggregate: Aggregate, value: str, values: Make) -> list[
     listed = f"filter(array({value}), x -> x is not null)"
     sketch = f"if(count({value}) = 0, null, {function}({value}, {size}))"
     return [
-        Part(list_type, merge, f"cast(null as {list_type.ddl})", listed, lambda of, n: _elements(values(of, n))),
+        Part(list_type, merge, f"cast(null as {list_type.ddl})", listed, lambda of, n: _elements(values(of, n)), []),
         Part(BinaryType(), merge, sketch, "cast(null as binary)", lambda of, n: pa.nulls(n, pa.binary())),
     ]
 

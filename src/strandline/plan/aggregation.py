@@ -128,6 +128,15 @@ def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Ma
                 f"operator '{uid}': the aggregate '{result}' is {aggregate!r}, expected one of sl.agg",
                 hint=f'write {result}=sl.agg.sum("amount")',
             )
+    for result, aggregate in given.items():
+        rivals = [other for other, its in given.items() if its.was == aggregate.was and other != result]
+        if aggregate.was and (aggregate.was in given or rivals):
+            other = aggregate.was if aggregate.was in given else rivals[0]
+            raise ConfigurationError(
+                f"operator '{uid}': the aggregate '{result}' was '{aggregate.was}', and so "
+                f"{'is' if aggregate.was in given else 'was'} '{other}'",
+                hint="one of them goes on from that state: leave renamed(was=…) out of the other",
+            )
     bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)

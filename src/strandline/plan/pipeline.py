@@ -15,6 +15,7 @@ from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, Wate
 from strandline.plan.operators import movers_of
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
+from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
@@ -48,6 +49,12 @@ class Operator:
     def declared(self) -> Mapping[str, State]:
         """The declarations of its states, by name."""
         return declared_states(self.node.process)
+
+    @property
+    def aggregated(self) -> Aggregated | None:
+        """Its aggregates, if it is made of such."""
+        process = self.node.process
+        return process.own_aggregated if isinstance(process, OwnOperator) else None
 
     @property
     def key_schema(self) -> str:

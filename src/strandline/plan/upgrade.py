@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from msgspec import UNSET, structs
 
@@ -12,11 +12,12 @@ from strandline.api.states import State
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.schemas import Schemas
+from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
+from strandline.plan.changes import Action, Change
+from strandline.runtime.own import Aggregated
 from strandline.types.datatypes import parse_type
 from strandline.types.evolution import Refusal, checked, evolve
 from strandline.types.hints import Hints
-
-Action = Literal["kept", "migrated", "renamed", "new", "dropped", "refused"]
 
 
 class Upgradable(Protocol):
@@ -34,6 +35,8 @@ class Upgradable(Protocol):
     def states(self) -> Sequence[StateInfo]: ...
     @property
     def declared(self) -> Mapping[str, State]: ...
+    @property
+    def aggregated(self) -> Aggregated | None: ...
 
 
 @dataclass(frozen=True)
@@ -61,32 +64,11 @@ class Migration:
 
 
 @dataclass(frozen=True)
-class Change:
-    """What becomes of an operator or of one of its states."""
-
-    uid: str
-    """As the program has it, or else the snapshot."""
-    state: str
-    """Empty: the operator itself."""
-    action: Action
-    was: str = ""
-    """What it is called in the snapshot, where that is something else."""
-    details: tuple[str, ...] = ()
-    """What changes, or why it is refused."""
-
-    def __str__(self) -> str:
-        what = f"state '{self.uid}.{self.state}'" if self.state else f"operator '{self.uid}'"
-        was = f", was '{self.was}'" if self.was else ""
-        details = f" ({'; '.join(self.details)})" if self.details else ""
-        return f"{what}: {self.action}{was}{details}"
-
-
-@dataclass(frozen=True)
 class Upgrade:
     """What becomes of a snapshot's operators and states in a program."""
 
     changes: tuple[Change, ...]
-    """Operators as the program has them, each with its states, and then those of the snapshot alone."""
+    """Operators as the program has them, each with its states and aggregates, then those of the snapshot alone."""
     refusals: tuple[str, ...]
     """Everything that stands against it, as sentences; empty if the program can go on."""
     drop: tuple[str, ...]
@@ -95,16 +77,30 @@ class Upgrade:
     """What `drop` names and the snapshot does not have."""
     migrations: Mapping[str, Migration]
     """By uid of the program."""
+    to_add: Mapping[str, tuple[str, ...]]
+    """By uid: how to write aggregates that are new, for them to begin empty."""
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.changes)) or "nothing is stored, and the program keeps nothing"
 
+    @property
+    def hint(self) -> str:
+        """What to write in the program for what is new in it, if anything; empty, or the beginning of a sentence."""
+        said = [f"{', '.join(written)} in agg() of '{uid}'" for uid, written in self.to_add.items()]
+        return f"to have what is new begin empty, write {', and '.join(said)}" if said else ""
+
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the changes as rows of a table, or as JSON: `operator`, `state`, `action`, `was`, `details`."""
+        """Return the changes as rows of a table, or as JSON.
+
+        They have `operator`, `state`, `aggregate` (one of both is empty), `action`, `was` and `details`.
+        """
         return [
-            {"operator": c.uid, "state": c.state, "action": c.action, "was": c.was, "details": list(c.details)}
+            {
+                "operator": c.uid, "state": c.state, "aggregate": c.aggregate, "action": c.action, "was": c.was,
+                "details": list(c.details),
+            }
             for c in self.changes
-        ]
+        ]  # fmt: skip
 
 
 def plan_upgrade(
@@ -112,9 +108,9 @@ def plan_upgrade(
 ) -> Upgrade:
     """Return what becomes of each stored operator and state; nothing is raised for what is refused.
 
-    An operator is found by its uid, or by what it was; a state by its name, or by what it was. `drop` names what may be
-    lost: an operator as "uid", a state as "uid.state", both as the snapshot has them. It never takes away what the
-    program has.
+    An operator is found by its uid, or by what it was; so are a state and an aggregate by its name. `drop` names what
+    may be lost: an operator as "uid", a state as "uid.state", an aggregate as "uid.result", all as the snapshot has
+    them. It never takes away what the program has.
     """
     planner = _Planner({info.uid: info for info in stored}, operators, frozenset(drop))
     return planner.plan()
@@ -131,6 +127,7 @@ class _Planner:
         self._refusals: list[str] = []
         self._missing: list[str] = []
         self._migrations: dict[str, Migration] = {}
+        self._to_add: dict[str, tuple[str, ...]] = {}
 
     def plan(self) -> Upgrade:
         for operator in self._operators:
@@ -140,13 +137,17 @@ class _Planner:
         for uid, info in self._stored.items():
             if uid not in found:
                 self._gone(info)
-        names = {f"{uid}.{state.name}" for uid, info in self._stored.items() for state in info.states}
+        names = {
+            f"{uid}.{name}" for uid, info in self._stored.items() for state in info.states
+            for name in (state.name, *(state.aggregates or ()))
+        }  # fmt: skip
         return Upgrade(
             changes=tuple(self._changes),
             refusals=tuple(self._refusals),
             drop=tuple(self._missing),
             unused=tuple(sorted(self._drop - names - self._stored.keys())),
             migrations=self._migrations,
+            to_add=self._to_add,
         )
 
     def _operator(self, operator: Upgradable, info: OperatorInfo | None) -> None:
@@ -169,6 +170,7 @@ class _Planner:
         stored = {state.name: state for state in info.states}
         schemas: dict[str, Schemas] = {}
         was: dict[str, str] = {}
+        aggregates = self._aggregates(operator, info)
         merges = any(state.merge for state in (*info.states, *operator.states))
         for state in operator.states:
             declared = operator.declared.get(state.name)
@@ -181,17 +183,37 @@ class _Planner:
             if before.name != state.name:
                 was[state.name] = before.name
             name = f"{info.uid}.{before.name}"
-            if name in self._drop:
+            if name in self._drop and before.name not in (before.aggregates or ()):
                 self._refuse(uid, state.name, f"drop names '{name}', and the program has it")
                 continue
             hints = None if merges or declared is None else declared.hints
-            found = self._state(uid, before, state, hints)
+            found = self._state(uid, before, state, hints, aggregates)
             if found != Schemas():
                 schemas[state.name] = found
         dropped = [state.name for state in stored.values() if self._left(uid, info.uid, state)]
         self._migrations[uid] = Migration(info, schemas, was, dropped)
+        if aggregates is not None:
+            self._changes += aggregates.changes
 
-    def _state(self, uid: str, before: StateInfo, now: StateInfo, hints: Hints | None) -> Schemas:
+    def _aggregates(self, operator: Upgradable, info: OperatorInfo) -> AggregateChanges | None:
+        """Look at the aggregates of an operator that is to go on with state of such."""
+        of = operator.aggregated
+        if of is None:
+            return None
+        now = operator.states[0]
+        before = next((state for state in info.states if state.aggregates and state.name == now.name), None)
+        if before is None or before.kind != now.kind:
+            return None
+        found = plan_aggregates((operator.uid, info.uid), before, now, of, self._drop)
+        self._refusals += [f"operator '{operator.uid}': {why}" for why in found.refusals]
+        self._missing += found.to_drop
+        if found.to_add:
+            self._to_add[operator.uid] = tuple(found.to_add)
+        return found
+
+    def _state(
+        self, uid: str, before: StateInfo, now: StateInfo, hints: Hints | None, aggregates: AggregateChanges | None
+    ) -> Schemas:
         """Note what becomes of a stored state; return its schemas. Without hints, its type stays what it is."""
         schemas, details, reasons = Schemas.of(before), tuple[str, ...](), _differences(before, now)
         if before.value_type != now.value_type:
@@ -199,8 +221,14 @@ class _Planner:
             try:
                 if reasons:
                     reasons.append(said)
+                elif aggregates is not None:
+                    if aggregates.refusals:
+                        self._changes.append(Change(uid, now.name, "refused", "", ("its aggregates are",)))
+                        return Schemas()
+                    schemas, _ = _changed(schemas, before, now, aggregates.hints(now.value_type))
+                    details = aggregates.summary
                 elif hints is None:
-                    reasons.append(f"{said}: agg() can neither be given more aggregates nor be left with fewer")
+                    reasons.append(f"{said}: only agg() goes on with state of agg()")
                 else:
                     schemas, details = _changed(schemas, before, now, hints)
             except ConfigurationError as error:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from strandline.api.states import State
 from strandline.api.windows import Global, Session, WindowKind
-from strandline.format.manifest import CountWindows, FixedWindows, SessionWindows, StateInfo, Windows
+from strandline.format.manifest import AggregateInfo, CountWindows, FixedWindows, SessionWindows, StateInfo, Windows
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """Some aggregates: what manifests say of them, and what they say of older versions of the program."""
+
+    infos: Mapping[str, AggregateInfo]
+    """By the names of their results."""
+    merges: Mapping[str, str]
+    """By column of the accumulator: how two become one."""
+    empty: Mapping[str, Any]
+    """By column: what it is of no rows, where that is not null."""
+    was: Mapping[str, str]
+    """By result: what it was called before."""
+    added: Collection[str]
+    """Results that may begin empty where there is state without them."""
 
 
 class OwnOperator:
@@ -20,8 +37,8 @@ class OwnOperator:
     """States in tables of its own, as they are written into manifests."""
     own_windows: Windows | None = None
     """How it cuts time, as far as its state depends on it: of its first state."""
-    own_merges: Mapping[str, str] = MappingProxyType({})
-    """Where its states hold accumulators: how two become one, by their columns."""
+    own_aggregated: Aggregated | None = None
+    """Of what its states hold accumulators, if they do."""
     own_metrics: Mapping[str, int] = MappingProxyType({})
     """Figures for people to look at, since this process began."""
 

@@ -178,8 +178,9 @@ def state_infos(process: Process) -> list[StateInfo]:
     if isinstance(process, OwnOperator):
         found += process.own_tables
         windows = msgspec.UNSET if process.own_windows is None else process.own_windows
-        merge = dict(process.own_merges) or msgspec.UNSET
-        found[0] = msgspec.structs.replace(found[0], windows=windows, merge=merge)
+        found[0] = msgspec.structs.replace(found[0], windows=windows)
+        if of := process.own_aggregated:
+            found[0] = msgspec.structs.replace(found[0], merge=dict(of.merges), aggregates=dict(of.infos))
     return found
 
 

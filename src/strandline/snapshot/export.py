@@ -1,9 +1,10 @@
-"""One partition of a snapshot made into canonical files: in a process of its own, which gives way to the job's.
+"""Partitions of a snapshot made into canonical files: in a process of its own, which gives way to the job's.
 
     python -m strandline.snapshot.export
 
 It reads a `Part` from its standard input and answers on its standard output, a line of JSON each: how many rows it has
-written, and at last which files came of it, or what went wrong. It ends with its standard input: with whoever began it.
+written, and at last which files came of it, or what went wrong; then the next. An empty line ends it, and so does the
+end of its input: that of whoever began it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import queue
 import shutil
 import signal
 import sys
@@ -34,6 +36,8 @@ from strandline.snapshot.savepoint import uploading
 from strandline.storage.place import Place
 
 _NICE = 19
+_READ_BYTES = 64 << 10
+NO_MORE = b"\n"
 _SESSION_NICE = Path("/proc/self/autogroup")
 
 
@@ -44,7 +48,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     target: Place
     operator: OperatorInfo
     """With this partition alone."""
-    scratch: str
+    scratch: str = ""
     """A local directory of its own, which is there."""
     local_copy: str = ""
     now_us: int | None = None
@@ -111,16 +115,16 @@ def _groups_of(part: Part, state: StateInfo) -> range:
 
 
 def main() -> None:
-    """Export the part that standard input says."""
+    """Export the parts that standard input says."""
     arm_from_environment()
     # What is being uploaded then is whole, or gone: a writer that is killed leaves a part of it.
     signal.signal(signal.SIGTERM, _stop)
     _give_way()
     # Rows are no garbage, and there are so many of them that looking for it takes as long as they do.
     gc.disable()
-    line = sys.stdin.buffer.readline()
-    ending = threading.Thread(target=_end_with_parent, args=[line], daemon=True)
-    ending.start()
+    gc.freeze()
+    asked = _Asked()
+    asked.start()
     answers = sys.stdout.buffer
 
     def say(answer: Answer) -> None:
@@ -128,10 +132,12 @@ def main() -> None:
         answers.flush()
 
     try:
-        say(_answer(line, lambda rows: say(Rows(rows=rows))))
+        while line := asked.lines.get():
+            say(_answer(line, lambda rows: say(Rows(rows=rows))))
+            gc.collect()
     except BrokenPipeError:
         # Nobody listens any more.
-        ending.join()
+        asked.join()
 
 
 def _give_way() -> None:
@@ -156,16 +162,28 @@ def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
         return Failed(failure=to_failure(StrandlineError(f"{type(error).__name__}: {error}")))
 
 
-def _end_with_parent(line: bytes) -> None:
-    # Not through `sys.stdin`: its lock, held for ever, would have Python abort at its end.
-    while os.read(0, 1024):
-        pass
-    # Whoever began this was killed, and takes nothing away any more.
-    with contextlib.suppress(msgspec.MsgspecError, OSError):
-        scratch = Path(msgspec.json.decode(line, type=Part).scratch)
-        shutil.rmtree(scratch)
-        scratch.parent.rmdir()
-    os._exit(1)
+class _Asked(threading.Thread):
+    """Hears what is asked for, a line each, and at last an empty one. Who does not say that much was killed."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def run(self) -> None:
+        line = rest = b""
+        # Not through `sys.stdin`: its lock, held for ever, would have Python abort at its end.
+        while some := os.read(0, _READ_BYTES):
+            *whole, rest = (rest + some).split(b"\n")
+            for line in whole:
+                self.lines.put(line)
+                if not line:
+                    return
+        # Nobody else takes it away any more.
+        with contextlib.suppress(msgspec.MsgspecError, OSError):
+            scratch = Path(msgspec.json.decode(line, type=Part).scratch)
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.parent.rmdir()
+        os._exit(1)
 
 
 if __name__ == "__main__":

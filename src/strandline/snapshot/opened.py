@@ -180,6 +180,13 @@ def plain_url(url: str) -> str:
 def _address(url: str) -> str:
     """Return the url of the folder that is meant: a manifest stands for its folder."""
     parts = urlsplit(url)
+    if not url.strip():
+        # As of a variable that is not set: the working directory is '.'.
+        raise ConfigurationError("the path or url of a snapshot is empty", hint="name a folder")
+    if parts.scheme == "file" and parts.netloc not in ("", "localhost"):
+        raise ConfigurationError(
+            f"{url}: '{parts.netloc}' is a machine there, and no folder", hint="write file:///absolute/path"
+        )
     if "://" in url and (parts.query or parts.fragment):
         # What is behind them may be a signature.
         raise ConfigurationError(

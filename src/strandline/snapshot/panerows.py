@@ -12,12 +12,12 @@ import pyarrow as pa
 from strandline.core.errors import CorruptionError
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.schemas import Schemas
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec
 from strandline.runtime.operators.aggregates.grouping import Groups
-from strandline.runtime.state.panebytes import MARK_END, key_of, pack_batch, pack_mark, parts_of, read_batch, read_mark
+from strandline.runtime.state.panebytes import MARK_END, PaneCodec, key_of, pack_mark, parts_of, read_mark
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.tablecolumns import VALUE, WINDOW_END, first_row, spread
-from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import Field, StructType, TimestampType, parse_schema, parse_type
 from strandline.types.scalars import Numbers
 
@@ -37,7 +37,7 @@ class PaneRows(RowCodec):
         stored = parse_type(state.value_type)
         assert isinstance(stored, StructType)
         width = len(parse_schema(operator.key_schema).fields)
-        self._stored_schema = arrow_schema(stored)
+        self._panes = PaneCodec(state.name, stored, Schemas.of(state))
         self._value = StructType(stored.fields[width:])
         super().__init__(operator, state, [Field(WINDOW_END, TimestampType()), Field(VALUE, self._value)], over_us)
         self._codec = KeyCodec([*self._key_types, TimestampType()])
@@ -68,7 +68,7 @@ class PaneRows(RowCodec):
             if end_us == MARK_END:
                 marks.append((group, read_mark(value)))
             else:
-                batches.append(read_batch(self._name, value, self._stored_schema))
+                batches.append(self._panes.read(value))
                 of_batch.append((group, end_us))
         return self._with_marks(marks, self._merged(of_batch, batches))
 
@@ -128,13 +128,14 @@ class PaneRows(RowCodec):
         moved = [key[:2] + key[-_END_BYTES:] + key[2:-_END_BYTES] for key in keys]
         order = np.array(sorted(range(len(keys)), key=moved.__getitem__), np.int64)
         groups, *stored, ends, values = spread(columns, order)
-        batch = pa.RecordBatch.from_arrays([*stored, *values.flatten()], schema=self._stored_schema)
+        batch = pa.RecordBatch.from_arrays([*stored, *values.flatten()], schema=self._panes.schema)
         group_numbers, end_numbers = groups.to_numpy(), ends.view(pa.int64()).to_numpy()
         changes = (np.diff(group_numbers) != 0) | (np.diff(end_numbers) != 0)
         bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(batch)]
         panes = list(zip(group_numbers.tolist(), end_numbers.tolist(), strict=True))
         return [
-            (key_of(*panes[start], 0), pack_batch(batch.slice(start, stop - start))) for start, stop in pairwise(bounds)
+            (key_of(*panes[start], 0), self._panes.pack(batch.slice(start, stop - start)))
+            for start, stop in pairwise(bounds)
         ]
 
     def _marks(self, columns: Sequence[pa.Array]) -> Numbers:

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
@@ -25,13 +22,13 @@ from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.parallel import in_parallel, sha256_of
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.core.clock import Clock, SystemClock
-from strandline.core.errors import CheckpointError, CorruptionError, StrandlineError
+from strandline.core.errors import CheckpointError, CorruptionError
 from strandline.core.failpoints import hit
-from strandline.core.failure import from_failure
 from strandline.core.ids import Partition
 from strandline.core.version import VERSION
 from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, stored_once
-from strandline.snapshot.export import Answer, Failed, Files, Part
+from strandline.snapshot.export import Files, Part
+from strandline.snapshot.exporters import Exporters
 from strandline.snapshot.progress import Progress
 from strandline.snapshot.rows import times_of
 from strandline.snapshot.savepoint import begin, discard, join_pieces, publish
@@ -43,9 +40,6 @@ FORMS: tuple[Form, ...] = ("canonical", "native")
 LocalCopy = Callable[[str, Partition], Path | None]
 """Where a partition of an operator has its files on this machine, if it has."""
 
-_LOG_CHARS = 2000
-_PATIENCE_S = 10.0
-"""How long exports may take to end what they upload."""
 _LOOK_S = 0.1
 
 
@@ -193,7 +187,7 @@ def _moved_source(info: SourceInfo | None) -> SourceInfo | None:
 
 @dataclass
 class _Canonical:
-    """Has every partition exported by a process, several at once, and joins what is left at their edges."""
+    """Has every partition exported by processes, several at once, and joins what is left at their edges."""
 
     _manifest: Manifest
     _source: Place
@@ -206,15 +200,14 @@ class _Canonical:
     def __post_init__(self) -> None:
         self._rows: dict[int, int] = {}
         self._done = 0
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._ended = False
 
     def savepoint(self) -> Manifest:
         """Return the manifest with tables in place of partitions."""
         parts = [part for operator in self._manifest.operators for part in self._parts(operator)]
+        exporters = Exporters(self._scratch)
         try:
             with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1)), "strandline-savepoint") as pool:
-                asked = [pool.submit(self._run, number, part, len(parts)) for number, part in enumerate(parts)]
+                asked = [pool.submit(self._run, exporters, *one, len(parts)) for one in enumerate(parts)]
                 try:
                     # The first that fails ends the others, whichever of them come before it.
                     left = set(asked)
@@ -226,10 +219,10 @@ class _Canonical:
                     files = [answer.result() for answer in asked]
                 except BaseException:
                     pool.shutdown(wait=False, cancel_futures=True)
-                    self._end()
+                    exporters.stop()
                     raise
         finally:
-            self._end()
+            exporters.close()
         operators = [
             self._joined(operator, [found for part, found in zip(parts, files, strict=True) if _is_of(part, operator)])
             for operator in self._manifest.operators
@@ -242,12 +235,11 @@ class _Canonical:
     def _parts(self, operator: OperatorInfo) -> Iterator[Part]:
         now_us, watermark_us = times_of(self._manifest)
         for info in operator.partitions:
-            directory = tempfile.mkdtemp(dir=self._scratch)
             copy = self._local_copy(operator.uid, info.index)
             yield Part(
                 source=self._source, target=self._target,
-                operator=msgspec.structs.replace(operator, partitions=[info]), scratch=directory,
-                local_copy=str(copy) if copy else "", now_us=now_us, watermark_us=watermark_us,
+                operator=msgspec.structs.replace(operator, partitions=[info]), local_copy=str(copy) if copy else "",
+                now_us=now_us, watermark_us=watermark_us,
             )  # fmt: skip
 
     def _joined(self, operator: OperatorInfo, found: Sequence[Files]) -> OperatorInfo:
@@ -261,72 +253,26 @@ class _Canonical:
                 tables[state.name] = made
         return msgspec.structs.replace(operator, partitions=[], tables=tables)
 
-    def _run(self, number: int, part: Part, parts: int) -> Files:
+    def _run(self, exporters: Exporters, number: int, part: Part, parts: int) -> Files:
         """Have one part exported by a process; hear how far it is."""
-        log = Path(part.scratch) / "log"
-        with log.open("wb") as errors_to:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "strandline.snapshot.export"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=errors_to, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )  # fmt: skip
-        self._running.append(process)
-        if self._ended:
-            process.terminate()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        answer: Answer | None = None
-        with process, process.stdout:
-            _tell(process.stdin, part)
-            # A line without an end is of one that was killed.
-            for line in filter(lambda line: line.endswith(b"\n"), process.stdout):
-                answer = msgspec.json.decode(line, type=Answer)
-                if not isinstance(answer, Files | Failed):
-                    self._rows[number] = answer.rows
-                    self._say(parts)
-        if isinstance(answer, Failed):
-            raise from_failure(answer.failure)
-        if not isinstance(answer, Files):
-            (info,) = part.operator.partitions
-            raise StrandlineError(
-                f"the process that wrote operator '{part.operator.uid}', partition {info.index}, into the savepoint "
-                f"{folder_at(part.target).url} has ended with {process.returncode}: "
-                f"{log.read_text(errors='replace')[-_LOG_CHARS:].strip() or 'it says nothing'}",
-                hint="take the savepoint again; nothing is left of this one",
-            )
+
+        def wrote(rows: int) -> None:
+            self._rows[number] = rows
+            self._say(parts)
+
+        with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
+            found = exporters.export(msgspec.structs.replace(part, scratch=directory), wrote)
         self._done += 1
         self._say(parts)
-        shutil.rmtree(part.scratch, ignore_errors=True)
-        return answer
+        return found
 
     def _say(self, parts: int) -> None:
         self._report(Progress(sum(self._rows.values()), self._done, parts))
-
-    def _end(self) -> None:
-        # Before: a thread that begins a process just now sees to that one itself.
-        self._ended = True
-        for process in self._running:
-            process.terminate()
-        deadline = time.monotonic() + _PATIENCE_S
-        for process in self._running:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 def _go_on_unless(cancelled: Callable[[], bool], target: Folder) -> None:
     if cancelled():
         raise CheckpointError(f"{target.url}: the savepoint was cancelled")
-
-
-def _tell(stdin: IO[bytes], part: Part) -> None:
-    """Say what to export. A process that has ended does not hear it: its code and its log say why."""
-    try:
-        stdin.write(msgspec.json.encode(part) + b"\n")
-        stdin.flush()
-    except BrokenPipeError:
-        with suppress(BrokenPipeError):
-            stdin.close()
 
 
 def _is_of(part: Part, operator: OperatorInfo) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -50,7 +50,7 @@ def checked(hints: Hints, kind: DataType) -> Hints:
         fill = {path: coercion(fields[path])(value) for path, value in hints.fill.items() if value is not None}
     except MisfitError as misfit:
         raise ConfigurationError(f"fill does not fit {kind.ddl}: {misfit}") from None
-    return Hints(dict(hints.renamed), fill)
+    return replace(hints, renamed=dict(hints.renamed), fill=fill)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,11 @@ def evolve(old: DataType, new: DataType, hints: Hints | None = None) -> Converte
     walk = _Walk(hints or Hints())
     convert = walk.step(old, new, "")
     return Refusal(tuple(walk.reasons)) if walk.reasons else Converter(convert, tuple(walk.changes))
+
+
+def sources_of(old: StructType, new: StructType, hints: Hints) -> dict[str, str | None]:
+    """Return of each field of a new struct which field of an old one it comes of; None: it is new."""
+    return _Walk(hints)._sources(old, new, "")
 
 
 def fields_of(kind: DataType) -> dict[str, DataType]:
@@ -146,7 +151,7 @@ class _Walk:
         order = [position for position, _ in parts if position is not None]
         if order != sorted(order):
             self.changes.append(f"{_shown(path)}: fields in another order")
-        if old.names == new.names and not any(convert for _, convert in parts):
+        if old.names == new.names and parts == [(position, None) for position in range(len(parts))]:
             return None
         return _rebuilding(len(old.fields), parts, record_type(new.names)._make)
 
@@ -159,7 +164,9 @@ class _Walk:
                 # Long renamed: the stored type has the new name.
                 continue
             where = _shown(_within(path, name))
-            if name in old.names:
+            if self._hints.several:
+                pass
+            elif name in old.names:
                 self.reasons.append(
                     f"{where}: renamed says that it was {quoted(was)}, and the stored type has both: leave that out"
                 )

@@ -15,3 +15,5 @@ class Hints:
     """Which field of the same struct a field was before, by name."""
     fill: Mapping[str, Any] = field(default_factory=dict)
     """What a field that is new has in values that were written without it; else null."""
+    several: bool = False
+    """Whether `renamed` always counts: of a field that has its name already, and of one that becomes several."""

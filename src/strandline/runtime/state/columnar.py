@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ from strandline.api.process import KeyedBatchProcess
 from strandline.backends.base import Backend
 from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.format.keys import KeyCodec
+from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.state.scope import Scope
@@ -148,8 +149,13 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
     source_rows = 0
     """Rows of the stream that this epoch's rows were made of."""
 
-    def bind(self, backend: Backend, groups: range, cache_bytes: int) -> Sequence[StateTable[Any]]:
-        """Get ready to work on a partition's state; return the tables that it makes itself."""
+    def bind(
+        self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
+    ) -> Sequence[StateTable[Any]]:
+        """Get ready to work on a partition's state; return the tables that it makes itself.
+
+        `schemas` are those of states whose types were changed.
+        """
         return ()
 
     def on_watermark(self, scope: Scope) -> Iterator[Given]:

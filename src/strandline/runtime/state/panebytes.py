@@ -10,6 +10,9 @@ import struct
 import pyarrow as pa
 
 from strandline.core.errors import CorruptionError
+from strandline.format.schemas import Schemas
+from strandline.types.columns import arrow_schema
+from strandline.types.datatypes import StructType
 
 MARK_END = -(1 << 63)
 """Where a pane's end would be, this says that the entry is a mark: the time up to which windows were given."""
@@ -17,7 +20,7 @@ MARK_END = -(1 << 63)
 _KEY = struct.Struct(">HQQ")
 _NUMBER = struct.Struct(">q")
 _BIAS = 1 << 63
-_HEAD = b"\0\0"
+_MARK_HEAD = b"\0\0"
 
 
 def key_of(group: int, end_us: int, epoch: int) -> bytes:
@@ -38,7 +41,7 @@ def parts_of(key: bytes) -> tuple[int, int, int]:
 
 def pack_mark(mark_us: int) -> bytes:
     """Return the value of a mark."""
-    return _HEAD + _NUMBER.pack(mark_us)
+    return _MARK_HEAD + _NUMBER.pack(mark_us)
 
 
 def read_mark(value: bytes) -> int:
@@ -46,19 +49,41 @@ def read_mark(value: bytes) -> int:
     return int(_NUMBER.unpack(value[2:])[0])
 
 
-def pack_batch(batch: pa.RecordBatch) -> bytes:
-    """Return the value of an entry that holds these rows."""
-    return _HEAD + bytes(batch.serialize().to_pybytes())
+class PaneCodec:
+    """Rows of one state as values of its entries, and back: what was stored with older schemas becomes of the present.
 
+    Whole columns are taken over, left out or filled: nothing is looked at row by row.
+    """
 
-def read_batch(name: str, value: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows that an entry of the state `name` holds; raise CorruptionError if it holds none."""
-    if value[:2] != _HEAD:
-        raise CorruptionError(
-            f"state '{name}': an entry begins with {value[:2].hex()}, expected {_HEAD.hex()}",
-            hint="it was written by a newer release, or damaged",
-        )
-    try:
-        return pa.ipc.read_record_batch(pa.py_buffer(value[2:]), schema)
-    except (pa.ArrowException, OSError, EOFError) as error:
-        raise CorruptionError(f"state '{name}': an entry of {len(value)} bytes cannot be read: {error}") from error
+    def __init__(self, name: str, kind: StructType, schemas: Schemas) -> None:
+        """`kind` is what the state `name` stores now."""
+        self.schema = arrow_schema(kind)
+        self._name = name
+        self._head = bytes([0, schemas.schema_id])
+        self._older = {bytes([0, schema_id]): way for schema_id, way in schemas.ways(kind).items()}
+
+    def pack(self, rows: pa.RecordBatch) -> bytes:
+        """Return the value of an entry that holds these rows."""
+        return self._head + bytes(rows.serialize().to_pybytes())
+
+    def read(self, value: bytes) -> pa.RecordBatch:
+        """Return the rows that an entry holds; raise CorruptionError if it holds none."""
+        head = value[:2]
+        if head == self._head:
+            return self._read(value, self.schema)
+        if head not in self._older:
+            known = " or ".join(head.hex() for head in (self._head, *self._older))
+            raise CorruptionError(
+                f"state '{self._name}': an entry begins with {head.hex()}, expected {known}",
+                hint="it was written by a newer release or by a program with other aggregates, or damaged",
+            )
+        way = self._older[head]
+        return pa.RecordBatch.from_arrays(way.follow(self._read(value, way.schema).columns), schema=self.schema)
+
+    def _read(self, value: bytes, schema: pa.Schema) -> pa.RecordBatch:
+        try:
+            return pa.ipc.read_record_batch(pa.py_buffer(value[2:]), schema)
+        except (pa.ArrowException, OSError, EOFError) as error:
+            raise CorruptionError(
+                f"state '{self._name}': an entry of {len(value)} bytes cannot be read: {error}"
+            ) from error

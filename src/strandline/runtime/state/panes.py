@@ -27,12 +27,11 @@ from strandline.core.keygroups import group_of
 from strandline.format.keys import KeyCodec
 from strandline.runtime.state.panebytes import (
     MARK_END,
+    PaneCodec,
     key_of,
-    pack_batch,
     pack_mark,
     parts_of,
     prefix_of,
-    read_batch,
     read_mark,
 )
 from strandline.runtime.state.table import Kept, SomeKeys, StateTable
@@ -83,9 +82,8 @@ class PaneTable(StateTable[Layer]):
     """Panes of one operator partition."""
 
     def __init__(
-        self, name: str, backend: Backend, groups: range, schema: pa.Schema, merge: Merge, cache_bytes: int
+        self, name: str, backend: Backend, groups: range, codec: PaneCodec, merge: Merge, cache_bytes: int
     ) -> None:
-        """`schema` is that of the stored columns."""
         super().__init__(name, backend)
         self.epoch = self.next_epoch = 0
         """The epoch that was committed last names what is frozen; the present one is told in advance."""
@@ -93,10 +91,10 @@ class PaneTable(StateTable[Layer]):
         self.mark_us: int | None = None
         """A time that the operator wants to find again after a restore; it is stored when `marked`."""
         self.marked = False
-        self.schema = pa.schema([pa.field(GROUP, pa.int32()), *schema])
+        self.schema = pa.schema([pa.field(GROUP, pa.int32()), *codec.schema])
         """What batches look like in memory: the key group stands before the stored columns."""
         self._groups = groups
-        self._stored_schema = schema
+        self._codec = codec
         self._merge = merge
         self._cache_bytes = cache_bytes
         self._mark_before: int | None = None
@@ -343,11 +341,11 @@ class PaneTable(StateTable[Layer]):
             return
         for group, parts in _by_group([self._merge(batches)]).items():
             for part in parts:
-                stored = pa.RecordBatch.from_arrays(part.columns[1:], schema=self._stored_schema)
-                yield key_of(group, end, epoch), pack_batch(stored)
+                stored = pa.RecordBatch.from_arrays(part.columns[1:], schema=self._codec.schema)
+                yield key_of(group, end, epoch), self._codec.pack(stored)
 
     def _decode(self, group: int, value: bytes) -> pa.RecordBatch:
-        stored = read_batch(self.name, value, self._stored_schema)
+        stored = self._codec.read(value)
         groups = pa.array(np.full(stored.num_rows, group, np.int32))
         return pa.RecordBatch.from_arrays([groups, *stored.columns], schema=self.schema)
 

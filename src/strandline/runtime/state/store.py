@@ -130,7 +130,9 @@ class Store:
             check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys)
         self._schemas = program.schemas
-        own = process.bind(backend, groups, cache_bytes) if isinstance(process, ColumnarProcess) else ()
+        own: Sequence[StateTable[Any]] = ()
+        if isinstance(process, ColumnarProcess):
+            own = process.bind(backend, groups, program.schemas, cache_bytes)
         bound = self._bind_states(cache_bytes)
         self._values = [table for table in bound if isinstance(table, ValueTable)]
         ttl = self.expiry.tables if self.expiry else ()

@@ -21,7 +21,7 @@ def check_compatible(
 ) -> Upgrade:
     """Return what becomes of what is stored; raise IncompatibleStateError naming all that stands against it.
 
-    `drop` names operators, as "uid", and states, as "uid.state", that may be lost.
+    `drop` names what may be lost: operators as "uid", states as "uid.state", aggregates as "uid.result".
     """
     upgrade, found = differences(manifest, operators, sinks, sources, drop)
     if found:
@@ -29,6 +29,7 @@ def check_compatible(
         raise IncompatibleStateError(
             f"job '{manifest.job}' cannot go on from checkpoint {manifest.checkpoint}: " + "; ".join(found),
             hint=("a source is found by its name in stream(df, name=…), which must never change; " if read else "")
+            + (f"{upgrade.hint}; " if upgrade.hint else "")
             + _to_drop(drop, upgrade)
             + "run the program that made it, or start afresh with another job name or checkpoint directory",
             differences=found,

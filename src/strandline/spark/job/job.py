@@ -80,8 +80,8 @@ class Job:
         needed until the job's first own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An
         older checkpoint of its own sets the job back: sinks take back what came later.
 
-        `drop` names stored operators, as "uid", and states, as "uid.state", that the program does not have any more and
-        that may be lost.
+        `drop` names stored operators, as "uid", states, as "uid.state", and results of `agg()`, as "uid.result", that
+        the program does not have any more and that may be lost.
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """

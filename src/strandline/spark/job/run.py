@@ -215,13 +215,21 @@ class Run(Supervised):
         With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it.
 
         Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
-        last one fails, CheckpointError is raised and the job goes on; a job that restarts is waited for. Raises
-        UnavailableError if the job has not ended within `timeout`; it ends as soon as it can.
+        last one fails, or the job restarts before its savepoint is complete, CheckpointError is raised and the job goes
+        on; a job that restarts or is being rescaled is waited for. Raises UnavailableError if the job has not ended
+        within `timeout`; it ends as soon as it can.
         """
         deadline = time.monotonic() + timeout
         if savepoint is not None:
-            with self._alone(deadline), self._paused(deadline):
-                self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
+            with self._alone(deadline), self._paused(deadline) as attempt:
+                made = self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
+                if self._attempt is not attempt:
+                    # Its epochs were not paused: sinks may show what the savepoint does not know of.
+                    raise CheckpointError(
+                        f"job '{self._b.name}' failed and restarted while it was stopped with a savepoint, and goes on "
+                        f"beyond it; {made.url} is complete",
+                        hint="stop it again, with another savepoint",
+                    )
         elif checkpoint:
             with self._alone(deadline):
                 self._await_attempt(deadline)

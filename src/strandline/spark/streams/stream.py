@@ -95,6 +95,10 @@ class Aggregates:
         windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
         given as a dict first. `uid`, `parallelism` and `max_parallelism` are as in process().
+
+        Where there is state already, each result goes on by its name: `total=sl.agg.sum("v").added()` for one that is
+        new, `.renamed(was="old")` for one that had another name, and `drop=["uid.result"]` of the start for one that
+        is gone.
         """
         keyed, kind, rules = self._cut()
         given = named(results, more)

@@ -15,8 +15,10 @@ import pyarrow.compute as pc
 from strandline.api.aggregates import COMPARING, SPREADS
 from strandline.api.windows import WINDOW_END, WINDOW_START
 from strandline.core.errors import StateTypeError
+from strandline.format.manifest import AggregateInfo
 from strandline.runtime.operators.aggregates import grouping, sketches
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers
+from strandline.runtime.own import Aggregated
 from strandline.types.columns import conform, to_arrow_type
 from strandline.types.datatypes import parse_type
 
@@ -32,8 +34,10 @@ class FieldSpec:
     name: str
     ddl: str
     merge: str
-    """How two become one: sum, min, max, first, last, first_valid, last_valid, joined, united, and of columns that
-    belong together: moments, max_by, min_by, and sketches by kind and size, as hll_9."""
+    """How two become one: sum, min, max, first_valid, last_valid, joined, united, and of columns that belong
+    together: first, last, moments, max_by, min_by, and sketches by kind and size, as hll_9."""
+    empty: Any = None
+    """What it is of no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,12 @@ class ResultSpec:
     fields: tuple[str, ...]
     ranks: tuple[float, ...] = ()
     """Of percentiles: which."""
+    function: str = ""
+    """What its state is of, as manifests have it: not of the kind alone."""
+    was: str = ""
+    """The name that it had before, if it is said to have had another."""
+    is_added: bool = False
+    """Whether it may begin empty where there is state without it."""
 
 
 class Accumulators:
@@ -63,6 +73,14 @@ class Accumulators:
         self.arrow_fields = [pa.field(f.name, to_arrow_type(k)) for f, k in zip(fields, self._kinds, strict=True)]
         self.merges = {field.name: field.merge for field in fields}
         """How two accumulators become one, by column."""
+        self.aggregated = Aggregated(
+            infos={r.name: AggregateInfo(function=r.function, type=r.ddl, columns=[*r.fields]) for r in results},
+            merges=self.merges,
+            empty={field.name: field.empty for field in fields if field.empty is not None},
+            was={result.name: result.was for result in results if result.was},
+            added=frozenset(result.name for result in results if result.is_added),
+        )
+        """What others need to know of them."""
         self.ddl = ", ".join(f"{field.name} {field.ddl}" for field in fields)
 
     def conform(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
@@ -100,6 +118,8 @@ def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[p
     """Merge the first of some columns, and as many after it as belong to it."""
     if how == "moments":
         return grouping.moments(columns[0], columns[1], columns[2], groups)
+    if how in ("first", "last"):
+        return grouping.edge_there(columns[0], columns[1], groups, how)
     if how in COMPARING:
         return grouping.best(columns[0], columns[1], groups, how[:3])
     if how.startswith(sketches.KINDS):
@@ -108,8 +128,7 @@ def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[p
         return [_PLAIN[how](columns[0], groups)]
     if how in ("min", "max"):
         return [grouping.extreme(columns[0], groups, how)]
-    which, _, valid = how.partition("_")
-    return [grouping.edge(columns[0], groups, which, ignore_nulls=bool(valid))]
+    return [grouping.edge(columns[0], groups, how.removesuffix("_valid"), ignore_nulls=True)]
 
 
 def _result(spec: ResultSpec, columns: list[pa.Array], how: str, kind: pa.DataType) -> pa.Array:

@@ -176,6 +176,14 @@ def edge(column: pa.Array, groups: Groups, which: str, *, ignore_nulls: bool) ->
     return column.take(_at(rows, groups.first if which == "first" else groups.last))
 
 
+def edge_there(column: pa.Array, there: pa.Array, groups: Groups, which: str) -> tuple[pa.Array, pa.Array]:
+    """Return the value in each group's first or last row that is there, be it null, and whether one is."""
+    rows = np.flatnonzero(there.fill_null(False).to_numpy(zero_copy_only=False))
+    some = groups.only(rows)
+    at = _at(rows, some.first if which == "first" else some.last)
+    return column.take(at), at.is_valid()
+
+
 def joined(column: pa.Array, groups: Groups) -> pa.Array:
     """Join each group's lists, in the order of the rows."""
     values, of_value = _elements(column, groups)

@@ -32,7 +32,7 @@ class KeyedAggregation(ColumnarProcess):
     def __init__(self, keys: Sequence[str], accumulators: Accumulators) -> None:
         self._keys = list(keys)
         self._accumulators = accumulators
-        self.own_merges = accumulators.merges
+        self.own_aggregated = accumulators.aggregated
         self._given: list[Given] = []
 
     def on_end(self, scope: Scope) -> Iterator[Given]:

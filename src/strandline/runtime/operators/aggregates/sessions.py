@@ -15,7 +15,7 @@ sets no timer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -28,6 +28,7 @@ from strandline.api.windows import Session
 from strandline.backends.base import Backend
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import StateInfo
+from strandline.format.schemas import Schemas
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers, lengths, offsets, overlapping, valid_rows
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
@@ -106,12 +107,14 @@ class SessionAggregation(ColumnarProcess):
             NEWEST: Value(StructType((*parse_schema("more boolean").fields, *session.fields)).ddl),
             OLDER: Value(f"array<{session.ddl}>"),
         }
-        self.own_merges = accumulators.merges
+        self.own_aggregated = accumulators.aggregated
         self.own_tables = [StateInfo(name=name, kind="timers", value_type="") for name in (ENDS, EARLY)]
         self._spans: list[pa.RecordBatch] = []
         """What the epoch has brought: key group, keys, events, start, end, accumulator."""
 
-    def bind(self, backend: Backend, groups: range, cache_bytes: int) -> Sequence[StateTable[Any]]:
+    def bind(
+        self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
+    ) -> Sequence[StateTable[Any]]:
         self._codec = KeyCodec([field.type for field in self._keys.fields])
         self._ends, self._early = TimerTable(ENDS, backend, groups), TimerTable(EARLY, backend, groups)
         return [self._ends, self._early]

@@ -16,16 +16,18 @@ import pyarrow as pa
 from strandline.api.windows import Sliding, Tumbling
 from strandline.backends.base import Backend
 from strandline.format.manifest import StateInfo
+from strandline.format.schemas import Schemas
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, results_of
 from strandline.runtime.operators.aggregates.grouping import group_by
 from strandline.runtime.operators.windows.operator import Rules, next_multiple
 from strandline.runtime.own import windows_info
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
+from strandline.runtime.state.panebytes import PaneCodec
 from strandline.runtime.state.panes import GROUP, Merge, PaneTable, cut, settle
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.timers import earliest
-from strandline.types.columns import arrow_schema, conform
+from strandline.types.columns import conform
 from strandline.types.datatypes import StructType, parse_schema
 
 PANES = "panes"
@@ -108,14 +110,17 @@ class WindowedAggregation(ColumnarProcess):
         self.own_windows = windows_info(kind, processing=rules.processing)
         self.pane_us = math.gcd(self._size, self._every)
         self._stored = StructType((*self._keys.fields, *parse_schema(accumulators.ddl).fields))
-        self.own_merges = accumulators.merges
+        self.own_aggregated = accumulators.aggregated
         self.own_tables = [StateInfo(name=PANES, kind="panes", value_type=self._stored.ddl)]
         self._late: dict[int, list[pa.RecordBatch]] = {}
         self._early_us = rules.early_us
         self._news: News | None = None
 
-    def bind(self, backend: Backend, groups: range, cache_bytes: int) -> Sequence[StateTable[Any]]:
-        self._table = PaneTable(PANES, backend, groups, arrow_schema(self._stored), self._merge, cache_bytes)
+    def bind(
+        self, backend: Backend, groups: range, schemas: Mapping[str, Schemas], cache_bytes: int
+    ) -> Sequence[StateTable[Any]]:
+        codec = PaneCodec(PANES, self._stored, schemas.get(PANES, Schemas()))
+        self._table = PaneTable(PANES, backend, groups, codec, self._merge, cache_bytes)
         # Where panes go once their window is given, what is there tells what is to be given.
         self._table.marked = self._lateness > 0 or self.pane_us < self._size
         if self._early_us:
