@@ -19,6 +19,7 @@ from strandline.plan.windows import fold, operator_of
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import state_infos
+from strandline.spark.streams.stream import Aggregates
 
 
 class Function(sl.KeyedProcess):

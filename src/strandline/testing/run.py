@@ -50,11 +50,8 @@ class PipelineRun:
                 "Harness: the pipeline has a step that only Spark can run",
                 hint="begin the test's pipeline with strandline.testing.events() behind it",
             )
-        new = [
-            each
-            for each in pipeline.settle(Parallelism(default=self._parallelism))
-            if each.node not in self._partitions
-        ]
+        settled = pipeline.settle(Parallelism(default=self._parallelism))
+        new = [each for each in settled if each.node not in self._partitions]
         places = (self._directory / str(at) for at in range(len(self._partitions), len(pipeline.operators)))
         made = [Partitions(each, self._backend, place) for each, place in zip(new, places, strict=True)]
         self.end, self.pipeline = end, pipeline
