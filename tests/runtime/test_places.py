@@ -135,6 +135,21 @@ def test_what_a_newer_driver_works_with_is_not_removed(tmp_path: Path) -> None:
         assert sorted(root.rglob("*")) == sorted({*before, root / "driver.lock"})
 
 
+def test_of_two_who_hold_it_alone_one_is_told_that_somebody_does(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    held = made.hold_alone()
+    assert held is not None
+    assert made.hold_alone() is None
+    made.remove(held)
+    held.close()
+    assert not made.root.exists()
+    with made.hold():
+        assert made.hold_alone() is None
+    again = made.hold_alone()
+    assert again is not None
+    again.close()
+
+
 def test_who_comes_while_the_directories_are_removed_holds_new_ones(tmp_path: Path) -> None:
     made = places(tmp_path)
     with ThreadPoolExecutor(1) as pool, made.hold() as ending:

@@ -18,13 +18,15 @@ from strandline.core.keygroups import range_of
 from strandline.format.manifest import MANIFEST, Manifest, OperatorInfo, StateInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.listing import verify_snapshot
-from strandline.snapshot.opened import find_snapshot, open_snapshot
+from strandline.snapshot.opened import METADATA, find_snapshot, open_snapshot
 from strandline.snapshot.parquet import Cut, read_tables
 from strandline.snapshot.savepoint import (
     WRITING,
     begin,
+    check_empty,
     check_form,
     discard,
+    discard_own,
     fetching,
     join_pieces,
     publish,
@@ -256,3 +258,31 @@ def test_a_folder_that_cannot_be_looked_at_is_left_as_it_was(tmp_path: Path) -> 
         begin(Folder(store, "taken"))
     assert not (tmp_path / "taken").exists()
     begin(Folder(store, "taken"))
+
+
+def test_what_a_mark_left_is_its_to_discard(tmp_path: Path) -> None:
+    """And nothing else: not another's, not a savepoint that is there, nor files that were never a savepoint's."""
+    folder = folder_at(tmp_path / "to")
+    check_empty(folder)
+    discard_own(folder, "mine")
+    begin(folder, "mine")
+    tables_in(folder, 2)
+    folder.create("pieces/left", b"piece")
+    with pytest.raises(ConflictError, match="a savepoint is being written here"):
+        check_empty(folder)
+    discard_own(folder, "another")
+    assert len(list(folder.list())) > 2
+    # It was killed before it had looked for this one.
+    folder.create("theirs", b"data")
+    discard_own(folder, "mine")
+    assert [info.path for info in folder.list()] == ["theirs"]
+    with pytest.raises(ConflictError, match="expected an empty folder, found 'theirs'"):
+        check_empty(folder)
+    folder.delete(["theirs"])
+    folder.create(WRITING, b"mine 1234")
+    folder.create(METADATA, b"whole")
+    discard_own(folder, "mine")
+    assert {info.path for info in folder.list()} == {WRITING, METADATA}
+    with pytest.raises(ConflictError, match="there is a snapshot already") as raised:
+        check_empty(folder)
+    assert "restore=" in raised.value.hint

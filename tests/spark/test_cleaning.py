@@ -18,7 +18,14 @@ from strandline.core.errors import FencedError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.files import LocalSourceFiles, relative_path
-from strandline.spark.sources.log import UnreadableLogError, files_read, reached_steps
+from strandline.spark.sources.log import (
+    UnreadableLogError,
+    damage_in_logs,
+    files_read,
+    logged_paths,
+    only_files,
+    reached_steps,
+)
 from tests.spark.harness import eventually
 
 NAMES = ["a.json", "day=1/b c.json", "day=1/ü%20.json", "day=2/x#y;z.json"]
@@ -358,3 +365,23 @@ def test_no_checkpoint_ever_misses_a_file_and_none_is_left_for_good(data: st.Dat
         cleaner.completed(live[-1][0], owner)
         cleaner.close()
         assert all(step >= storage.needed_from for step in storage.there.values())
+
+
+def test_a_log_of_some_files_only_is_as_whole_as_before(tmp_path: Path) -> None:
+    source, other = Source(tmp_path / "in"), Source(tmp_path / "other")
+    for step in (["a.json", "day=1/b c.json"], ["day=2/x#y;z.json"], ["day=1/ü%20.json"]):
+        source.read(*step)
+        other.read(*step)
+    whole = progress(source, other, compacted=[1])
+    paths = logged_paths(whole, 0)
+    assert len(paths) == 4
+    kept = {path for path in paths if "day=1" in path}
+    some = only_files(whole, 0, kept)
+    assert [Path(file.path).name for file in files_read(some, 0, -1, 2)] == ["b%20c.json", "%C3%BC%2520.json"]
+    assert logged_paths(some, 0) == kept
+    assert (some.keys(), damage_in_logs(some, 7)) == (whole.keys(), "")
+    assert {name for name in whole if some[name] != whole[name]} == {"sources/0/1.compact"}
+    assert some["sources/0/1.compact"].startswith(b"v1\n{")
+    assert only_files(whole, 0, ())["sources/0/2"] == b"v1"
+    with pytest.raises(UnreadableLogError, match="sources/0/2 is of version b'v2', expected v1"):
+        only_files({**whole, "sources/0/2": b"v2"}, 0, kept)

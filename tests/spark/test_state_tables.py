@@ -71,7 +71,7 @@ def test_beside_a_running_job(spark: Any, tmp_path: Path, local_dir: Path) -> No
 
 
 def test_only_splits_with_the_keys_are_tasks_and_others_have_no_files_of_theirs(folders: list[Path]) -> None:
-    from pyspark.sql.datasource import EqualTo, In
+    from pyspark.sql.datasource import EqualTo, In, InputPartition
 
     reader = TableReader(Options.of({"url": str(folders[0]), "table": "op.top"}))
     assert [len(part.operator.partitions) for part in reader.partitions()] == [1, 1]  # type: ignore[attr-defined]
@@ -80,6 +80,11 @@ def test_only_splits_with_the_keys_are_tasks_and_others_have_no_files_of_theirs(
     (part,) = reader.partitions()
     assert part.keys == ["k7"]  # type: ignore[attr-defined]
     assert [batch.to_pylist() for batch in reader.read(part)] == [[{"key_group": 24, "k": "k7", "value": 7}]]
+    # Where there are none, Spark has one of its own read.
+    reader = TableReader(Options.of({"url": str(folders[0]), "table": "op.top"}))
+    reader.pushFilters([In(("k",), ())])
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
     # What is no key at all is Spark's to find out.
     reader = TableReader(Options.of({"url": str(folders[0]), "table": "op.top"}))
     reader.pushFilters([EqualTo(("k",), 7)])

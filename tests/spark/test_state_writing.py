@@ -129,12 +129,15 @@ def test_the_page_on_writing_state(spark: Any, case: Case) -> None:
 
     try:
         run_page(
-            "writing-state.md", 2, edit, sl=sl, F=F, pc=pc, spark=spark, payments_df=payments, start=start,
+            "writing-state.md", 3, edit, sl=sl, F=F, pc=pc, spark=spark, payments_df=payments, start=start,
             settle=settle, settings=sl.Settings(parallelism=2, local_dir=case.local_dir),
         )  # fmt: skip
     finally:
         for run in stops:
             run.stop()
+    # What the program makes of history is what the query has made of it.
+    begun, replayed = (manifest(case.root / "savepoints" / name).operators for name in ("begin", "replayed"))
+    assert (begun[0].tables or {})["seen"] == (replayed[0].tables or {})["seen"]
     (operator,) = manifest(case.root / "savepoints/repaired").operators
     assert [state.name for state in operator.states] == ["seen"]
     rows = pq.read_table(case.root / "savepoints/repaired/data").to_pylist()

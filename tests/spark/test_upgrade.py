@@ -76,6 +76,7 @@ spark, root = SparkSession.getActiveSession(), Path({root!r})
 stream = sl.stream(small.source(spark, root / "in"))
 job = small.job(stream, root, root / "l", process={process}(), uid={uid})
 other = sl.Job("other", sinks=[stream.to(sl.sinks.memory())], checkpoints=sl.Checkpoints(root / "ck"))
+job.bootstrap(spark, savepoint=root / "never", history=spark.range(1))
 with job.start(spark, drop=["count.gone"]) as run, other.start(spark):
     run.await_termination()
     raise AssertionError("no run can be waited for")

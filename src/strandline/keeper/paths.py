@@ -89,12 +89,26 @@ class Places:
 
         Makes them, if a driver that ends has just removed them.
         """
+        return self._locked(fcntl.LOCK_SH)
+
+    def hold_alone(self) -> IO[str] | None:
+        """Hold the directories with nobody beside; None if somebody holds them already."""
+        try:
+            return self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+
+    def _locked(self, how: int) -> IO[str]:
         path = self.root / _DRIVER_LOCK
         while True:
             self.make()
             with contextlib.suppress(FileNotFoundError):
                 held = path.open("a")
-                fcntl.flock(held, fcntl.LOCK_SH)
+                try:
+                    fcntl.flock(held, how)
+                except BlockingIOError:
+                    held.close()
+                    raise
                 if path.exists() and path.samefile(f"/proc/self/fd/{held.fileno()}"):
                     return held
                 held.close()

@@ -32,29 +32,65 @@ from strandline.snapshot.parquet import Cut, LocalTable, Open, table_path
 
 WRITING = "_writing"
 """Says that somebody writes a savepoint here, or was broken off."""
+_WRITTEN = ("data/", "files/", "pieces/")
+"""Where the files of a savepoint lie."""
 _ELSEWHERE = "name a folder that is not there yet"
 
 
-def begin(folder: Folder) -> None:
-    """Take an empty folder for a savepoint. Raises ConflictError, and leaves all as it was, if anything is in it."""
+def begin(folder: Folder, mark: str = "") -> None:
+    """Take an empty folder for a savepoint. Raises ConflictError, and leaves all as it was, if anything is in it.
+
+    `mark` says who writes: see `discard_own`.
+    """
     try:
-        folder.create(WRITING, unique_name().encode())
+        folder.create(WRITING, f"{mark} {unique_name()}".encode())
     except ConflictError as error:
-        raise ConflictError(
-            f"{folder.url}: a savepoint is being written here, or one was broken off",
-            hint=f"{_ELSEWHERE}; what was broken off may be deleted, it is no savepoint",
-        ) from error
+        raise _is_written(folder) from error
     # Only now: of two that look at the same time, one is first.
     try:
-        others = sorted(info.path for info in folder.list() if info.path != WRITING)
+        _refuse_others([info.path for info in folder.list() if info.path != WRITING], folder)
     except BaseException:
         delete_quietly(folder, [WRITING])
         raise
-    if others:
-        delete_quietly(folder, [WRITING])
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise ConflictError(f"{folder.url}: expected an empty folder, found '{others[0]}'{more}", hint=_ELSEWHERE)
     hit("savepoint.begun")
+
+
+def check_empty(folder: Folder) -> None:
+    """Raise ConflictError if `begin` would: for those who have much to do before."""
+    there = [info.path for info in folder.list()]
+    if METADATA in there:
+        raise ConflictError(
+            f"{folder.url}: there is a snapshot already", hint=f"start the job with it: restore=…; or {_ELSEWHERE}"
+        )
+    if WRITING in there:
+        raise _is_written(folder)
+    _refuse_others(there, folder)
+
+
+def discard_own(folder: Folder, mark: str) -> None:
+    """Take away what somebody of this mark, who is gone, has left of a savepoint; never one that is there."""
+    try:
+        owner = folder.get(WRITING).decode(errors="replace").partition(" ")[0]
+    except NotFoundError:
+        return
+    left = [info.path for info in folder.list()]
+    if owner == mark and METADATA not in left:
+        # Whoever was stopped within `begin` had not looked yet whether there is anything else.
+        folder.delete([path for path in left if path.startswith(_WRITTEN)])
+        folder.delete([WRITING])
+
+
+def _is_written(folder: Folder) -> ConflictError:
+    return ConflictError(
+        f"{folder.url}: a savepoint is being written here, or one was broken off",
+        hint=f"{_ELSEWHERE}; what was broken off may be deleted, it is no savepoint",
+    )
+
+
+def _refuse_others(others: Sequence[str], folder: Folder) -> None:
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise ConflictError(f"{folder.url}: expected an empty folder, found '{min(others)}'{more}", hint=_ELSEWHERE)
 
 
 def uploading(folder: Folder) -> InBackground[LocalTable]:

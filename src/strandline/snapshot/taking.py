@@ -57,15 +57,17 @@ def take_savepoint(
     scratch: Path | None = None,
     clock: Clock | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    mark: str = "",
 ) -> Manifest:
     """Write a savepoint of a checkpoint, whose files are relative to `source`, into the folder `target`; return it.
 
+    `mark` says who writes it, as `begin` has it.
     Raises ConflictError if there is anything in the folder, CorruptionError if the checkpoint is damaged,
     CheckpointError soon after `cancelled` says so, whatever the processes do, and OutcomeUnknownError when the
     savepoint may be there or appear later. After any other error nothing is left there.
     """
     here, folder = folder_at(source), folder_at(target)
-    begin(folder)
+    begin(folder, mark)
     try:
         with _scratch(scratch) as directory:
             if form == "native":
@@ -102,6 +104,17 @@ def bring_tables(
     bringer = _Native(folder_at(source), folder_at(target), scratch, lambda: False)
     bringer.bring_as_is(file for file in manifest.files() if file not in leave)
     return manifest
+
+
+def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path | None = None) -> SourceInfo:
+    """Bring the files of a snapshot's place in the sources into another folder; return it with their paths there.
+
+    Raises CorruptionError if they are not as the snapshot says.
+    """
+    with _scratch(scratch) as directory:
+        brought = _Native(folder_at(source), target, directory, lambda: False).bring_source(info)
+    assert brought is not None
+    return brought
 
 
 @contextmanager

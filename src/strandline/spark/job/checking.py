@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NoReturn
 
+from strandline.control.status import Savepoint
 from strandline.plan.upgrade import Upgrade
 from strandline.snapshot.opened import Snapshot, open_snapshot
 from strandline.spark.job.attempt import Wanted
@@ -61,6 +62,12 @@ class Looker:
         self.wanted[job.name] = wanted
         no_run: Run = _NoRun()  # type: ignore[assignment]
         return no_run
+
+    def bootstrap(self, job: Named) -> Savepoint:
+        """Make nothing, and let the program go on."""
+        self.made(job)
+        nothing: Savepoint = _NoRun()  # type: ignore[assignment]
+        return nothing
 
 
 class _NoRun:

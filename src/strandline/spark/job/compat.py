@@ -6,8 +6,8 @@ import json
 from collections.abc import Collection, Sequence
 
 from strandline.checkpoint.start import Start
-from strandline.core.errors import IncompatibleStateError
-from strandline.format.manifest import Manifest, OperatorInfo
+from strandline.core.errors import ConfigurationError, IncompatibleStateError
+from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
 
@@ -97,3 +97,19 @@ def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
         for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
         if before != now
     ]
+
+
+def place_in_sources(manifest: Manifest, where: str, sources: Sequence[str]) -> SourceInfo:
+    """Return how far a snapshot's job had read these sources; raise ConfigurationError if it read others, or none."""
+    if manifest.source is None:
+        raise ConfigurationError(
+            f"{where}: does not say how far any source was read: it was made of tables or history",
+            hint="name a savepoint or checkpoint of a job that has run",
+        )
+    if found := _sources_differ(manifest, sources):
+        raise IncompatibleStateError(
+            f"{where}: says how far other sources were read: {'; '.join(found)}",
+            hint="a source is found by its name in stream(df, name=…), which must never change",
+            differences=found,
+        )
+    return manifest.source

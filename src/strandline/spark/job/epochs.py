@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pyspark.sql import DataFrame
 
@@ -19,6 +20,7 @@ from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.reached import WatermarkStatus
+from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import find_error
@@ -29,7 +31,6 @@ from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
 from strandline.spark.lower.reduction import limit_shuffle
-from strandline.spark.sources.progress import SourceProgress
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,16 @@ class Progress:
     acks: dict[Slot, Ack] = field(default_factory=dict)
 
 
+class Progressing(Protocol):
+    """Whoever knows how far the sources are."""
+
+    def begin(self, batch: int) -> None:
+        """Hear that a batch is about to be processed."""
+
+    def want(self, checkpoint: CheckpointId, batch: int) -> None:
+        """Give a checkpoint the progress after this batch, now or later."""
+
+
 @dataclass
 class EpochDriver:
     """Runs epochs and answers for their acks and staged output. One epoch or poll at a time."""
@@ -56,13 +67,15 @@ class EpochDriver:
     _exchanges: Exchanges
     _fleet: Fleet
     _coordinator: Coordinator
-    _sources: SourceProgress
+    _sources: Progressing
     _staging: Staging
     _generation: Generation
     progress: Progress
     _batch: int
     watermarks: Watermarks
     _clock: Clock
+    _by_time: bool = False
+    """Whether rows of a key come in the order of their times, where the program says no other."""
 
     def __post_init__(self) -> None:
         self._looked_us = self.steady_us
@@ -248,9 +261,9 @@ class EpochDriver:
             return late(node, rows, instructions.watermark_us, instructions.fired_us)
         operator = self._operators[node]
         to = None if node.broadcast_order is None else TO
-        routed = self._exchanges.of(node.uid).route(
-            rows, node.keys, operator.max_parallelism, node.order_by, node.hidden, to
-        )
+        order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
+        exchange = self._exchanges.of(node.uid)
+        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:

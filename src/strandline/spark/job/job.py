@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,25 @@ from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.jobdir import JobDirectory
+from strandline.control.status import Savepoint
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
+from strandline.snapshot.opened import open_snapshot, savepoint_place
+from strandline.snapshot.taking import FORMS, Form
+from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
 from strandline.spark.job import watched
 from strandline.spark.job.attempt import Blueprint, Wanted
+from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
+from strandline.spark.job.compat import place_in_sources
 from strandline.spark.job.following import parallelism_of
+from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
+from strandline.spark.job.skipping import files_of_history
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.checks import relations_of, source_warnings
 from strandline.spark.streams.filesource import check_not_shared
@@ -105,19 +114,98 @@ class Job:
             raise
         return run
 
+    def bootstrap(
+        self,
+        spark: SparkSession | None = None,
+        *,
+        savepoint: str | Path,
+        history: Given,
+        order_by: Order = None,
+        parallelism: int | None = None,
+        format: Form = "canonical",
+        rows_per_epoch: int = 100_000,
+        time_per_epoch: str | None = None,
+        starting_from: str | Path | None = None,
+        skip_files: bool = False,
+        scratch: str | Path | None = None,
+        progress: Report | None = None,
+    ) -> Savepoint:
+        """Run the pipeline over bounded history, and leave its state as a savepoint, for `start(restore=…)`.
+
+        `history` is a DataFrame with the columns of the job's source, or one for each source by its name; a source that
+        is not given has none. Rows come in the order of event time, in epochs of about `rows_per_epoch` rows or at most
+        `time_per_epoch` ("1h"), so that none is late, and timers and windows fire as they would have; the clock shows
+        the rows' time, too. `order_by` is a column or an SQL expression of the history, or one for each source: needed
+        where the watermark's column is made by a step, and for order without a watermark. Windows that are open at the
+        end stay open.
+
+        The job goes on from where its sources begin, as they are configured: they must leave out what the history has.
+        Or from where the snapshot `starting_from` was in the same sources: then history is what that one had read. Or,
+        with `skip_files`, sources of files go on with those files that the history was not read from.
+
+        Results go nowhere: sinks are not opened. The job itself may run meanwhile. History lies in order in `scratch`,
+        a directory that Spark reaches; unless given, beside the checkpoints. `progress` hears of each epoch.
+
+        Raises ConfigurationError, before anything runs, for columns that differ, and ConflictError if there is anything
+        in the folder `savepoint`. It is there once it is whole; what is left of one that was killed, the next removes.
+
+        >>> job.bootstrap(spark, savepoint="sp/begin", history=spark.read.parquet("history/"), progress=print)
+        >>> run = job.start(spark, restore="sp/begin")
+        """
+        if (instead := watched.about_to_bootstrap(self)) is not None:
+            return instead
+        spark = spark or self._plan.sources.session
+        check_session(spark)
+        if format not in FORMS:
+            raise ConfigurationError(f"format is {format!r}, expected one of {', '.join(FORMS)}")
+        if not isinstance(rows_per_epoch, int) or rows_per_epoch < 1:
+            raise ConfigurationError(f"rows_per_epoch is {rows_per_epoch!r}, expected 1 or more")
+        time_us = None if time_per_epoch is None else parse_duration_ms(time_per_epoch, "time_per_epoch") * 1000
+        if time_us == 0:
+            raise ConfigurationError(f"time_per_epoch is {time_per_epoch!r}, expected more than 0")
+        target = savepoint_place(str(savepoint), self.checkpoints.storage_options, fsync=self.settings.fsync)
+        plan = self._plan.without_sinks()
+        if not plan.pipeline.operators:
+            raise ConfigurationError(
+                f"job '{self.name}' has no keyed operator: there is no state that history could leave",
+                hint="start it: it needs no savepoint",
+            )
+        found = history_of(plan.sources, plan.pipeline, history, order_by)
+        if time_us is not None and not found.is_timed:
+            raise ConfigurationError(
+                "time_per_epoch is given, and the history has no times", hint="say which column has them: order_by=…"
+            )
+        start = None
+        if starting_from is not None and skip_files:
+            raise ConfigurationError("both starting_from and skip_files say where the sources go on", hint="give one")
+        if starting_from is not None:
+            start = open_snapshot(str(starting_from), self.checkpoints.storage_options, fsync=self.settings.fsync)
+            place_in_sources(start.manifest, start.url, plan.sources.names)
+        skipped = files_of_history(plan.sources, found.given) if skip_files else None
+        failpoints.arm_from_environment()
+        settings = self.settings if parallelism is None else replace(self.settings, parallelism=parallelism)
+        blueprint = self._blueprint(spark, Wanted(), private_checkpoints(self.checkpoints), f"{self.name}.bootstrap")
+        blueprint = replace(blueprint, plan=plan, settings=settings)
+        to = None if scratch is None else absolute(scratch)
+        wish = Wish(found, target, format, rows_per_epoch, time_us, to, progress or (lambda _: None), start, skipped)
+        return bootstrap(blueprint, self.restart, wish)
+
     def operators(self) -> list[OperatorInfo]:
         """Return what snapshots of the job say of its operators, without rows: as of its very first start."""
         said = parallelism_of(self.settings, self._plan.sources.session)
         return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(said)]
 
-    def _blueprint(self, spark: SparkSession, wanted: Wanted) -> Blueprint:
-        ck = self.checkpoints
+    def _blueprint(
+        self, spark: SparkSession, wanted: Wanted, checkpoints: Checkpoints | None = None, name_here: str = ""
+    ) -> Blueprint:
+        """`name_here` is what it is called on this machine, unless that is its name."""
+        ck = checkpoints or self.checkpoints
         if str(ck.directory).startswith("memory:"):
             raise ConfigurationError(
                 "checkpoints: memory:// is a store of one process, and a job has several", hint="give a directory"
             )
         store = RetryingStore(open_store(str(ck.directory), ck.storage_options, fsync=self.settings.fsync))
-        places = Places(Path(self.settings.local_dir).absolute(), store.url, self.name)
+        places = Places(Path(self.settings.local_dir).absolute(), store.url, name_here or self.name)
         places.make()
         return Blueprint(
             name=self.name,

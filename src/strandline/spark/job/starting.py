@@ -20,6 +20,7 @@ from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import Manifest
+from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
@@ -34,13 +35,34 @@ from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
-from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What there is of a run before its sources."""
+
+    claim: Claim
+    origin: Origin
+    operators: list[Operator]
+    exchanges: Exchanges
+    fleet: Fleet
+    acks: dict[Slot, Ack]
+    """What the keepers said when they had restored their state."""
+    next_id: CheckpointId
+    start: Start | None
+    """Where the job's life began, if no snapshot says how far it came."""
+
+    @property
+    def epoch(self) -> Epoch:
+        """Which the restored state is of."""
+        return self.origin.manifest.epoch if self.origin.manifest else Epoch(0)
 
 
 @dataclass
@@ -79,7 +101,8 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _start(self) -> Attempt:
+    def _open(self) -> Opened:
+        """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
         found = self._decide().manifest
@@ -121,6 +144,12 @@ class Starting:
         with fleet.breakable():
             opened = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
+        return Opened(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
+
+    def _start(self) -> Attempt:
+        b, found = self._b, self._open()
+        owned, origin, operators, fleet, start = found.claim, found.origin, found.operators, found.fleet, found.start
+        manifest, epoch = origin.manifest, found.epoch
         # 5. The source is rewound: a fresh Spark directory that says the checkpoint's batch was the last.
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
@@ -133,7 +162,7 @@ class Starting:
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
-            b.jobdir, owned, b.checkpoints, b.clock, next_id, origin.confirmed,
+            b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
         )  # fmt: skip
         progress = manifest.source if manifest else None
@@ -151,11 +180,11 @@ class Starting:
             cleaner.captured,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            b.plan, source, {operator.node: operator for operator in operators}, exchanges, fleet, coordinator, sources,
-            staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
+            b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
+            sources, staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
-        driver.progress.acks.update(opened)
+        driver.progress.acks.update(found.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from strandline.control.status import Savepoint
 from strandline.core.errors import ConfigurationError
 from strandline.spark.job.attempt import Wanted
 
@@ -33,6 +34,10 @@ class Watcher(Protocol):
         """Return what a job is to begin with; or what its program gets instead of a run."""
         ...
 
+    def bootstrap(self, job: Named) -> Savepoint | None:
+        """Return what a job's program gets instead of a savepoint made of history; None: it is to be made."""
+        ...
+
 
 _watcher: Watcher | None = None
 
@@ -57,6 +62,11 @@ def made(job: Named) -> None:
 def about_to_start(job: Named, wanted: Wanted) -> Wanted | Run:
     """Return what a job is to begin with, as whoever watches wants it; or what its program gets instead of a run."""
     return wanted if _watcher is None else _watcher.start(job, wanted)
+
+
+def about_to_bootstrap(job: Named) -> Savepoint | None:
+    """Return what a job's program gets instead of a savepoint made of history; None: it is to be made."""
+    return None if _watcher is None else _watcher.bootstrap(job)
 
 
 class Orders:
@@ -89,6 +99,9 @@ class Orders:
         drop = [*wanted.drop, *self._drop.get(job.name, ()), *self._drop.get(ONLY, ())]
         wanted = replace(wanted, drop=tuple(dict.fromkeys(drop)))
         return wanted if url is None else replace(wanted, url=url, claim=self._claim)
+
+    def bootstrap(self, job: Named) -> None:
+        """Let a job make its state of history."""
 
 
 def check_named(named: set[str], jobs: set[str]) -> None:

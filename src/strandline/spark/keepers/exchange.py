@@ -163,15 +163,19 @@ def users_session_active(spark: SparkSession) -> Iterator[None]:
         jvm.SparkSession.setActiveSession(active._jsparkSession)
 
 
-def make_nothing(source: DataFrame) -> DataFrame:
-    """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries.
+def session_like(spark: Any) -> SparkSession:
+    """Return a session like those that Spark gives queries.
 
     It has the user's settings, views and functions, and what is set on it is not set on the user's.
     """
-    spark: Any = source.sparkSession
     with users_session_active(spark):
-        clone = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
-        return clone.createDataFrame([], source.schema)
+        return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def make_nothing(source: DataFrame) -> DataFrame:
+    """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries."""
+    with users_session_active(source.sparkSession):
+        return session_like(source.sparkSession).createDataFrame([], source.schema)
 
 
 def prepare_session(session: SparkSession) -> None:

@@ -10,12 +10,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
-from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode
+from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.simple import NoopSink
 from strandline.spark.streams.frames import FrameStep
 from strandline.spark.streams.stream import Output
 
@@ -48,6 +49,20 @@ class Plan:
             if isinstance(node.parent, PartialNode)
         }
         """Of built-in aggregations, by uid: whether their input is aggregated before it is sent."""
+
+    def without_sinks(self) -> Plan:
+        """Return the same pipeline with all operators at work, whose results nobody sees."""
+        named = zip(self._outputs, self.sinks, strict=True)
+        plan = Plan([Output(output.stream, NoopSink(name=name)) for output, (name, _, _) in named])
+        reached: set[Node] = set()
+        sinks = []
+        # What stands further down runs what is above it as well.
+        for name, sink, node in sorted(plan.sinks, key=lambda each: -len(_operators_above(each[2]))):
+            if new := _operators_above(node) - reached:
+                reached |= new
+                sinks.append((name, sink, node))
+        plan.sinks = sinks
+        return plan
 
     def keep(self, uids: Collection[str]) -> bool:
         """Have what these operators give computed in full, however little of it is read; False if it is already."""
@@ -128,6 +143,10 @@ def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
         if node.parent is not None and node.broadcast_order is not None:
             found[node.parent] = max(found.get(node.parent, 0), operator.parallelism)
     return found
+
+
+def _operators_above(node: Node) -> set[Node]:
+    return {found for found in above(node) if isinstance(found, OperatorNode)}
 
 
 def _has_operator(node: Node) -> bool:

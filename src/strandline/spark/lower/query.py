@@ -7,13 +7,14 @@ docs/design/0004-several-sources.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strandline.core.errors import ConfigurationError
+from strandline.plan.columns import quoted
 from strandline.plan.graph import Node, SourceNode
 from strandline.spark.streams.frames import FrameSource
 
@@ -48,13 +49,21 @@ class Sources:
 
     def together(self, order: Sequence[str]) -> DataFrame:
         """Return what one query reads: the sources in this order of names, for Spark knows them by their places."""
+        frames = {node.name: node.df for node in self.nodes}
+        return self.union({name: frames[name] for name in order} if self.are_several else frames)
+
+    def union(self, frames: Mapping[str, DataFrame], carried: Sequence[str] = ()) -> DataFrame:
+        """Return rows of sources, by their names, as one; columns that are `carried` stay beside the sources' own."""
         if not self.are_several:
-            return self.nodes[0].df
-        tagged = {
-            node.name: node.df.select(F.lit(at).alias(_SOURCE), F.struct("*").alias(f"{_ROWS}_{at}"))
-            for at, node in enumerate(self.nodes)
-        }
-        return reduce(_union, (tagged[name] for name in order))
+            (only,) = frames.values()
+            return only
+        numbers = {node.name: at for at, node in enumerate(self.nodes)}
+        tagged = []
+        for name, df in frames.items():
+            own = [F.col(quoted(column)) for column in df.columns if column not in carried] if carried else ["*"]
+            at = numbers[name]
+            tagged.append(df.select(F.lit(at).alias(_SOURCE), F.struct(*own).alias(f"{_ROWS}_{at}"), *carried))
+        return reduce(_union, tagged)
 
     def apart(self, df: DataFrame) -> dict[Node, DataFrame]:
         """Return each source's rows of an epoch."""

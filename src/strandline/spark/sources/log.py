@@ -9,7 +9,7 @@ each stands there once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -72,6 +72,31 @@ def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int
             if step not in steps:
                 return f"{folder}{step}"
     return ""
+
+
+def logged_paths(files: Mapping[str, bytes], source: int) -> frozenset[str]:
+    """Return the URIs of all files that a source has read, or has planned to."""
+    return frozenset(_file.decode(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
+
+
+def only_files(files: Mapping[str, bytes], source: int, kept: Collection[str]) -> dict[str, bytes]:
+    """Return Spark's files as if a source had read no others than those kept, which are URIs."""
+    made = dict(files)
+    for name, data in _log_of(files, source):
+        lines = [line for line in _lines(data, name) if _file.decode(line).path in kept]
+        made[name] = b"\n".join([_VERSION, *lines])
+    return made
+
+
+def _log_of(files: Mapping[str, bytes], source: int) -> list[tuple[str, bytes]]:
+    return [(name, data) for name, data in files.items() if name.startswith(f"sources/{source}/")]
+
+
+def _lines(data: bytes, where: str) -> list[bytes]:
+    version, *lines = data.splitlines()
+    if version != _VERSION:
+        raise UnreadableLogError(f"{where} is of version {version[:20]!r}, expected v1")
+    return [line for line in lines if line]
 
 
 def files_read(files: Mapping[str, bytes], source: int, above: int, up_to: int) -> Iterator[LoggedFile]:

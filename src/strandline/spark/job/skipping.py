@@ -1,0 +1,103 @@
+"""Where a stream goes on that reads the files which history was read from: with all others.
+
+Spark plans all files that are there now, and reads none; of its log of them, those that history was not read from go.
+So a file that came after the history was listed is read by the stream.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.source_log import capture, capture_start, upload_source
+from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.ids import CheckpointId
+from strandline.format.manifest import SourceInfo
+from strandline.spark.base.marks import find_error
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.lower.query import Sources
+from strandline.spark.sources.checks import leaves_of, relations_of
+from strandline.spark.sources.log import UnreadableLogError, logged_paths, only_files
+from strandline.spark.streams.frames import FrameSource
+
+
+def files_of_history(sources: Sources, frames: Mapping[str, DataFrame]) -> dict[str, frozenset[str]]:
+    """Return the files that history was read from, by source; refuse what is not read from files."""
+    found = {}
+    for node in sources.nodes:
+        what = f"source '{node.name}'" if node.name else "source"
+        relations = relations_of(node.df)
+        if len(relations) != 1 or not relations[0].is_files:
+            raise ConfigurationError(
+                f"skip_files: the {what} reads no files",
+                hint="leave skip_files out, and say in the source's options where it begins",
+            )
+        df = frames.get(node.name)
+        paths = frozenset(df.inputFiles() if df is not None else ())
+        if df is not None and not paths:
+            raise ConfigurationError(
+                f"skip_files: the history of the {what} is not read from files, or from none",
+                hint="leave skip_files out, and have the stream leave out what the history has",
+            )
+        found[node.name] = paths
+    return found
+
+
+@errors_reported()
+def place_behind(
+    sources: Sources, files: Mapping[str, frozenset[str]], jobdir: JobDirectory, scratch: Path
+) -> SourceInfo:
+    """Return a place in the sources at which the files of history are read and no others; its own go into `jobdir`."""
+    source = sources.together(sources.names)
+    directory = Path(tempfile.mkdtemp(prefix="spark-", dir=scratch))
+    try:
+        writer = source.writeStream.foreachBatch(lambda df, batch: None).trigger(availableNow=True)
+        try:
+            writer.option("checkpointLocation", f"file://{directory}").start().awaitTermination()
+        except Exception as error:
+            raise find_error(error) from None
+        batch = max((int(path.name) for path in (directory / "commits").glob("[0-9]*")), default=-1)
+        captured = capture(directory, batch) if batch >= 0 else capture_start(directory)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if captured is None:
+        raise UnavailableError(f"{directory}: Spark has not written down where the sources begin")
+    leaves = list(leaves_of(source))
+    try:
+        for node in sources.nodes:
+            number = _number_of(node, leaves)
+            _check_known(node, files[node.name], logged_paths(captured, number))
+            captured = only_files(captured, number, files[node.name])
+    except UnreadableLogError as error:
+        raise ConfigurationError(
+            f"skip_files: Spark's log of the files that it has read is not as it is known to be: {error}",
+            hint="leave skip_files out, and have the stream leave out what the history has",
+        ) from None
+    return upload_source(jobdir, captured, CheckpointId(0), batch, None, sources.names)
+
+
+def _number_of(node: FrameSource, leaves: list[object]) -> int:
+    (own,) = leaves_of(node.df)
+    numbers = [number for number, leaf in enumerate(leaves) if own.equals(leaf)]
+    if len(numbers) != 1:
+        raise ConfigurationError(
+            f"skip_files: the source '{node.name}' reads what another one reads",
+            hint="begin both pipelines with one stream()",
+        )
+    return numbers[0]
+
+
+def _check_known(node: FrameSource, wanted: frozenset[str], there: frozenset[str]) -> None:
+    if others := sorted(wanted - there):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        what = f"source '{node.name}'" if node.name else "source"
+        raise ConfigurationError(
+            f"skip_files: the {what} does not read {others[0]}{more}, and the history does",
+            hint="read the history from the path of the source; or leave skip_files out, and have the stream leave out "
+            "what the history has",
+        )

@@ -1,0 +1,284 @@
+"""State out of history: what a job makes of it at once is what it would have made of it as a stream."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import strandline as sl
+from strandline.core import failpoints
+from strandline.format.manifest import Manifest
+from strandline.plan.history import HistoryProgress
+from strandline.snapshot.opened import METADATA, open_snapshot
+from strandline.snapshot.savepoint import WRITING
+from strandline.spark.job import bootstrapping
+from tests import jvm
+from tests.spark import bootstrapped, paying, pipeline, small
+from tests.spark.harness import TIMEOUT_S, Case, keepers, settle
+
+pytestmark = pytest.mark.spark
+BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+PAYMENTS = "id bigint, card string, amount bigint, at timestamp"
+REFUNDS = "id bigint, reason string, at timestamp"
+Rows = list[dict[str, Any]]
+
+
+class World:
+    """Payments and refunds, a part of them as history, and jobs that read them."""
+
+    def __init__(self, spark: Any, root: Path, local_dir: Path) -> None:
+        self.spark, self.root, self.local_dir = spark, root, local_dir
+        chance = random.Random(7)
+        self.payments: Rows = []
+        self.refunds: Rows = []
+        for n in range(240):
+            at = BEGIN + dt.timedelta(seconds=30 * n + chance.randrange(30))
+            self.payments.append(
+                {"id": n, "card": f"c{chance.randrange(6)}", "amount": chance.randrange(100), "at": at}
+            )
+            if chance.random() < 0.4:
+                after = at + dt.timedelta(seconds=chance.randrange(900))
+                self.refunds.append({"id": n, "reason": f"r{n % 3}", "at": after})
+
+    def rows(self, begin_min: int, end_min: int) -> tuple[Rows, Rows]:
+        """What happened in these minutes."""
+        begin, end = (BEGIN + dt.timedelta(minutes=minutes) for minutes in (begin_min, end_min))
+        payments, refunds = (
+            [row for row in rows if begin <= row["at"] < end] for rows in (self.payments, self.refunds)
+        )
+        return payments, refunds
+
+    def add(self, number: int, begin_min: int, end_min: int) -> None:
+        """Let a job read what happened in these minutes, in an epoch of its own."""
+        for kind, rows in zip(("payments", "refunds"), self.rows(begin_min, end_min), strict=True):
+            directory = self.root / "in" / kind
+            directory.mkdir(parents=True, exist_ok=True)
+            hidden = directory / f".{number:03}"
+            hidden.write_text("\n".join(json.dumps(row, default=dt.datetime.isoformat) for row in rows))
+            os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
+            hidden.rename(directory / f"{number:03}.json")
+
+    def history(self, begin_min: int, end_min: int) -> dict[str, Any]:
+        """The same as bounded DataFrames, in no order, with a column more."""
+        found = {}
+        for name, schema, rows in zip(
+            ("payments", "refunds"), (PAYMENTS, REFUNDS), self.rows(begin_min, end_min), strict=True
+        ):
+            df = self.spark.createDataFrame([tuple(row.values()) for row in rows], schema)
+            found[name] = df.withColumn("more", F.lit(1)).orderBy(F.rand(1)).repartition(3)
+        return found
+
+    def job(self, name: str, reads: str) -> tuple[sl.Job, dict[str, Any]]:
+        """Timers, windows and a join, and where their results go."""
+        read = self.spark.readStream.option("maxFilesPerTrigger", 1)
+        payments, refunds = (
+            sl.stream(read.schema(schema).json(str(self.root / reads / kind)), name=kind).watermark("at", "10s")
+            for kind, schema in (("payments", PAYMENTS), ("refunds", REFUNDS))
+        )
+        by_card = payments.where("amount > 5").key_by("card")
+        minutes = by_card.process(paying.PerMinute(), "card string, minute timestamp, total bigint", "minutes")
+        streams = {
+            "minutes": minutes,
+            "sums": by_card.window(sl.Tumbling("10 min")).agg(
+                {"n": sl.agg.count(), "sum": sl.agg.sum("amount")}, uid="sums"
+            ),
+            "refunded": payments.key_by("id").join(
+                refunds.key_by("id"), ("0s", "10 min"), "refunded", how="left", prefixes=("", "refund_")
+            ),
+        }
+        sinks: dict[str, Any] = {name: sl.sinks.memory(name=name) for name in streams}
+        job = sl.Job(
+            name,
+            sinks=[stream.to(sinks[at]) for at, stream in streams.items()],
+            checkpoints=sl.Checkpoints(self.root / "ck"),
+            settings=sl.Settings(parallelism=1, local_dir=self.local_dir, state_memory="128MB"),
+            restart=sl.Restart(attempts=3, delay="20ms"),
+        )
+        return job, sinks
+
+
+def manifest(path: Path) -> Manifest:
+    return open_snapshot(str(path)).manifest
+
+
+def tables(path: Path) -> dict[str, Any]:
+    """The names of the files of each state: equal state has equal files."""
+    found = {operator.uid: dict(operator.tables or {}) for operator in manifest(path).operators}
+    # When it is forgotten depends on the clock.
+    found["minutes"].pop("seen", None)
+    return found
+
+
+def shown(sinks: dict[str, Any]) -> dict[str, Counter[Any]]:
+    return {name: Counter(map(tuple, sink.rows)) for name, sink in sinks.items()}
+
+
+def test_it_goes_on_as_if_all_had_been_streamed(
+    spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(spark, tmp_path, local_dir)
+    for number in range(2):
+        world.add(number, 44 * number, 44 * number + 44)
+    streaming, streamed = world.job("streaming", "in")
+    run = streaming.start(spark)
+    settle(run)
+    run.savepoint(tmp_path / "streamed")
+    before = shown(streamed)
+    assert all(before.values())
+    # Meanwhile, beside it; and a keeper dies.
+    monkeypatch.setattr(bootstrapping, "_EVERY", "1ms")
+    job, sinks = world.job("begun", "in")
+    heard: list[HistoryProgress] = []
+    of_streaming = set(keepers(local_dir))
+
+    def hear(progress: HistoryProgress) -> None:
+        heard.append(progress)
+        if len(heard) == 2:
+            os.kill(min(keepers(local_dir).keys() - of_streaming), signal.SIGKILL)
+
+    made = job.bootstrap(
+        spark, savepoint=tmp_path / "begun", history=world.history(0, 88), rows_per_epoch=130,
+        time_per_epoch="40 min", parallelism=2,
+        starting_from=tmp_path / "streamed", progress=hear,
+    )  # fmt: skip
+    total, last = sum(map(len, world.rows(0, 88))), heard[-1]
+    assert (last.rows, last.total_rows, last.epochs) == (total, total, last.total_epochs)
+    assert 2 < len(heard) <= last.total_epochs + 2
+    assert made.form == "canonical"
+    assert not any(shown(sinks).values())
+    assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file() and "streaming" not in path.parts] == []
+    assert tables(tmp_path / "begun") == tables(tmp_path / "streamed")
+    assert "back" not in tables(tmp_path / "begun")["minutes"], "rows of a card came in the order of their times"
+    assert manifest(tmp_path / "begun").watermarks == manifest(tmp_path / "streamed").watermarks
+    # Of a card that has paid within the hour before, by the clock of that time: which was long ago.
+    assert sl.state.read(spark, str(tmp_path / "streamed"), "minutes.seen").count() == 6
+    assert sl.state.read(spark, made.url, "minutes.seen").count() == 0
+    world.add(2, 88, 130)
+    settle(run)
+    run.stop(savepoint=tmp_path / "streamed-on")
+    with job.start(spark, restore=made.url) as run:
+        settle(run)
+        run.savepoint(tmp_path / "begun-on")
+    assert tables(tmp_path / "begun-on") == tables(tmp_path / "streamed-on")
+    after = shown(streamed)
+    assert shown(sinks) == {name: after[name] - before[name] for name in after}
+
+
+def fail(name: str, failed: list[str]) -> None:
+    failed.append(name)
+    raise sl.errors.UnavailableError(f"failpoint '{name}'")
+
+
+def test_what_a_killed_one_left_is_taken_away(
+    spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when all is written but what makes it a savepoint."""
+    (tmp_path / "home").mkdir()
+    environment = {
+        **os.environ, "STRANDLINE_FAILPOINTS": "savepoint.written=kill",
+        "SPARK_HOME": str(jvm.spark_home(tmp_path / "home")),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.bootstrapped", str(tmp_path), str(local_dir)],
+        env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    left = {path.name for path in (tmp_path / "begun").iterdir()}
+    assert WRITING in left
+    assert METADATA not in left
+    assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file()]
+    # The next one fails as well, in one place after the other, and goes on from its checkpoints.
+    failed: list[str] = []
+    monkeypatch.setattr(bootstrapping, "_EVERY", "1ms")
+    for at, name in ((3, "bootstrap.epoch"), (1, "bootstrap.checkpointed"), (1, "savepoint.written")):
+        failpoints.arm(name, partial(fail, name, failed), at=at)
+    heard: list[HistoryProgress] = []
+    bootstrapped.bootstrap(spark, tmp_path, local_dir, progress=heard.append)
+    assert [each.epochs for each in heard].count(heard[-1].total_epochs) == 1
+    assert failed == ["bootstrap.epoch", "bootstrap.checkpointed", "savepoint.written"]
+    assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file()] == []
+    assert {path.name for path in (tmp_path / "begun").iterdir()} == {METADATA, "data"}
+    # Rows of a key came in the order that was said.
+    assert sl.state.read(spark, str(tmp_path / "begun"), "count.back").count() == 0
+    job, sink = bootstrapped.job(spark, tmp_path, local_dir)
+    small.write_rows(tmp_path / "in", 0, [("u1", "a", 1), ("new", "a", 1)])
+    with job.start(spark, restore=tmp_path / "begun") as run:
+        settle(run)
+    assert small.rows_of(sink) == Counter([("u1", bootstrapped.EACH + 1), ("new", 1)])
+    # There is one now.
+    with pytest.raises(sl.errors.ConflictError, match="begun: there is a snapshot already"):
+        bootstrapped.bootstrap(spark, tmp_path, local_dir)
+
+
+def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case: Case) -> None:
+    case.add(2, rows=20)
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    history = spark.read.schema(pipeline.EVENT_SCHEMA).json(str(case.root / "in"))
+    # It comes when the history's files are known, and before anybody reads them.
+    case.add(1, rows=20)
+    sink = sl.sinks.memory()
+    job = small.job(stream, case.root, case.local_dir, sink=sink)
+    with pytest.raises(sl.errors.ConfigurationError, match="the history of the source is not read from files"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=history.limit(0).localCheckpoint(), skip_files=True)
+    elsewhere = case.root / "elsewhere"
+    small.write_rows(elsewhere, 0, [("u1", "a", 1)])
+    others = spark.read.schema(pipeline.EVENT_SCHEMA).json(str(elsewhere))
+    with pytest.raises(sl.errors.ConfigurationError, match=r"/elsewhere/.*, and the history does"):
+        job.bootstrap(spark, savepoint=case.root / "to", history=others, skip_files=True)
+    made = job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True, order_by="seq")
+    with job.start(spark, restore=made.url) as run:
+        case.add(1, rows=20)
+        settle(run)
+    seen, wanted = Counter[str](), Counter[tuple[str, int]]()
+    for at, event in enumerate(case.events):
+        seen[event["user"]] += 1
+        if at >= 40:
+            wanted[event["user"], seen[event["user"]]] += 1
+    assert small.rows_of(sink) == wanted
+
+
+def test_history_that_does_not_fit_is_refused_before_anything_runs(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    world = World(spark, tmp_path, local_dir)
+    world.add(0, 0, 1)
+    job, _ = world.job("refused", "in")
+    good = world.history(0, 30)
+    payments = good["payments"]
+
+    def refused(why: str, **given: Any) -> None:
+        with pytest.raises(sl.errors.ConfigurationError, match=why):
+            job.bootstrap(spark, savepoint=tmp_path / "to", **{"history": good, **given})
+        assert not (tmp_path / "to").exists()
+        assert [path for path in (tmp_path / "ck").rglob("*") if path.is_file()] == []
+
+    refused(
+        "the history of source 'payments' does not look like what the job reads: has no column 'card' .string.; column "
+        "'amount' is int, expected bigint; it has id, who, amount",
+        history={"payments": payments.withColumnRenamed("card", "who").withColumn("amount", F.lit(1))},
+    )
+    refused("history has 'paid', and the job has no source of that name; it reads payments, refunds",
+            history={"paid": payments})  # fmt: skip
+    refused("history is one, and the job reads payments, refunds", history=payments)
+    refused("is a stream, expected a bounded DataFrame", history={"payments": job._plan.sources.nodes[0].df})
+    refused("is a list, expected a DataFrame", history={"payments": []})
+    refused("cannot be ordered by elsewhere: .*UNRESOLVED_COLUMN", order_by={"payments": "elsewhere"})
+    refused("ordered by string, expected times", order_by={"payments": "card"})
+    refused("rows_per_epoch is 0", rows_per_epoch=0)
+    refused("time_per_epoch is 'many', expected a duration", time_per_epoch="many")
+    # What is found only while it runs leaves nothing either.
+    refused(
+        "rows of the history are older than the watermark, .* in the order of payments: timestamp_micros",
+        order_by=dict.fromkeys(good, "timestamp_micros(-unix_micros(at))"),
+        rows_per_epoch=20,
+    )
