@@ -16,7 +16,7 @@ from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.api.uids import uid
 from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
-from strandline.core.settings import Settings
+from strandline.core.settings import FollowExecutors, Settings
 from strandline.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ __all__ = [  # noqa: RUF022
     "Broadcast",
     "Checkpoints",
     "Context",
+    "FollowExecutors",
     "Global",
     "Job",
     "KeyedBatchProcess",

@@ -93,7 +93,8 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
     assert data["last_checkpoint"]["checkpoint"] == 7
     assert data["keepers"][0]["metrics"] == {"keys": 9}
     shown = strandline("status", "alerts", "--local-dir", local_dir).stdout
-    for words in ("running", "checkpoint 5", "2 completed", "detect", "4711"):
+    assert data["operators"][1] == {"uid": "top", "name": "Top", "parallelism": 1, "max_parallelism": 128}
+    for words in ("running", "checkpoint 5", "2 completed", "2 (top 1), follows the executors", "detect", "4711"):
         assert words in shown
 
 
@@ -200,9 +201,25 @@ def test_a_job_is_rescaled(serve: Serve, local_dir: Path, strandline: Command) -
     run = FakeRun()
     serve(run)
     found = strandline("rescale", "alerts", "4", "--local-dir", local_dir)
-    assert found.stdout == "job 'alerts' goes on with parallelism 0, from checkpoint 5\n"
+    assert found.stdout == "job 'alerts' goes on with parallelism 2 (top 1), from checkpoint 5\n"
     assert run.asked == [("rescale", (4, 300.0))]
-    assert strandline("rescale", "alerts", "0", "--local-dir", local_dir).code == 2
+    for wrong, said in (
+        (["0"], "'0' is no parallelism"),
+        (["4", "detect=2"], "'4' is no parallelism"),
+        (["detect=x"], "'detect=x' is no"),
+        (["=3"], "'=3' is no parallelism"),
+        (["a=1", "a=2"], "the operator 'a' is given twice"),
+    ):
+        found = strandline("rescale", "alerts", *wrong, "--local-dir", local_dir)
+        assert (found.code, said in found.stderr) == (2, True), found
+
+
+def test_single_operators_are_rescaled(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    run = FakeRun()
+    serve(run)
+    found = strandline("rescale", "alerts", "detect=4", "a=b=2", "--local-dir", local_dir)
+    assert found.stdout == "job 'alerts' goes on with parallelism 2 (top 1), from checkpoint 5\n"
+    assert run.asked == [("rescale", ({"detect": 4, "a=b": 2}, 300.0))]
 
 
 def test_a_job_is_stopped_with_a_savepoint(serve: Serve, local_dir: Path, strandline: Command) -> None:

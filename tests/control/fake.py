@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.control.status import KeeperStatus, Savepoint, State, Status
+from strandline.control.status import KeeperStatus, OperatorStatus, Savepoint, State, Status
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
@@ -22,6 +22,7 @@ from strandline.types.records import record_type
 
 STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
 KEEPER = KeeperStatus("detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9})
+OPERATORS = [OperatorStatus("detect", "Detect", 2, 128), OperatorStatus("top", "Top", 1, 128)]
 REACHED = WatermarkStatus("ts", "clicks", "2026-01-01T00:00:00+00:00", "ann", 3, 1)
 
 OPERATOR = OperatorInfo(
@@ -49,6 +50,7 @@ class FakeRun:
         return Status(
             job=self.job, state=self.state, generation=3, restored_from=5, restarts=1, checkpoints={"completed": 2},
             last_checkpoint=STATS, last_failure="", epoch=12, watermarks=[REACHED], keepers=[KEEPER],
+            parallelism=2, follows=True, operators=OPERATORS,
         )  # fmt: skip
 
     def checkpoint(
@@ -76,7 +78,7 @@ class FakeRun:
             progress(Progress(rows=1000, done=1, partitions=2))
         return Savepoint(str(url), format, CheckpointId(7), Epoch(12), 2048, 1500)
 
-    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
+    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None:
         self.asked.append(("rescale", (parallelism, timeout)))
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:

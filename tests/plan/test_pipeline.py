@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 import strandline as sl
+from strandline.format.manifest import OperatorInfo
 from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode, Node, OperatorNode, PairNode, SourceNode, StepNode, WatermarkNode
+from strandline.plan.parallelism import Parallelism, Told, check_wanted, most_on_one
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.lower.plan import Plan
@@ -133,8 +136,8 @@ def test_each_sources_rows_are_counted_once() -> None:
 ONE_SOURCE = source()
 
 
-def renamed(uid: str, was: str) -> OperatorNode:
-    return OperatorNode(LOOK, ONE_SOURCE, uid=uid, was=was, name=f"the {uid}")
+def renamed(uid: str, was: str, **said: Any) -> OperatorNode:
+    return OperatorNode(LOOK, ONE_SOURCE, uid=uid, was=was, name=f"the {uid}", **said)
 
 
 def test_state_under_one_uid_goes_to_one_operator() -> None:
@@ -145,6 +148,74 @@ def test_state_under_one_uid_goes_to_one_operator() -> None:
         Pipeline([renamed("a", "x"), renamed("b", "x")])
 
 
+def settle(job: int | None, nodes: list[OperatorNode], stored: Sequence[OperatorInfo] = (), **more: Any) -> list[Any]:
+    return Pipeline(nodes).settle(Parallelism(default=6, job=job, **more), stored)
+
+
+def stored(uid: str, parallelism: int, max_parallelism: int = 128) -> OperatorInfo:
+    return OperatorInfo(
+        uid=uid, backend="rocksdb", parallelism=parallelism, max_parallelism=max_parallelism, key_schema="", states=[],
+        partitions=[],
+    )  # fmt: skip
+
+
+def numbers(*args: Any, **more: Any) -> dict[str, int]:
+    return {operator.uid: operator.parallelism for operator in settle(*args, **more)}
+
+
+def test_whose_word_counts_of_an_operators_parallelism() -> None:
+    nodes = [renamed("own", "", parallelism=3), renamed("new", ""), renamed("b", "a"), renamed("c", "")]
+    there = [stored("own", 9), stored("a", 2), stored("c", 5), stored("d", 5)]
+    # What it is stored with, under whatever uid; a new one has what most stored ones have; Spark's comes last.
+    assert numbers(None, nodes, there) == {"own": 3, "new": 5, "b": 2, "c": 5}
+    assert numbers(None, nodes) == {"own": 3, "new": 6, "b": 6, "c": 6}
+    assert numbers(4, nodes, there) == {"own": 3, "new": 4, "b": 4, "c": 4}
+    assert numbers(4, nodes, there, told={"own": 7, "c": 1}) == {"own": 7, "new": 4, "b": 4, "c": 1}
+    own = {operator.uid for operator in settle(4, nodes, there, told={"c": 1}) if operator.has_own}
+    assert own == {"own", "c"}
+
+
+def test_more_partitions_than_key_groups_are_refused_unless_they_are_what_there_is_room_for() -> None:
+    nodes = [renamed("few", "", max_parallelism=4), renamed("more", "")]
+    with pytest.raises(sl.errors.ConfigurationError, match="operator 'few': parallelism is 300, expected 1 to max_par"):
+        settle(300, nodes)
+    assert numbers(300, nodes, is_room=True) == {"few": 4, "more": 300}
+    assert numbers(300, nodes, [stored("more", 2)], is_room=True) == {"few": 4, "more": 128}
+    with pytest.raises(sl.errors.ConfigurationError, match="operator 'few': parallelism is 5, expected 1 to max_par"):
+        settle(300, nodes, is_room=True, told={"few": 5})
+
+
+def test_of_one_with_few_partitions_more_are_not_too_many_later() -> None:
+    one, _ = settle(1000, [renamed("one", "", parallelism=1), renamed("more", "")])
+    assert (one.parallelism, one.max_parallelism) == (1, 2048)
+    (follows,) = settle(2, [renamed("follows", "")], is_room=True, most=1000)
+    assert (follows.parallelism, follows.max_parallelism) == (2, 2048)
+
+
+def test_what_a_running_job_is_told_adds_up() -> None:
+    told = Told().and_then({"a": 2, "b": 1}).and_then(7).and_then({"a": 3})
+    assert told == Told(7, {"a": 3, "b": 1})
+    for wanted, said in (
+        ({"c": 1}, "the job has no operator 'c', it has a, b"),
+        ({"a": 0}, "the parallelism of operator 'a' is 0"),
+        ({}, "no operator is named"),
+        (0, "the parallelism is 0"),
+        ("4", "the parallelism is '4'"),
+        (True, "the parallelism is True"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError, match=said):
+            check_wanted(wanted, ["b", "a"])  # type: ignore[arg-type]
+
+
+def test_one_machine_has_a_partition_of_each_operator_with_one() -> None:
+    """They lie together: the machine's memory must do for all of them."""
+    assert most_on_one([1] * 10, 3) == 10
+    assert most_on_one([9, *[1] * 10], 3) == 13
+    assert most_on_one([4, 4], 3) == 4
+    assert most_on_one([8, 2], 1) == 10
+    assert most_on_one([], 3) == 0
+
+
 def test_max_parallelism_is_found_under_the_old_uid() -> None:
-    (settled,) = Pipeline([renamed("b", "a")]).settle(2, {"a": 64})
+    (settled,) = settle(4, [renamed("b", "a")], [stored("a", 2, 64)])
     assert (settled.uid, settled.was, settled.max_parallelism) == ("b", "a", 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,14 @@ import strandline as sl
 from strandline.api.states import State, declared_states
 from strandline.format.manifest import OlderSchema, OperatorInfo, StateInfo
 from strandline.format.schemas import Schemas
+from strandline.plan.aggregatestate import _OWN_WORDS
 from strandline.plan.changes import Change
 from strandline.plan.upgrade import Migration, Upgrade, plan_upgrade
 from strandline.plan.windows import fold, operator_of
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import state_infos
+from strandline.spark.streams.stream import Aggregates
 
 
 class Function(sl.KeyedProcess):
@@ -36,6 +39,7 @@ class Op:
     process: Any
     was: str = ""
     key_schema: str = "`k` string"
+    parallelism: int = 1
     declared: dict[str, State] = field(init=False)
     states: list[StateInfo] = field(init=False)
     aggregated: Aggregated | None = field(init=False)
@@ -72,6 +76,14 @@ def test_what_stays_is_kept() -> None:
     migration = found.migrations["op"]
     assert migration.stored == same.stored()
     assert (migration.schemas, migration.was, migration.dropped) == ({}, {}, [])
+
+
+def test_another_parallelism_is_told() -> None:
+    before = op(seen=sl.Value("bigint"))
+    now = Op("op", Function(seen=sl.Value("bigint")), parallelism=3)
+    assert told(go_on(before, now))[0] == "operator 'op': kept (parallelism 3, was 1)"
+    now = Op("new", Function(seen=sl.Value("bigint")), was="op", parallelism=3)
+    assert told(go_on(before, now))[0] == "operator 'new': renamed, was 'op' (parallelism 3, was 1)"
 
 
 def test_what_is_new_begins_empty() -> None:
@@ -247,3 +259,10 @@ def test_values_of_windows_evolve_and_their_cut_does_not() -> None:
     assert [reason.partition(" are")[0] for reason in go_on(made[1], made[2]).refusals] == [
         "operator 'op': the windows of state 'windows'"
     ]
+
+
+def test_aggs_own_words_are_known() -> None:
+    """A result of such a name cannot be told to be given by a keyword."""
+    parameters = inspect.signature(Aggregates.agg).parameters.values()
+    own = {each.name for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert own == set(_OWN_WORDS)

@@ -16,6 +16,7 @@ from strandline.core.ids import Epoch
 from strandline.core.keygroups import partition_of
 from strandline.format.manifest import OperatorInfo
 from strandline.plan.graph import above
+from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.plan.upgrade import Upgrade, plan_upgrade
 from strandline.runtime.program import Program
@@ -41,7 +42,7 @@ def operator_of(window: WindowKind | None, aggregates: Mapping[str, Aggregate]) 
     keyed: Any = events("k string, t timestamp, v bigint, w double").watermark("t").key_by("k")
     windowed = keyed if window is None else keyed.window(window)
     node = windowed.agg(aggregates, uid="op", max_parallelism=MAX_PARALLELISM)._node
-    return Pipeline([node]).settle(1, {})[0]
+    return Pipeline([node]).settle(Parallelism(default=1))[0]
 
 
 def info_of(operator: Operator, backend: str = "rocksdb") -> OperatorInfo:

@@ -42,6 +42,10 @@ def main() -> None:
     run = _job(spark, directory, Path(sys.argv[2]), given).start(spark)
     while not (directory / "stop").exists():
         run.await_termination(0.05)
+        if (directory / "shrink").exists():
+            (directory / "shrink").unlink()
+            core: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
+            core.killExecutor(core.getExecutorIds().head())
         _write_status(directory, run.status())
     if given.get("job") == "rated":
         # It always has more.
@@ -61,7 +65,11 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
     if kind == "wide":
         wide.use_small_batches(exchange.SESSION_CONF.__setitem__)
         return wide.Wide(directory, 0).build(spark, local_dir, parallelism=1)
-    return Case(directory, local_dir).job(spark, settings={"backend": given.get("backend", "rocksdb")})
+    settings: dict[str, Any] = {"backend": given.get("backend", "rocksdb")}
+    if "follow" in given:
+        settings["parallelism"] = sl.FollowExecutors(after=given["follow"])
+    kinds = int(given["kinds"]) if "kinds" in given else None
+    return Case(directory, local_dir).job(spark, settings=settings, kinds_parallelism=kinds)
 
 
 def _write_executors(directory: Path, spark: Any) -> None:
@@ -92,6 +100,7 @@ def _write_status(directory: Path, status: sl.Status) -> None:
     said = {
         "state": status.state,
         "epoch": status.epoch,
+        "parallelism": status.parallelism,
         "epoch_ms": status.last_epoch_ms,
         "restarts": status.restarts,
         "restored_from": status.restored_from,

@@ -122,13 +122,17 @@ def write_events(directory: Path, file: int, events: list[dict[str, Any]]) -> No
     hidden.rename(directory / f"{file:05d}.json")
 
 
-def build(spark: Any, source: Path, out: Path, name: str = "pipeline", **kwargs: Any) -> sl.Job:
+def build(
+    spark: Any, source: Path, out: Path, name: str = "pipeline", kinds_parallelism: int | None = None, **kwargs: Any
+) -> sl.Job:
     """Return the job: both operators, each into a file sink of its own."""
     df = spark.readStream.schema(EVENT_SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
     # Ordered, because after a restart the file source may give two files to one epoch.
     users = sl.stream(df).key_by("user", order_by="seq")
     profiles = users.process(Profile(), output=PROFILE_OUTPUT, uid="profile")
-    kinds = profiles.key_by("kind").process(PerKind(), output="kind string, n bigint", uid="per-kind")
+    kinds = profiles.key_by("kind").process(
+        PerKind(), output="kind string, n bigint", uid="per-kind", parallelism=kinds_parallelism
+    )
     sinks = [
         profiles.to(sl.sinks.files(str(out / "profiles"), format="json")),
         kinds.to(sl.sinks.files(str(out / "kinds"), format="json")),

@@ -39,7 +39,12 @@ def pipeline(rows: sl.Stream) -> dict[str, sl.Stream]:
     timed = rows.watermark("at", "3s", per="what")
     orders, ships = (timed.flat_map(branch(what), "order_id bigint, at timestamp, v string") for what in ("o", "s"))
     joined = orders.key_by("order_id", order_by="v").join(
-        ships.key_by("order_id", order_by="v"), ("-4s", "4s"), "joined", how="left", prefixes=("", "ship_")
+        ships.key_by("order_id", order_by="v"),
+        ("-4s", "4s"),
+        "joined",
+        how="left",
+        prefixes=("", "ship_"),
+        parallelism=3,
     )
     seen = joined.key_by("order_id", order_by=("v", "ship_v")).process(
         Seen(),
@@ -51,6 +56,7 @@ def pipeline(rows: sl.Stream) -> dict[str, sl.Stream]:
     counts = windows.agg(
         {"n": sl.agg.count(), "ids": sl.agg.count_distinct("order_id"), "most": sl.agg.max("v")},
         uid="counts",
+        parallelism=1,
     )
     grand = counts.map(lambda row: ("all", row.n), "a string, n bigint").key_by("a").window(sl.Tumbling("10s"))
     return {

@@ -28,14 +28,14 @@ def executor_of(keeper: int) -> int:
 def reached(app: App, case: Case) -> dict[str, Any]:
     """Wait until everything that is there was processed and shown; return what the driver says then."""
     eventually(lambda: app.status() and case.is_complete(), "complete")
-    return eventually(lambda: (s := app.status())["state"] == "running" and len(s["keepers"]) == 4 and s, "running")
+    return eventually(lambda: (s := app.status())["state"] == "running" and len(s["keepers"]) == 3 and s, "running")
 
 
 @pytest.mark.timeout(300)
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
         case.add(2)
-        app = App(case, master="local-cluster[2,1,1024]", executors="wanted")
+        app = App(case, master="local-cluster[2,1,1024]", executors="wanted", follow="3s", kinds="1")
         first = reached(app, case)
         # Partitions stay on their executor, with data or without.
         found = json.loads((case.root / "executors.json").read_text())
@@ -44,7 +44,7 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         assert found[0].keys() == {"0", "1"}
         assert len(set(found[0].values())) == 2
         executors = {name: executor_of(pid) for name, pid in first["keepers"].items()}
-        assert executors.keys() == {f"{uid}/{i}" for uid in ("profile", "per-kind") for i in (0, 1)}
+        assert executors.keys() == {"profile/0", "profile/1", "per-kind/0"}
         assert len(set(executors.values())) == 2
         assert all("CoarseGrainedExecutorBackend" in processes()[pid] for pid in executors.values())
         case.add(2)
@@ -59,6 +59,12 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         assert after["restarts"] > 0
         assert after["restored_from"] is not None
         assert dead not in {executor_of(pid) for pid in after["keepers"].values()}
+        # One executor less, and nobody brings it back: the job follows.
+        (case.root / "shrink").touch()
+        eventually(lambda: (s := app.status())["state"] == "running" and s["parallelism"] == 1, "one partition")
+        case.add(1)
+        eventually(case.is_complete, "complete")
+        assert app.status()["keepers"].keys() == {"profile/0", "per-kind/0"}
         app.finish()
         eventually(lambda: not app.relatives(), "nothing left of the driver", 15)
     case.check()

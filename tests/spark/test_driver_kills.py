@@ -133,19 +133,20 @@ def test_driver_killed_before_a_first_epoch_is_in_a_checkpoint(case: Case, failp
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", range(200, 206))
 def test_driver_killed_at_random_many_seeds(case: Case, seed: int) -> None:
+    """An operator has another parallelism in each life."""
     case.seed = seed
     rng = random.Random(seed)
     with Reader(case):
         for _ in range(8):
             case.add(rng.randint(1, 3))
-            how = rng.choice(["running", "restoring", "any time"])
+            how, kinds = rng.choice(["running", "restoring", "any time"]), str(rng.randint(1, 4))
             if how == "any time":
-                app = App(case)
+                app = App(case, kinds=kinds)
                 time.sleep(rng.uniform(3, 15))
                 app.kill()
             else:
                 failpoint = rng.choice(RUNNING if how == "running" else RESTORING)
-                app = App(case, armed(failpoint, rng.randint(1, 3) if how == "running" else 1))
+                app = App(case, armed(failpoint, rng.randint(1, 3) if how == "running" else 1), kinds=kinds)
                 # Not every place is passed in every life: what does not die of itself is killed.
                 if eventually(lambda app=app: app.ended() or case.is_complete(), "over"):
                     app.kill()

@@ -50,6 +50,18 @@ def test_every_partition_ends_with_the_row_that_only_comes_last(
     assert sorted(seen) == sorted(keys)
 
 
+def test_what_every_partition_hears_of_comes_once_to_each(spark: Any, exchange: tuple[Exchange, int]) -> None:
+    """There are copies for as many as the widest operator has that hears it."""
+    made, parallelism = exchange
+    session = spark.newSession()
+    prepare_session(session)
+    heard = [(None, to) for to in range(5)]
+    given = session.createDataFrame([*heard, *((f"k{i}", None) for i in range(50))], "k string, to int")
+    found = made.route(given, ["k"], 128, to="to").where(f"{KEY_GROUP} is not null").collect()
+    assert sorted(row[PARTITION] for row in found if row.k is None) == list(range(parallelism))
+    assert sorted(row.k for row in found if row.k is not None) == sorted(f"k{i}" for i in range(50))
+
+
 def test_polls_reach_every_partition_once(exchange: tuple[Exchange, int]) -> None:
     made, parallelism = exchange
     assert sorted(row[0] for row in made.partitions.collect()) == list(range(parallelism))

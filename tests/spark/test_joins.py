@@ -179,30 +179,31 @@ class Label(sl.KeyedBroadcastProcess):
 
 
 def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None:
-    sink = sl.sinks.memory()
+    sink, wide = sl.sinks.memory(), sl.sinks.memory()
 
-    def start() -> sl.Run:
+    def start(parallelism: int) -> sl.Run:
         events = source(spark, case)
         labels = events.where("what = 'label'").select("order_id", "v", "at")
         orders = events.where("what = 'order'").watermark("at").key_by("order_id", order_by="at")
-        labelled = orders.broadcast(labels, order_by="at").process(
-            Label(), output="id bigint, what string, seen bigint, label string", uid="label"
-        )
-        return case.job_of("joins", labelled.to(sink)).start(spark)
+        both, output = orders.broadcast(labels, order_by="at"), "id bigint, what string, seen bigint, label string"
+        # Another operator hears the same rules, in more partitions.
+        labelled = both.process(Label(), output, "label", parallelism=parallelism)
+        more = both.process(Label(), output, "wide", parallelism=5)
+        return case.job_of("joins", labelled.to(sink), more.to(wide)).start(spark)
 
     many = range(20)
     # The rule counts for all orders of its epoch, and of two the later one.
     add(case, [("order", n, 1, "") for n in many] + [("label", 3, 2, "new"), ("label", 3, 1, "old")])
-    with start() as run:
+    with start(2) as run:
         settle(run)
     first = Counter((n, "event", 1, "new" if n % 10 == 3 else None) for n in many)
-    assert shown(sink) == first
+    assert shown(sink) == shown(wide) == first
     add(case, [("order", n, 2, "") for n in many])
     add(case, [("label", 4, 1, "four"), ("order", 99, 6, "")])
-    with start() as run:
+    with start(3) as run:
         settle(run)
         # Timers fire with the epoch after, in which there are no rules: they see those from before.
         labels = {3: "new", 4: "four"}
         second = Counter((n, "event", 2, "new" if n % 10 == 3 else None) for n in many)
         fired = Counter((n, "timer", 2, labels.get(n % 10)) for n in many)
-        assert shown(sink) == first + second + fired + Counter([(99, "event", 1, None)])
+        assert shown(sink) == shown(wide) == first + second + fired + Counter([(99, "event", 1, None)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -55,6 +56,45 @@ def test_a_running_job_is_rescaled_and_its_keepers_are_killed(spark: Any, case: 
     case.check()
 
 
+def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> None:
+    def of(run: sl.Run) -> tuple[int, dict[str, int]]:
+        status = settle(run)
+        per_operator = {operator.uid: operator.parallelism for operator in status.operators}
+        expected = {(uid, partition) for uid, number in per_operator.items() for partition in range(number)}
+        assert keepers_of(status) == expected
+        return status.parallelism, per_operator
+
+    def tables(name: str) -> set[str]:
+        return {file.name for file in (case.root / name / "data").iterdir()}
+
+    with Reader(case):
+        case.add(2)
+        with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1).start(spark) as run:
+            assert of(run) == (3, {"profile": 3, "per-kind": 1})
+            run.savepoint(case.root / "narrow")
+            run.rescale({"per-kind": 4})
+            assert of(run) == (3, {"profile": 3, "per-kind": 4})
+            # The same state, however it is divided.
+            run.savepoint(case.root / "wide")
+            assert tables("narrow") == tables("wide")
+            case.add(1)
+            run.rescale(2)
+            os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+            case.add(1)
+            # A number is for those that have none of their own; what was told survives a restart.
+            assert of(run) == (2, {"profile": 2, "per-kind": 4})
+            with pytest.raises(sl.errors.ConfigurationError, match="no operator 'kinds', it has per-kind, profile"):
+                run.rescale({"kinds": 2})
+            with pytest.raises(sl.errors.ConfigurationError, match="operator 'per-kind': parallelism is 129, expected"):
+                run.rescale({"per-kind": 129})
+            assert run.lookup("per-kind.seen", "a").value == sum(event["kind"] == "a" for event in case.events)
+        # Started again, what the program says of it counts, or else what it is stored with.
+        case.add(1)
+        with case.job(spark, settings={"parallelism": None}, kinds_parallelism=3).start(spark) as run:
+            assert of(run) == (2, {"profile": 2, "per-kind": 3})
+            case.finish(run)
+
+
 @pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
     case.add(2)
@@ -72,6 +112,28 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         case.add(1)
         status = settle(run)
         assert (status.parallelism, status.restarts) == (3, 1)
+        case.finish(run)
+
+
+def test_a_job_follows_its_executors(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = [1]
+    monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
+    follow = sl.FollowExecutors(min=2, max=4, after="300ms")
+    case.add(1)
+    with case.job(spark, settings={"parallelism": follow}, kinds_parallelism=1).start(spark) as run:
+        status = settle(run)
+        assert (status.parallelism, status.follows) == (2, True)
+        room[0] = 9
+        eventually(lambda: run.status().parallelism == 4, "followed")
+        case.add(1)
+        status = settle(run)
+        assert [operator.parallelism for operator in status.operators] == [4, 1]
+        # Who gives a number has the last word.
+        run.rescale(1)
+        room[0] = 3
+        time.sleep(1)
+        status = settle(run)
+        assert (status.parallelism, status.follows, status.restarts) == (1, False, 0)
         case.finish(run)
 
 

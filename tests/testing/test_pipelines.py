@@ -89,8 +89,8 @@ def test_chains_of_any_operators() -> None:
     doubled = sales().flat_map(lambda e: [(e.user, e.n, e.ts)] * 2, SALES)
     totals = doubled.key_by("user").window(sl.Tumbling("10s")).sum("n", uid="totals")
     everyone = totals.map(lambda row: ("all", row.n), "all string, n bigint").key_by("all")
-    grand = everyone.window(sl.Tumbling("10s")).agg(grand=sl.agg.sum("n"), uid="grand")
-    counted = grand.key_by("all").process(Count(), "all string, grand bigint, seen bigint", "count")
+    grand = everyone.window(sl.Tumbling("10s")).agg(grand=sl.agg.sum("n"), uid="grand", parallelism=1)
+    counted = grand.key_by("all").process(Count(), "all string, grand bigint, seen bigint", "count", parallelism=3)
     with Harness(counted, parallelism=2) as h:
         h.push(("a", 1, at(1)), ("b", 2, at(2)), ("a", 4, at(11)))
         h.snapshot()
@@ -100,6 +100,43 @@ def test_chains_of_any_operators() -> None:
         h.tick()
         assert h.output == [("all", 6, 1), ("all", 8, 2)]
         assert h.state("all", "count") == {"seen": 2}
+
+
+def test_every_operator_can_have_a_parallelism_of_its_own() -> None:
+    keyed = sales("one").key_by("user")
+    windows = keyed.window(sl.Tumbling("10s"))
+    other, merge = events("user string, u int, ts timestamp", "other").watermark("ts").key_by("user"), {"merge": max}
+    makers: dict[str, Any] = {
+        "process": lambda **said: keyed.process(Keeps(), "n int", "op", **said),
+        "agg": lambda **said: keyed.agg(n=sl.agg.count(), uid="op", **said),
+        "window.agg": lambda **said: windows.agg(n=sl.agg.count(), uid="op", **said),
+        "fold": lambda **said: windows.fold("n int", 0, max, "op", **merge, **said),
+        "reduce": lambda **said: windows.reduce(max, "op", **said),
+        "aggregate": lambda **said: windows.aggregate(
+            "int", create=int, add=max, output="n int", uid="op", **merge, **said
+        ),
+        "window.process": lambda **said: windows.process(lambda *_: [], "n int", "op", **said),
+        "join": lambda **said: keyed.join(other, ("-1s", "1s"), "op", prefixes=("", "r_"), **said),
+        "window_join": lambda **said: keyed.window_join(other, sl.Tumbling("1s"), "op", prefixes=("", "r_"), **said),
+    }
+    for what, make in makers.items():
+        with Harness(make(parallelism=3), parallelism=2) as h:
+            assert h._run.find("op").program.parallelism == 3, what
+        for said, refusal in (
+            ({"parallelism": 0}, "operator 'op': parallelism is 0, expected 1 to max_parallelism (32768)"),
+            ({"parallelism": 9, "max_parallelism": 8}, "parallelism is 9, expected 1 to max_parallelism (8)"),
+            ({"parallelism": "2"}, "operator 'op': parallelism is '2', expected a number"),
+            ({"max_parallelism": True}, "operator 'op': max_parallelism is True, expected a number"),
+        ):
+            with pytest.raises(sl.errors.ConfigurationError) as caught:
+                make(**said)
+            assert refusal in caught.value.message, what
+
+
+class Keeps(sl.KeyedProcess):
+    """Has no output."""
+
+    def on_event(self, event: Any, ctx: Any) -> None: ...
 
 
 def test_one_stream_may_come_of_several_branches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -142,20 +143,49 @@ def _here(url: str) -> str:
 
 def rescale(
     job: RunningJob,
-    parallelism: Annotated[int, typer.Argument(metavar="N", min=1, help="Partitions of each operator.")],
+    parallelism: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="N | UID=N...",
+            help="Partitions of each operator without a parallelism of its own; or of single operators.",
+            show_default=False,
+        ),
+    ],
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "5 min",
     directory: OfDirectory = None,
     local_dir: LocalDir = None,
     json: AsJson = False,
 ) -> None:
     """Have a running job go on with another number of partitions, from a checkpoint that it takes for that."""
+    wanted = _wanted(parallelism)
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
-    found = ask(driver, RESCALE, Rescale(parallelism, timeout_s))
+    found = ask(driver, RESCALE, Rescale(wanted, timeout_s))
     if json:
         print_json(asdict(found))
     else:
-        print(f"job '{job}' goes on with parallelism {found.parallelism}, from checkpoint {found.restored_from}")
+        print(f"job '{job}' goes on with parallelism {_parallelism(found)}, from checkpoint {found.restored_from}")
+
+
+def _wanted(given: Sequence[str]) -> int | dict[str, int]:
+    """Return one number of a job, or several by uid."""
+    if len(given) == 1 and given[0].isdecimal() and int(given[0]) > 0:
+        return int(given[0])
+    found: dict[str, int] = {}
+    for each in given:
+        uid, _, number = each.rpartition("=")
+        if not uid or not number.isdecimal() or int(number) < 1:
+            raise typer.BadParameter(f"'{each}' is no parallelism: write N for the job, or UID=N for each operator")
+        if uid in found:
+            raise typer.BadParameter(f"the operator '{uid}' is given twice")
+        found[uid] = int(number)
+    return found
+
+
+def _parallelism(found: Status) -> str:
+    """Return the job's parallelism, and that of operators that have another one."""
+    others = [f"{one.uid} {one.parallelism}" for one in found.operators if one.parallelism != found.parallelism]
+    return f"{found.parallelism} ({', '.join(others)})" if others else str(found.parallelism)
 
 
 def stop(
@@ -233,7 +263,7 @@ def _print_status(driver: Driver, found: Status) -> None:
         ("generation", found.generation),
         ("restored from", "-" if found.restored_from is None else f"checkpoint {found.restored_from}"),
         ("restarts", found.restarts),
-        ("parallelism", found.parallelism),
+        ("parallelism", _parallelism(found) + (", follows the executors" if found.follows else "")),
         ("epoch", f"{found.epoch}: {found.last_epoch_rows} rows in {duration_text(found.last_epoch_ms)}"),
         ("rows", found.rows_in),
         ("watermark", found.watermark or "-"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -41,7 +41,7 @@ class RunningJob(Protocol):
         progress: Callable[[TakingProgress], object] | None = None,
     ) -> Savepoint: ...
 
-    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None: ...
+    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None: ...
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None: ...
 
@@ -100,9 +100,9 @@ class TakeSavepoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rescale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Go on with another parallelism."""
+    """Go on with another parallelism: of the job, or by uid of single operators."""
 
-    parallelism: int
+    parallelism: int | dict[str, int]
     timeout_s: float = 300.0
 
 

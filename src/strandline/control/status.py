@@ -30,6 +30,18 @@ class KeeperStatus:
 
 
 @dataclass(frozen=True)
+class OperatorStatus:
+    """One keyed operator, as it runs."""
+
+    uid: str
+    name: str
+    parallelism: int
+    """How many partitions, and so keepers, it has."""
+    max_parallelism: int
+    """How many it may have."""
+
+
+@dataclass(frozen=True)
 class Savepoint:
     """A savepoint that was taken."""
 
@@ -62,7 +74,11 @@ class Status:
     sources: list[str] = field(default_factory=list)
     """Names of the sources; empty if there is one without."""
     parallelism: int = 0
-    """Of the operators: how many partitions each has."""
+    """How many partitions operators have, at most, that have no parallelism of their own; or all, if each has one."""
+    follows: bool = False
+    """Whether this number follows the cluster's executors."""
+    operators: list[OperatorStatus] = field(default_factory=list)
+    """The keyed operators, each with its parallelism."""
     epoch: int = 0
     rows_in: int = 0
     """Events since the run, or its last restart, began."""

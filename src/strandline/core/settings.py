@@ -59,6 +59,49 @@ def default_local_dir() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FollowExecutors:
+    """A parallelism that follows the cluster: a partition for each task that its executors run at once.
+
+    That is the number of executors times the cores of each (`spark.executor.cores` / `spark.task.cpus`), but not below
+    `min` and not above `max`; of an operator, not above its max_parallelism either. A job begins with the room that
+    there is. When there has been more for as long as `after`, or less, it is rescaled as by `run.rescale`, to what
+    there was at least, or at most, in this time.
+
+    >>> settings = Settings(parallelism=FollowExecutors(min=2, max=64))
+    """
+
+    min: int = 1
+    max: int | None = None
+    after: str | int | float = "1 min"
+
+    def __post_init__(self) -> None:
+        for what, number in (("min", self.min), ("max", self.max)):
+            if number is not None and not _is_count(number):
+                raise ConfigurationError(f"FollowExecutors: {what} is {number!r}, expected a positive number")
+        if self.max is not None and self.max < self.min:
+            raise ConfigurationError(f"FollowExecutors: max is {self.max}, and min is {self.min}")
+        if self.after_ms == 0:
+            raise ConfigurationError(
+                f"FollowExecutors: after is {self.after!r}, expected more than 0",
+                hint="each change is a checkpoint and a restore: leave an executor the time to be replaced",
+            )
+
+    @property
+    def after_ms(self) -> int:
+        """For how long there must have been more room, or less."""
+        return parse_duration_ms(self.after, "FollowExecutors: after")
+
+    def within(self, room: int) -> int:
+        """Return a number of partitions for so many tasks at once."""
+        wanted = max(self.min, room)
+        return wanted if self.max is None else min(self.max, wanted)
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a job may tune. Components (store, clock, backend) are arguments, not settings.
 
@@ -69,7 +112,7 @@ class Settings:
     """
 
     backend: BackendName = "rocksdb"
-    parallelism: int | None = None
+    parallelism: int | FollowExecutors | None = None
     state_memory: str | int = field(default_factory=default_state_memory_bytes)
     memory_backend_limit: str | int = "10MB"
     local_dir: str | Path = field(default_factory=default_local_dir)
@@ -79,12 +122,26 @@ class Settings:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise ConfigurationError(f"backend is {self.backend!r}, expected one of {', '.join(BACKENDS)}")
-        if self.parallelism is not None and (not isinstance(self.parallelism, int) or self.parallelism < 1):
-            raise ConfigurationError(f"parallelism is {self.parallelism!r}, expected a positive number")
+        given = self.parallelism
+        if given is not None and not isinstance(given, FollowExecutors) and not _is_count(given):
+            raise ConfigurationError(
+                f"parallelism is {given!r}, expected a positive number",
+                hint="or FollowExecutors(), to have as many partitions as the cluster runs tasks at once",
+            )
         if not isinstance(self.fsync, bool):
             raise ConfigurationError(f"fsync is {self.fsync!r}, expected True or False")
         # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
         _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms)
+
+    @property
+    def fixed_parallelism(self) -> int | None:
+        """The parallelism, if it is a number."""
+        return self.parallelism if isinstance(self.parallelism, int) else None
+
+    @property
+    def follows(self) -> FollowExecutors | None:
+        """How the parallelism follows the cluster, if it does."""
+        return self.parallelism if isinstance(self.parallelism, FollowExecutors) else None
 
     @property
     def state_memory_bytes(self) -> int:

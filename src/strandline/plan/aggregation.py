@@ -48,6 +48,7 @@ def aggregate_on(
     given: Mapping[str, Aggregate],
     uid: str,
     name: str,
+    parallelism: int | None,
     max_parallelism: int | None,
 ) -> OperatorNode:
     """Return the node of an aggregation of keyed rows, or of a kind of window of them."""
@@ -80,6 +81,7 @@ def aggregate_on(
         name=name,
         keys=keys,
         order_by=cut.order_by,
+        parallelism=parallelism,
         max_parallelism=max_parallelism,
         sides_before=late,
     )

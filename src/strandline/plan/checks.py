@@ -9,6 +9,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import declared_states
 from strandline.core.errors import ConfigurationError
+from strandline.core.keygroups import MAX_MAX_PARALLELISM, check_parallelism
 
 
 def check_uid(what: str, uid: Any) -> None:
@@ -18,6 +19,17 @@ def check_uid(what: str, uid: Any) -> None:
             f"{what} has no uid",
             hint="give it a name of its own that never changes, for example uid='totals': state is found by it",
         )
+
+
+def check_numbers(uid: str, parallelism: Any, max_parallelism: Any) -> None:
+    """Refuse a parallelism of an operator's own that it could never have."""
+    for what, number in (("parallelism", parallelism), ("max_parallelism", max_parallelism)):
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
+            raise ConfigurationError(f"operator '{uid}': {what} is {number!r}, expected a number")
+    if max_parallelism is not None:
+        check_parallelism(uid, 1 if parallelism is None else parallelism, max_parallelism)
+    elif parallelism is not None:
+        check_parallelism(uid, parallelism, MAX_MAX_PARALLELISM)
 
 
 def check_process(process: Any, uid: str) -> None:

@@ -164,6 +164,8 @@ class OperatorNode(Node):
     sides: dict[str, str] = field(default_factory=dict)
     sides_before: dict[str, Node] = field(default_factory=dict)
     """Side outputs that its keepers do not give: they are told from its input."""
+    parallelism: int | None = None
+    """Its own; None: as the job says."""
     max_parallelism: int | None = None
 
     @property

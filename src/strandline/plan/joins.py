@@ -47,6 +47,7 @@ def interval_join(
     uid: str,
     how: How,
     prefixes: tuple[str, str],
+    parallelism: int | None,
     max_parallelism: int | None,
 ) -> OperatorNode:
     """Join two keyed streams by how far their times are apart."""
@@ -62,7 +63,8 @@ def interval_join(
             hint='the earlier bound comes first: within=("-10 min", "5 min")',
         )
     pairs, layout, output = _joined(left, right, "join", how, prefixes)
-    return process_on(pairs, IntervalJoin(layout, lower, upper, how), output, uid, max_parallelism=max_parallelism)
+    join = IntervalJoin(layout, lower, upper, how)
+    return process_on(pairs, join, output, uid, parallelism=parallelism, max_parallelism=max_parallelism)
 
 
 def window_join(
@@ -72,6 +74,7 @@ def window_join(
     uid: str,
     how: How,
     prefixes: tuple[str, str],
+    parallelism: int | None,
     max_parallelism: int | None,
 ) -> OperatorNode:
     """Join two keyed streams by windows."""
@@ -81,7 +84,8 @@ def window_join(
             hint='write window_join(other, Tumbling("10s"), …); for bursts of events use join() or connect()',
         )
     pairs, layout, output = _joined(left, right, "window_join", how, prefixes, *bounds_of(kind))
-    return process_on(pairs, WindowJoin(layout, kind, how), output, uid, max_parallelism=max_parallelism)
+    join = WindowJoin(layout, kind, how)
+    return process_on(pairs, join, output, uid, parallelism=parallelism, max_parallelism=max_parallelism)
 
 
 # -- packing

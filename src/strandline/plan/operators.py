@@ -10,7 +10,7 @@ from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
-from strandline.plan.checks import check_inputs, check_process, check_sides, check_uid
+from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode
 from strandline.runtime.program import check_ttl, state_infos
@@ -83,6 +83,7 @@ def process_on(
     *,
     sides: Mapping[str, str] | None = None,
     name: str | None = None,
+    parallelism: int | None = None,
     max_parallelism: int | None = None,
 ) -> OperatorNode:
     """Return the node of a function with state; raise ConfigurationError for what cannot run."""
@@ -103,12 +104,22 @@ def process_on(
         keys=keyed.keys,
         order_by=keyed.order_by,
         sides=raw_sides,
+        parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
 
 
-def make_operator(parent: Node, uid: str, output: str, **said: Any) -> OperatorNode:
+def make_operator(
+    parent: Node,
+    uid: str,
+    output: str,
+    *,
+    parallelism: int | None = None,
+    max_parallelism: int | None = None,
+    **said: Any,
+) -> OperatorNode:
     """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
+    check_numbers(uid, parallelism, max_parallelism)
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
     return OperatorNode(
         Columns.of(output, hidden),
@@ -117,6 +128,8 @@ def make_operator(parent: Node, uid: str, output: str, **said: Any) -> OperatorN
         was=uid.was if isinstance(uid, Uid) else "",
         input_schema=parent.columns.schema(f"operator '{uid}'").ddl,
         output_schema=output,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
         **said,
     )
 

@@ -13,6 +13,7 @@ from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
 from strandline.plan.operators import movers_of
+from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
 from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import Program, pickle_process, state_infos
@@ -27,6 +28,8 @@ class Operator:
     node: OperatorNode
     parallelism: int
     max_parallelism: int
+    has_own: bool = False
+    """Whether its parallelism is its own, and not the job's."""
     is_measured: bool = False
     """Whether its events come straight from a watermark, so that their times are what moves it."""
     migration: Migration = field(default_factory=Migration)
@@ -120,14 +123,24 @@ class Pipeline:
         """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
         self.counting = self._find_counting()
 
-    def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
-        """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
+    def settle(self, parallelism: Parallelism, stored: Sequence[OperatorInfo] = ()) -> list[Operator]:
+        """Give every operator its parallelism and its max_parallelism, which is chosen, or stored, or by default."""
+        by_uid = {info.uid: info for info in stored}
+        common = parallelism.common(stored)
         settled = []
         for node in self.operators:
-            known = stored.get(node.uid) or stored.get(node.was)
-            most = node.max_parallelism or known or default_max_parallelism(parallelism)
-            check_parallelism(node.uid, parallelism, most)
-            settled.append(Operator(node, parallelism, most, node.uid in self.measuring))
+            known = by_uid.get(node.uid) or by_uid.get(node.was)
+            own = parallelism.own(node)
+            number = own or parallelism.job or (known.parallelism if known else common)
+            # Whatever it has now, the job's are not too many later.
+            by_default = (
+                known.max_parallelism if known else default_max_parallelism(max(number, common, parallelism.most))
+            )
+            most = node.max_parallelism or by_default
+            if parallelism.is_room and not own:
+                number = min(number, most)
+            check_parallelism(node.uid, number, most)
+            settled.append(Operator(node, number, most, own is not None, node.uid in self.measuring))
         return settled
 
     def moved(self, uid: str, newest_us: Mapping[str, int]) -> dict[int, dict[str, int]]:

@@ -31,6 +31,8 @@ class Upgradable(Protocol):
     @property
     def key_schema(self) -> str: ...
     @property
+    def parallelism(self) -> int: ...
+    @property
     def states(self) -> Sequence[StateInfo]: ...
     @property
     def declared(self) -> Mapping[str, State]: ...
@@ -170,10 +172,12 @@ class _Planner:
             self._changes += [Change(uid, state.name, "new") for state in operator.states]
             self._migrations[uid] = Migration()
             return
+        is_other = operator.parallelism != info.parallelism
+        details = (f"parallelism {operator.parallelism}, was {info.parallelism}",) if is_other else ()
         if info.uid == uid:
-            self._changes.append(Change(uid, "", "kept"))
+            self._changes.append(Change(uid, "", "kept", "", details))
         else:
-            self._changes.append(Change(uid, "", "renamed", info.uid))
+            self._changes.append(Change(uid, "", "renamed", info.uid, details))
         if Named(info.uid) in self._drop:
             self._refuse(uid, "", f"drop names '{info.uid}', and the program has it")
         if operator.key_schema != info.key_schema:

@@ -145,6 +145,7 @@ def windows_on(
     function: WindowFunction,
     uid: str,
     name: str | None,
+    parallelism: int | None,
     max_parallelism: int | None,
 ) -> OperatorNode:
     """Return the node of a function of each window's events."""
@@ -161,6 +162,7 @@ def windows_on(
         uid,
         sides={} if rules.late is None else {rules.late: schema.ddl},
         name=name or f"{type(kind).__name__}.{function.what}",
+        parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
 

@@ -15,6 +15,7 @@ from strandline.core.ids import Epoch
 from strandline.core.settings import BackendName
 from strandline.plan.graph import Node, OperatorNode, StepNode, above
 from strandline.plan.operators import output_of
+from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Pipeline
 from strandline.testing.nodes import Rows, lowered
 from strandline.testing.operator import Partitions
@@ -49,7 +50,8 @@ class PipelineRun:
                 "Harness: the pipeline has a step that only Spark can run",
                 hint="begin the test's pipeline with strandline.testing.events() behind it",
             )
-        new = [each for each in pipeline.settle(self._parallelism, {}) if each.node not in self._partitions]
+        settled = pipeline.settle(Parallelism(default=self._parallelism))
+        new = [each for each in settled if each.node not in self._partitions]
         places = (self._directory / str(at) for at in range(len(self._partitions), len(pipeline.operators)))
         made = [Partitions(each, self._backend, place) for each, place in zip(new, places, strict=True)]
         self.end, self.pipeline = end, pipeline
@@ -73,7 +75,8 @@ class PipelineRun:
 
     def fits(self, files: Sequence[Sequence[object]]) -> bool:
         """Whether a snapshot is of as many operators and partitions."""
-        return [len(partitions) for partitions in files] == [self._parallelism] * len(self._partitions)
+        there = [each.program.parallelism for each in self._partitions.values()]
+        return [len(partitions) for partitions in files] == there
 
     def restore(self, files: Sequence[Sequence[Sequence[LocalFile]]] | None, epoch: Epoch) -> None:
         """Open every operator anew, with a snapshot's files or with nothing."""

@@ -123,6 +123,19 @@ def session_warnings(spark: SparkSession) -> list[str]:
     return [f"{what}. {how}" for what in found]
 
 
+def room_of(spark: SparkSession) -> int:
+    """Return how many tasks the session's executors run at once: 0 while there are none."""
+    sc: Any = spark.sparkContext
+    core = sc._jsc.sc()
+    return int(core.maxNumConcurrentTasks(core.resourceProfileManager().defaultResourceProfile()))
+
+
+def await_executors(spark: SparkSession) -> None:
+    """Wait until Spark runs tasks: as many executors as it waits for have come then."""
+    if not has_one_process(spark.sparkContext.master or ""):
+        spark.range(1).count()
+
+
 def retained_batches(spark: SparkSession) -> int:
     """Return of how many batches Spark keeps its log."""
     return int(spark.conf.get(_BATCHES_TO_RETAIN) or 0)

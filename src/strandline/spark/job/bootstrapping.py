@@ -273,7 +273,7 @@ class Replay(Starting):
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
             b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
-            found.exchange, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
+            found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
             Progress(found.epoch), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
         )  # fmt: skip
         driver.progress.acks.update(found.acks)

@@ -14,6 +14,7 @@ from strandline.plan.upgrade import Upgrade
 from strandline.snapshot.opened import Snapshot, open_folder, open_snapshot
 from strandline.spark.job.attempt import Wanted
 from strandline.spark.job.compat import differences, to_regroup
+from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.job import Job
 from strandline.spark.job.run import Run
 from strandline.spark.job.watched import Named
@@ -39,10 +40,7 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = ()) -> Check:
     """
     snapshot = open_snapshot(url, job.checkpoints.storage_options, fsync=False)
     manifest, plan = snapshot.manifest, job._plan
-    stored = {operator.uid: operator.max_parallelism for operator in manifest.operators}
-    before = manifest.operators[0].parallelism if manifest.operators else None
-    parallelism = job.settings.parallelism or before or plan.sources.session.sparkContext.defaultParallelism
-    operators = plan.settle(parallelism, stored)
+    operators = plan.pipeline.settle(parallelism_of(job.settings, plan.sources.session), manifest.operators)
     sinks = [name for name, _, _ in plan.sinks]
     fork = _life_of(job) != manifest.life
     upgrade, refusals = differences(manifest, operators, sinks, plan.sources.names, drop, fork=fork)

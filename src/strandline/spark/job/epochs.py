@@ -26,7 +26,7 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchange, make_nothing, prepare_session
+from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
@@ -64,7 +64,7 @@ class EpochDriver:
     _plan: Plan
     _source: DataFrame
     _operators: Mapping[OperatorNode, Operator]
-    _exchange: Exchange
+    _exchanges: Exchanges
     _fleet: Fleet
     _coordinator: Coordinator
     _sources: Progressing
@@ -211,7 +211,7 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
-        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions))
+        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions), self._operators)
         try:
             acks = self._write(built, epoch)
         finally:
@@ -262,7 +262,8 @@ class EpochDriver:
         operator = self._operators[node]
         to = None if node.broadcast_order is None else TO
         order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
-        routed = self._exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to)
+        exchange = self._exchanges.of(node.uid)
+        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:

@@ -27,6 +27,7 @@ from strandline.spark.job import watched
 from strandline.spark.job.attempt import Blueprint, Wanted
 from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources
+from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
 from strandline.spark.job.skipping import files_of_history
@@ -194,8 +195,8 @@ class Job:
 
     def operators(self) -> list[OperatorInfo]:
         """Return what snapshots of the job say of its operators, without rows: as of its very first start."""
-        parallelism = self.settings.parallelism or self._plan.sources.session.sparkContext.defaultParallelism
-        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(parallelism, {})]
+        said = parallelism_of(self.settings, self._plan.sources.session)
+        return [operator.info(self.settings.backend) for operator in self._plan.pipeline.settle(said)]
 
     def _blueprint(
         self, spark: SparkSession, wanted: Wanted, checkpoints: Checkpoints | None = None, name_here: str = ""

@@ -6,10 +6,10 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,16 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import CheckpointId
-from strandline.core.keygroups import check_parallelism
 from strandline.keeper.lookups import Found, Table
 from strandline.keeper.paths import sweep
+from strandline.plan.parallelism import Told, check_wanted
 from strandline.snapshot.origin import verify_own
 from strandline.snapshot.progress import Progress as TakingProgress
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_epochs
 from strandline.spark.job.supervision import Supervised
@@ -45,6 +46,7 @@ _PATIENCE_S = 10.0
 _AGAIN_S = 1.0
 _LOOK_S = 0.02
 _TELL_S = 0.2
+_FOLLOW_S = 300.0
 
 
 class Run(Supervised):
@@ -61,9 +63,13 @@ class Run(Supervised):
         hide_errors_of(EpochDriver.__call__.__code__)
         try:
             self._control.start()
+            settings, spark = self._b.settings, self._b.spark
+            self._told = first_told(settings, spark, wait=True)
             self._begin_first()
             _live.add(self)
             self._thread.start()
+            if settings.follows is not None:
+                Follower(self._b.name, self, settings.follows, spark, self._b.clock, self._ended).start()
         except BaseException:
             if not self._thread.is_alive():
                 # Interrupted when the run was there, and nobody to look after it.
@@ -94,6 +100,7 @@ class Run(Supervised):
             last_failure=self._last_failure,
             depends_on=attempt.coordinator.depends_on if attempt else "",
             sources=self._b.plan.sources.names,
+            follows=self._told.is_room,
             **(status_of_epochs(attempt.driver) if attempt else {}),
         )
 
@@ -243,24 +250,59 @@ class Run(Supervised):
         self._thread.join(timeout)
         self._control.join()
 
-    def rescale(self, parallelism: int, *, timeout: float = 300.0) -> None:
+    def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None:
         """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.
 
-        Results are those of an undisturbed job. It holds until the job is started again: then `Settings(parallelism=…)`
-        counts or, where that is not given, what the newest checkpoint has. Raises ConfigurationError if an operator
-        cannot have so many, CheckpointError if the checkpoint fails: then the job goes on as it was. A job that
-        restarts, or is being rescaled, is waited for.
+        A number is for all operators without a parallelism of their own; `{"uid": 4}` gives single operators theirs.
+        Results are those of an undisturbed job. It holds until the job is started again: then what the program says
+        of an operator counts, or `Settings(parallelism=…)` or, where that is not given, what the newest checkpoint has.
+        Raises ConfigurationError if an operator cannot have so many, CheckpointError if the checkpoint fails: then the
+        job goes on as it was. A job that restarts, or is being rescaled, is waited for.
         """
+        check_wanted(parallelism, [node.uid for node in self._b.plan.pipeline.operators])
         deadline = time.monotonic() + timeout
         with self._alone(deadline):
-            if (attempt := self._await_attempt(deadline)) is None:
-                raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
-            for operator in attempt.driver.operators:
-                check_parallelism(operator.uid, parallelism, operator.max_parallelism)
-            with self._paused(deadline) as attempt:
-                self.checkpoint(timeout)
-            self._parallelism = parallelism
-            self._begin_anew(attempt, f"is rescaled to {parallelism}", deadline)
+            self._go_on_with(self._told.and_then(parallelism), f"is rescaled to {_number_text(parallelism)}", deadline)
+
+    @property
+    def followed(self) -> tuple[int, int] | None:
+        """How many partitions operators have that follow the executors, and may have at most: 0 while there are none.
+
+        None: it follows them no more.
+        """
+        if self._stopping.is_set() or not self._told.is_room or self._told.job is None:
+            return None
+        attempt = self._attempt
+        operators = attempt.driver.operators if attempt is not None and self._is_at_work() else ()
+        most = max((operator.max_parallelism for operator in operators if not operator.has_own), default=0)
+        return min(self._told.job, most), most
+
+    def follow(self, room: int) -> bool:
+        """Go on with as many partitions as there is room for, unless this is no time for it."""
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            attempt, told = self._attempt, self._told
+            if not self._is_at_work() or attempt is None or self._stopping.is_set() or not told.is_room:
+                return False
+            if attempt.driver.paused.is_set():
+                return False
+            self._go_on_with(replace(told, job=room), f"follows its executors to {room}", time.monotonic() + _FOLLOW_S)
+            return True
+        finally:
+            self._changing.release()
+
+    def _go_on_with(self, told: Told, what: str, deadline: float) -> None:
+        """Take a checkpoint, and have an attempt restore it that has been told something else."""
+        if (attempt := self._await_attempt(deadline)) is None:
+            raise UnavailableError(f"job '{self._b.name}' is {self._state}: it cannot be rescaled")
+        b = self._b
+        said = parallelism_of(b.settings, b.spark, told)
+        b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
+        with self._paused(deadline) as attempt:
+            self.checkpoint(max(0.0, deadline - time.monotonic()))
+        self._told = told
+        self._begin_anew(attempt, what, deadline)
 
     def savepoint(
         self,
@@ -347,6 +389,12 @@ class Run(Supervised):
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def _number_text(parallelism: int | Mapping[str, int]) -> str:
+    if not isinstance(parallelism, Mapping):
+        return str(parallelism)
+    return ", ".join(f"{uid}={number}" for uid, number in parallelism.items())
 
 
 def _tell(

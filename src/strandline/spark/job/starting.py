@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
+from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
@@ -30,9 +31,10 @@ from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
-from strandline.spark.keepers.exchange import Exchange
+from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
@@ -49,7 +51,7 @@ class Opened:
     claim: Claim
     origin: Origin
     operators: list[Operator]
-    exchange: Exchange
+    exchanges: Exchanges
     fleet: Fleet
     acks: dict[Slot, Ack]
     """What the keepers said when they had restored their state."""
@@ -72,8 +74,8 @@ class Starting:
     _least_id: CheckpointId
     claim: Claim | None
     """The newest claim that this job's driver has made."""
-    _rescaled: int | None = None
-    """The parallelism that the run was told to have, whatever else says so."""
+    _told: Told | None = None
+    """The parallelism that the run was told to have, whatever else says so; None: nobody could tell it anything."""
 
     def __post_init__(self) -> None:
         self._cleanup = contextlib.ExitStack()
@@ -132,17 +134,19 @@ class Starting:
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
-        exchange = Exchange(b.spark, self._parallelism(manifest), f"strandline-{b.places.root.name}-{owned.generation}")
-        self._cleanup.callback(exchange.close)
-        programs = [self._program(owned, operator, origin) for operator in operators]
-        fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchange)
+        parallelisms = {operator.uid: operator.parallelism for operator in operators}
+        exchanges = Exchanges(b.spark, parallelisms, f"strandline-{b.places.root.name}-{owned.generation}")
+        self._cleanup.callback(exchanges.close)
+        memory_bytes = self._partition_memory(parallelisms.values())
+        programs = [self._program(owned, operator, origin, memory_bytes) for operator in operators]
+        fleet = self._fleet = Fleet(b.spark, b.places, owned.generation, programs, exchanges)
         self._cleanup.callback(fleet.close)
         # Before: those that have restored little wait for those that restore much.
         fleet.keep_alive()
         with fleet.breakable():
             opened = fleet.open(epoch)
         failpoints.hit("restore.keepers_opened")
-        return Opened(owned, origin, operators, exchange, fleet, opened, CheckpointId(next_id), start)
+        return Opened(owned, origin, operators, exchanges, fleet, opened, CheckpointId(next_id), start)
 
     def _start(self) -> Attempt:
         b, found = self._b, self._open()
@@ -178,7 +182,7 @@ class Starting:
             cleaner.captured,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
-            b.plan, source, {operator.node: operator for operator in operators}, found.exchange, fleet, coordinator,
+            b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
             sources, staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
@@ -202,14 +206,10 @@ class Starting:
         stored = manifest.watermarks if manifest else {}
         return Watermarks(self._b.plan.pipeline.watermarks, stored, int(self._b.clock.monotonic_ms() * 1000))
 
-    def _parallelism(self, manifest: Manifest | None) -> int:
-        stored = manifest.operators[0].parallelism if manifest and manifest.operators else None
-        return self._rescaled or self._b.settings.parallelism or stored or self._b.spark.sparkContext.defaultParallelism
-
     def _settle(self, origin: Origin) -> list[Operator]:
         manifest = origin.manifest
-        stored = {op.uid: op.max_parallelism for op in manifest.operators} if manifest else {}
-        operators = self._b.plan.settle(self._parallelism(manifest), stored)
+        said = parallelism_of(self._b.settings, self._b.spark, self._told)
+        operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
         if manifest is not None:
             sinks = [name for name, _, _ in self._b.plan.sinks]
             upgrade = check_compatible(
@@ -236,7 +236,7 @@ class Starting:
             sink.open(SinkContext(b.spark, b.name, owned.life, owned.generation, name, fsync=b.settings.fsync))
             sink.recover(pending.get(name, []), epoch, fresh=fresh)
 
-    def _program(self, owned: Claim, operator: Operator, origin: Origin) -> Program:
+    def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None
         if origin.manifest is not None:
             place = None if origin.is_own else origin.folder.place(b.checkpoints.storage_options)
@@ -252,16 +252,15 @@ class Starting:
             store_url=b.jobdir.store.url,
             store_options=b.checkpoints.storage_options,
             fsync=b.settings.fsync,
-            partition_memory_bytes=self._partition_memory(operator.parallelism),
+            partition_memory_bytes=memory_bytes,
             limit_bytes=b.settings.memory_backend_limit_bytes,
             lease_ms=b.settings.keeper_lease_ms,
             restore=restore,
             python_path=[str(Path(entry).absolute()) for entry in sys.path],
         )
 
-    def _partition_memory(self, parallelism: int) -> int:
+    def _partition_memory(self, parallelisms: Iterable[int]) -> int:
         """Divide one machine's budget among the keepers that will be on it."""
-        keepers = parallelism * max(1, len(self._b.plan.pipeline.operators))
         sc: Any = self._b.spark.sparkContext
         addresses = sc._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(",")
         hosts = [address.rpartition(":")[0] for address in addresses]
@@ -269,7 +268,8 @@ class Starting:
             # The driver is among them, and runs no keepers.
             with contextlib.suppress(ValueError):
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
-        return max(32 << 20, self._b.settings.state_memory_bytes // math.ceil(keepers / len(set(hosts))))
+        keepers = most_on_one(parallelisms, len(set(hosts)))
+        return max(32 << 20, self._b.settings.state_memory_bytes // max(1, keepers))
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from strandline.control.status import KeeperStatus
+from strandline.control.status import KeeperStatus, OperatorStatus
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import time_text
 from strandline.spark.job.epochs import EpochDriver
@@ -14,8 +14,10 @@ from strandline.spark.job.epochs import EpochDriver
 def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
     """Return the fields of a Status that epochs change."""
     progress = driver.progress
+    common = [operator for operator in driver.operators if not operator.has_own]
     return {
-        "parallelism": max((operator.parallelism for operator in driver.operators), default=0),
+        "parallelism": max((operator.parallelism for operator in common or driver.operators), default=0),
+        "operators": [OperatorStatus(o.uid, o.node.name, o.parallelism, o.max_parallelism) for o in driver.operators],
         "epoch": progress.epoch,
         "rows_in": progress.rows_in,
         "last_epoch_ms": progress.last_epoch_ms,

@@ -20,6 +20,7 @@ from strandline.core.errors import (
     UserCodeError,
 )
 from strandline.core.ids import CheckpointId
+from strandline.plan.parallelism import Told
 from strandline.snapshot.origin import go_back
 from strandline.spark.base.marks import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
@@ -39,8 +40,8 @@ class Supervised:
         self._starting: Starting | None = None
         self._attempt: Attempt | None = None
         self._state: State = "starting"
-        self._parallelism: int | None = None
-        """What `rescale` was told; None: what the settings or the checkpoint say."""
+        self._told = Told()
+        """What `rescale` was told; where nothing, what the program, the settings or the checkpoint say counts."""
         self._stopping = threading.Event()
         self._again = threading.Event()
         """The attempt is to end, and another one to begin in another way."""
@@ -129,7 +130,7 @@ class Supervised:
             self._back_to = None
             warn_of_sinks(self._b, back_to)
             self._claim = go_back(self._b.jobdir, back_to, self._b.clock, self._claim)
-        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._parallelism)
+        starting = self._starting = Starting(self._b, self._excluded, self._least_id, self._claim, self._told)
         try:
             self._attempt = starting.start()
         finally:

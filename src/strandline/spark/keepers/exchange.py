@@ -11,7 +11,7 @@ JVM fails in the middle of a task's rows, it closes the stream, and that looks l
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -41,7 +41,7 @@ is broadcast, and partitions without rows are not reached."""
 
 
 class Exchange:
-    """The routes and the anchor of one job at one parallelism."""
+    """The routes and the anchor of a job's operators of one parallelism: their partitions lie together."""
 
     def __init__(self, spark: SparkSession, parallelism: int, job_group: str = "strandline") -> None:
         self._parallelism = parallelism
@@ -83,14 +83,17 @@ class Exchange:
         """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
         On every partition they end with a row without a key group: it comes last, and only when all others have come.
-        Where the column `to` has a partition, the row goes there, whatever its key.
+        Where the column `to` has a partition, the row goes there, whatever its key; and nowhere if there is none such:
+        it is for another operator that hears the same, and has more of them.
         """
         self._settle()
         group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
         if to is not None:
             partitions = map(Partition, range(self._parallelism))
             firsts = [range_of(partition, max_parallelism, self._parallelism)[0] for partition in partitions]
-            group = f"coalesce(array({', '.join(map(str, firsts))})[{to}], {group})"
+            # Not with []: Spark takes what that gives for never null, though the index may be.
+            group = f"coalesce(get(array({', '.join(map(str, firsts))}), {to}), {group})"
+            df = df.where(f"{to} is null or {to} < {self._parallelism}")
         routes = f"array({', '.join(map(str, self._routes))})"
         route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
         routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
@@ -119,6 +122,33 @@ class Exchange:
         """Let the anchor go."""
         self._warming.join()
         self._anchor.unpersist()
+
+
+class Exchanges:
+    """The exchanges of a job: operators of one parallelism share one."""
+
+    def __init__(self, spark: SparkSession, parallelisms: Mapping[str, int], job_group: str) -> None:
+        self.job_group = job_group
+        """What of a run's own Spark jobs can be broken off by."""
+        self._made = {number: Exchange(spark, number, job_group) for number in sorted({*parallelisms.values()})}
+        self._parallelisms = dict(parallelisms)
+
+    def of(self, uid: str) -> Exchange:
+        """Return an operator's."""
+        return self._made[self._parallelisms[uid]]
+
+    @property
+    def shared(self) -> list[tuple[Exchange, list[str]]]:
+        """Each exchange, with the uids of its operators."""
+        return [
+            (exchange, [uid for uid, its in self._parallelisms.items() if its == number])
+            for number, exchange in self._made.items()
+        ]
+
+    def close(self) -> None:
+        """Let the anchors go."""
+        for exchange in self._made.values():
+            exchange.close()
 
 
 @contextmanager

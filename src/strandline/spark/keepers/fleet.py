@@ -26,7 +26,7 @@ from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.session import has_one_process, is_this_python
-from strandline.spark.keepers.exchange import Exchange
+from strandline.spark.keepers.exchange import Exchange, Exchanges
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
@@ -59,12 +59,12 @@ class Fleet:
         places: Places,
         generation: Generation,
         programs: Sequence[Program],
-        exchange: Exchange,
+        exchanges: Exchanges,
     ) -> None:
         sc: Any = spark.sparkContext
         self._sc = sc
         self._places = places
-        self._exchange = exchange
+        self._exchanges = exchanges
         self._generation = generation
         self._refs = {program.uid: KeeperRef(places, program.uid, self._generation) for program in programs}
         # Here, too: a broadcast's value is read from a file, and where Spark encrypts that, anew each time and not for
@@ -81,6 +81,8 @@ class Fleet:
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
         self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
+        # For all exchanges, also while another thread asks them. Each thread has a connection to the JVM.
+        self._pool = ThreadPoolExecutor(2 * max(1, len(programs)), thread_name_prefix="strandline-ask")
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -149,7 +151,7 @@ class Fleet:
         rest = {partition: each for partition, each in asked.items() if partition not in found}
         if rest and not self._only_executor:
             schema, worker = schema_of("partition int, found binary"), LookupWorker(self._refs[uid], rest)
-            rows: list[Any] = self._exchange.partitions.mapInArrow(worker, schema).collect()
+            rows: list[Any] = self._exchanges.of(uid).partitions.mapInArrow(worker, schema).collect()
             found |= self._answers(uid, {Partition(row.partition): bytes(row.found) for row in rows})
         missing = sorted(asked.keys() - found.keys())
         if missing:
@@ -173,7 +175,7 @@ class Fleet:
         """Meanwhile, what this thread asks of keepers through Spark can be broken off."""
         before = {name: self._sc.getLocalProperty(name) for name in _JOB_GROUP}
         try:
-            self._sc.setJobGroup(self._exchange.job_group, "strandline: keepers", interruptOnCancel=True)
+            self._sc.setJobGroup(self._exchanges.job_group, "strandline: keepers", interruptOnCancel=True)
             yield
         finally:
             with contextlib.suppress(Exception):
@@ -183,7 +185,7 @@ class Fleet:
     def break_off(self) -> None:
         """End every keeper of this machine, and what was asked through Spark: whoever waits hears that it is over."""
         with contextlib.suppress(Exception):
-            self._sc.cancelJobGroup(self._exchange.job_group)
+            self._sc.cancelJobGroup(self._exchanges.job_group)
         self.kill()
 
     def stop(self, *, forget: bool) -> None:
@@ -220,6 +222,7 @@ class Fleet:
         self._over.set()
         if self._renewing is not None:
             self._renewing.join(_END_S)
+        self._pool.shutdown(wait=False)
         for broadcast in self._broadcasts.values():
             # Spark keeps a broadcast's bytes in a temporary file until it is destroyed.
             with contextlib.suppress(Exception):
@@ -257,11 +260,19 @@ class Fleet:
             return [ack for answer in asked for ack in answer.result()]
 
     def _ask_spark(self, instructions: Instructions, kind: int, start: bool) -> list[bytes]:
-        worker = ControlWorker(
-            list(self._refs.values()), instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s
-        )
-        rows: list[Any] = self._exchange.partitions.mapInArrow(worker, schema_of("ack binary")).collect()
-        return [bytes(row.ack) for row in rows]
+        def ask(exchange: Exchange, uids: Sequence[str]) -> list[bytes]:
+            refs = [self._refs[uid] for uid in uids]
+            worker = ControlWorker(refs, instructions, kind, self._broadcasts if start else None, renew_s=self._renew_s)
+            with self.breakable():
+                rows: list[Any] = exchange.partitions.mapInArrow(worker, schema_of("ack binary")).collect()
+            return [bytes(row.ack) for row in rows]
+
+        (first, *others) = self._exchanges.shared
+        if not others:
+            return ask(*first)
+        # At once: what is restored takes as long as the slowest, not as long as all.
+        asked = [self._pool.submit(ask, *each) for each in (first, *others)]
+        return [ack for answer in asked for ack in answer.result()]
 
 
 def _only_executor(spark: SparkSession) -> Executor | None:

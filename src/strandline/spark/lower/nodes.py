@@ -23,8 +23,11 @@ TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
 
 
-def lowered(node: Node, parents: Sequence[DataFrame], parallelism: int, *, reduced: bool) -> DataFrame:
-    """Return the rows of a node that asks nothing of keepers; `reduced`: accumulators are made of many rows."""
+def lowered(node: Node, parents: Sequence[DataFrame], copies: int, *, reduced: bool) -> DataFrame:
+    """Return the rows of a node that asks nothing of keepers.
+
+    `copies`: for how many partitions what all of them hear of is; `reduced`: accumulators are made of many rows.
+    """
     df = parents[0]
     match node:
         case FrameStep():
@@ -38,7 +41,7 @@ def lowered(node: Node, parents: Sequence[DataFrame], parallelism: int, *, reduc
         case PartialNode():
             return _accumulators_of_many(node, df) if reduced else _accumulators_of_one(node, df)
         case PairNode():
-            return _pairs(node, parallelism, df, parents[1])
+            return _pairs(node, copies, df, parents[1])
     raise NotImplementedError(type(node).__name__)
 
 
@@ -94,7 +97,7 @@ def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
     return grouped.select(*map(quoted, node.columns.names), *hidden)
 
 
-def _pairs(node: PairNode, parallelism: int, *inputs: DataFrame) -> DataFrame:
+def _pairs(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:
     structs = [half.columns.struct for half in node.halves]
     selected = []
     for at, half in enumerate(node.halves):
@@ -110,7 +113,7 @@ def _pairs(node: PairNode, parallelism: int, *inputs: DataFrame) -> DataFrame:
         selected.append([f"{value} as {name}" for value, name in zip(values, names, strict=True)])
     if node.broadcast_order is not None:
         selected[0].append(f"cast(null as int) as {TO}")
-        selected[1].append(f"explode(sequence(0, {parallelism - 1})) as {TO}")
+        selected[1].append(f"explode(sequence(0, {copies - 1})) as {TO}")
     left, right = (df.selectExpr(*some) for df, some in zip(inputs, selected, strict=True))
     return left.unionAll(right)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark import StorageLevel
@@ -49,7 +49,6 @@ class Plan:
             if isinstance(node.parent, PartialNode)
         }
         """Of built-in aggregations, by uid: whether their input is aggregated before it is sent."""
-        self._parallelism = 0
 
     def without_sinks(self) -> Plan:
         """Return the same pipeline with all operators at work, whose results nobody sees."""
@@ -65,11 +64,6 @@ class Plan:
         plan.sinks = sinks
         return plan
 
-    def settle(self, parallelism: int, stored: dict[str, int]) -> list[Operator]:
-        """Give every operator its parallelism and, stored or chosen or by default, its max_parallelism."""
-        self._parallelism = parallelism
-        return self.pipeline.settle(parallelism, stored)
-
     def keep(self, uids: Collection[str]) -> bool:
         """Have what these operators give computed in full, however little of it is read; False if it is already."""
         nodes = {node for node in self.pipeline.operators if node.uid in uids}
@@ -77,8 +71,9 @@ class Plan:
         self._kept |= nodes
         return is_new
 
-    def build(self, df: DataFrame, run: RunOperator) -> Built:
+    def build(self, df: DataFrame, run: RunOperator, operators: Mapping[OperatorNode, Operator]) -> Built:
         """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once."""
+        copies = _copies(operators)
         kept: list[DataFrame] = []
         if self.sources.are_several:
             # Every branch reads all of it: without this, once a branch from the sources.
@@ -92,7 +87,7 @@ class Plan:
             if isinstance(node, OperatorNode | LateNode):
                 made[node] = run(node, *parents)
             elif not isinstance(node, SourceNode):
-                made[node] = lowered(node, parents, self._parallelism, reduced=node in reduced)
+                made[node] = lowered(node, parents, copies.get(node, 0), reduced=node in reduced)
             if node in self._kept:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
@@ -139,6 +134,15 @@ class Built:
         """Let go of what was kept."""
         for df in self.kept:
             df.unpersist()
+
+
+def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
+    """Return, for what every partition hears of, how many there are: the most that an operator behind it has."""
+    found: dict[Node, int] = {}
+    for node, operator in operators.items():
+        if node.parent is not None and node.broadcast_order is not None:
+            found[node.parent] = max(found.get(node.parent, 0), operator.parallelism)
+    return found
 
 
 def _operators_above(node: Node) -> set[Node]:

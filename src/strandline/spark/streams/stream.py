@@ -85,6 +85,7 @@ class Aggregates:
         *,
         uid: str,
         name: str | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
         **more: Aggregate,
     ) -> Stream:
@@ -93,7 +94,7 @@ class Aggregates:
         Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
         windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
-        given as a dict first. `uid` names the state in every checkpoint: `uid=sl.uid("new", was="old")` to rename it.
+        given as a dict first. `uid`, `parallelism` and `max_parallelism` are as in process().
 
         Where there is state already, each result goes on by its name: `total=sl.agg.sum("v").added()` for one that is
         new, `.renamed(was="old")` for one that had another name, and `drop=["uid.result"]` of the start for one that
@@ -101,7 +102,7 @@ class Aggregates:
         """
         keyed, kind, rules = self._cut()
         given = named(results, more)
-        return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", max_parallelism))
+        return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", parallelism, max_parallelism))
 
     def count(self, *, uid: str) -> Stream:
         """Count events into the column `count`."""
@@ -141,18 +142,22 @@ class Processed(Generic[_Process]):
         *,
         sides: Mapping[str, str] | None = None,
         name: str | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
         `output` is the DDL schema of the rows it gives, `sides` that of each side output by name: what ctx.emit()
         sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint:
-        `uid=sl.uid("new", was="old")` to rename it. `max_parallelism` bounds the number of partitions, and
-        changes through a savepoint alone (`sl.state.patch`).
+        `uid=sl.uid("new", was="old")` to rename it. `parallelism` is its number of partitions where that is not to be
+        the job's, and may change at every start; `max_parallelism` bounds it, and changes through a savepoint alone
+        (`sl.state.patch`).
         """
-        return _main_output(
-            process_on(self._keyed, process, output, uid, sides=sides, name=name, max_parallelism=max_parallelism)
-        )
+        operator = process_on(
+            self._keyed, process, output, uid,
+            sides=sides, name=name, parallelism=parallelism, max_parallelism=max_parallelism,
+        )  # fmt: skip
+        return _main_output(operator)
 
 
 class ConnectedStreams(Processed[KeyedCoProcess]):
@@ -217,6 +222,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         how: How = "inner",
         prefixes: tuple[str, str] = ("", ""),
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
@@ -225,10 +231,12 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         it, both included. The result has this stream's columns, then the other's; a key that has one name in both is
         there once, and `prefixes` tell other columns apart. A pair has the later of the two times. `how` is `inner`, or
         `left`, `right` or `full`: then a row without partner comes alone, with nulls, once the watermark says that none
-        can come. Rows older than the watermark are left out.
+        can come. Rows older than the watermark are left out. `uid`, `parallelism` and `max_parallelism` are as in
+        process().
         """
         right = _keyed_of(other, "join")
-        return _main_output(joins.interval_join(self._keyed, right, within, uid, how, prefixes, max_parallelism))
+        joined = joins.interval_join(self._keyed, right, within, uid, how, prefixes, parallelism, max_parallelism)
+        return _main_output(joined)
 
     def window_join(
         self,
@@ -238,15 +246,17 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         how: How = "inner",
         prefixes: tuple[str, str] = ("", ""),
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
-        Columns and `how` are as in join(), and behind them `window_start` and `window_end`. Results have the time of
-        the last moment of the window. Rows that come after the end are left out.
+        Arguments and columns are as in join(), and behind the columns `window_start` and `window_end`. Results have the
+        time of the last moment of the window. Rows that come after the end are left out.
         """
         right = _keyed_of(other, "window_join")
-        return _main_output(joins.window_join(self._keyed, right, kind, uid, how, prefixes, max_parallelism))
+        joined = joins.window_join(self._keyed, right, kind, uid, how, prefixes, parallelism, max_parallelism)
+        return _main_output(joined)
 
 
 @dataclass(frozen=True)
@@ -255,7 +265,7 @@ class WindowedStream(Aggregates):
 
     What they give are rows of the key's columns, `window_start`, `window_end` (neither for Global windows) and the
     columns of the result. A row's time is the last one in its window, so that a following window of the same size
-    takes it in.
+    takes it in. `uid`, `parallelism` and `max_parallelism` are as in process() of a keyed stream.
     """
 
     keyed: Keyed
@@ -274,6 +284,7 @@ class WindowedStream(Aggregates):
         *,
         merge: Callable[[Any, Any], Any] | None = None,
         name: str | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Fold each window's events into one value: `function(value, event)` gives the next value.
@@ -284,7 +295,7 @@ class WindowedStream(Aggregates):
         >>> hours = sales.window(Tumbling("1h"))
         >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        return self._run(windows.fold(output, initial, function, merge, uid), uid, name, max_parallelism)
+        return self._run(windows.fold(output, initial, function, merge, uid), uid, name, parallelism, max_parallelism)
 
     def reduce(
         self,
@@ -292,13 +303,14 @@ class WindowedStream(Aggregates):
         uid: str,
         *,
         name: str | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Reduce each window's events to one: `function(event, event)` gives a row of the same columns.
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        return self._run(windows.reduce(self.keyed, function, uid), uid, name, max_parallelism)
+        return self._run(windows.reduce(self.keyed, function, uid), uid, name, parallelism, max_parallelism)
 
     def aggregate(
         self,
@@ -311,6 +323,7 @@ class WindowedStream(Aggregates):
         output: str,
         uid: str,
         name: str | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Aggregate each window's events: `create()`, `add(acc, event) -> acc`, `result(acc)`, as sl.Aggregating does.
@@ -325,7 +338,7 @@ class WindowedStream(Aggregates):
         ...     output="mean double", uid="mean")
         """
         aggregated = windows.aggregate(type, create, add, result, merge, output)
-        return self._run(aggregated, uid, name, max_parallelism)
+        return self._run(aggregated, uid, name, parallelism, max_parallelism)
 
     def process(
         self,
@@ -334,6 +347,7 @@ class WindowedStream(Aggregates):
         uid: str,
         *,
         name: str | None = None,
+        parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Keep each window's events and call `function(key, window, events)` with all of them.
@@ -347,10 +361,10 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        return self._run(windows.process(self.keyed, function, output, uid), uid, name, max_parallelism)
+        return self._run(windows.process(self.keyed, function, output, uid), uid, name, parallelism, max_parallelism)
 
-    def _run(self, function: windows.WindowFunction, uid: str, name: str | None, most: int | None) -> Stream:
-        return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, name, most))
+    def _run(self, function: windows.WindowFunction, uid: str, *numbered: Any) -> Stream:
+        return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, *numbered))
 
 
 def listed(names: Any) -> tuple[Any, ...]:
