@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from strandline.core import failpoints
@@ -19,6 +19,7 @@ from strandline.core.errors import UnavailableError
 from strandline.snapshot.taking import FORMS
 from tests.runtime.bench import KINDS, OPS, Model
 from tests.runtime.rescaling import KEYS, Job
+from tests.soak import examples
 
 
 def plain(entries: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -31,7 +32,7 @@ lives = st.lists(
 )
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives=lives, seed=st.integers(0, 1000))
 def test_lives_at_any_parallelism_and_on_any_backend(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[int, str, Any]], seed: int

@@ -170,12 +170,10 @@ class Plan:
 
     def _made(self) -> list[OperatorInfo]:
         left = [operator for operator in self._operators if Named(operator.uid) not in self._dropped]
-        # A job has one parallelism, and where it is not told another one, that of its snapshot.
-        least = min(map(self.most, left), default=1)
         return [
             structs.replace(
                 op, uid=self.now(Named(op.uid)).uid, partitions=[], max_parallelism=self.most(op),
-                parallelism=min(op.parallelism, least), states=[
+                parallelism=min(op.parallelism, self.most(op)), states=[
                     structs.replace(info, name=self.now(named).state)
                     for info in op.states if (named := Named(op.uid, info.name)) not in self._dropped
                 ],
