@@ -223,7 +223,7 @@ def test_one_operator_and_rows_and_names_at_once(tmp_path: Path, before: Manifes
         tmp_path, before, max_parallelism={"op": 2}, rename={"op.seen": "count"},
         edits={"op.seen": lambda rows: rows.filter(pc.field("value") < 40)},
     )  # fmt: skip
-    assert [(op.uid, op.max_parallelism, op.parallelism) for op in made.operators] == [("op", 2, 1), ("other", 128, 2)]
+    assert [(op.uid, op.max_parallelism, op.parallelism) for op in made.operators] == [("op", 2, 1), ("other", 128, 4)]
     assert tables(made)["other.seen"] == tables(before)["other.seen"]
     opening = fetching(folder_at(place(tmp_path, "after")), tmp_path)
     rows = pa.Table.from_batches(list(read_tables(tables(made)["op.count"], range(2), opening))).to_pydict()
