@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+import strandline as sl
 from strandline.core.errors import CorruptionError, KeeperError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.keeper.protocol import Ack
+from strandline.plan.parallelism import Told
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.epochs import EpochDriver, Progress
@@ -136,7 +138,7 @@ class Reading:
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
         driver._generation, driver._nothing, driver._batch = 1, None, 5
         driver._plan = SimpleNamespace(
-            build=lambda df, run: SimpleNamespace(close=lambda: None),
+            build=lambda df, run, operators: SimpleNamespace(close=lambda: None),
             reductions={},
             pipeline=SimpleNamespace(counting=set(), measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
         )
@@ -264,12 +266,22 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
 def rescalable() -> Any:
     """Return a run, and have a thread begin it again with what it was told."""
     run: Any = object.__new__(Run)
-    run._b, run._state, run._error = SimpleNamespace(name="job"), "running", None
+    pipeline, context = (
+        SimpleNamespace(operators=[], settle=lambda said, stored: []),
+        SimpleNamespace(defaultParallelism=2),
+    )
+    run._b = SimpleNamespace(
+        name="job",
+        settings=sl.Settings(),
+        spark=SimpleNamespace(sparkContext=context),
+        plan=SimpleNamespace(pipeline=pipeline),
+    )
+    run._state, run._error = "running", None
     run._again, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
-    run._parallelism, run.checkpoint = None, lambda timeout: time.sleep(0.05)
+    run._told, run.checkpoint = Told(), lambda timeout: time.sleep(0.05)
 
     def attempt() -> Any:
-        return SimpleNamespace(has=run._parallelism, driver=SimpleNamespace(operators=[], paused=threading.Event()))
+        return SimpleNamespace(has=run._told.job, driver=SimpleNamespace(operators=[], paused=threading.Event()))
 
     def supervise() -> None:
         while not run._ended.is_set():

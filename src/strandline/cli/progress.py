@@ -24,15 +24,20 @@ def progress_bar() -> Iterator[Callable[[Progress], object]]:
     # What is printed meanwhile goes where it always goes: rich would take it to the terminal.
     with Progress(*columns, console=screen, transient=True, redirect_stdout=False) as bar:
         task = bar.add_task("waiting", total=None, said="")
+        shown = ""
 
         def tell(heard: Any) -> None:
+            nonlocal shown
             bar.update(
                 task,
                 description=heard.step or "waiting",
                 total=heard.total or None,
                 completed=heard.done,
                 said=_said(heard),
+                # A step is shown, however soon it is done.
+                refresh=heard.step != shown,
             )
+            shown = heard.step
 
         yield tell
 
