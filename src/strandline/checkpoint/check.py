@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from strandline.core.ids import CheckpointId
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, stored_once
 
 State = Literal["complete", "void", "damaged"]
+OnBytes = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,12 @@ class CheckpointSummary:
     generation: int = 0
 
 
-def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
-    """Read every file of a checkpoint and name each that is missing or damaged.
+def _unheard(size_bytes: int) -> None:
+    pass
+
+
+def verify(jobdir: JobDirectory, checkpoint: CheckpointId, on_bytes: OnBytes = _unheard) -> VerifyReport:
+    """Read every file of a checkpoint and name each that is missing or damaged; `on_bytes` hears of each file's size.
 
     Raises NotFoundError if there is no such checkpoint.
     """
@@ -73,22 +78,28 @@ def verify(jobdir: JobDirectory, checkpoint: CheckpointId) -> VerifyReport:
         ) from error
     except CorruptionError as error:
         return VerifyReport(0, 0, [Problem(path, error.message)])
-    report = verify_manifest(jobdir, manifest)
+    report = verify_manifest(jobdir, manifest, on_bytes)
     # Its bytes may all be there, and yet nobody can say that a restore may take it.
     unknown = read_catalog(jobdir).unknown.get(checkpoint)
     return replace(report, problems=[*report.problems, Problem(path, unknown)]) if unknown else report
 
 
-def verify_manifest(folder: Folder, manifest: Manifest) -> VerifyReport:
+def verify_manifest(folder: Folder, manifest: Manifest, on_bytes: OnBytes = _unheard) -> VerifyReport:
     """Read every file of a snapshot, relative to `folder`, and name each that is missing or damaged."""
     files = _distinct(manifest.files())
-    return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files))
+    return VerifyReport(len(files), sum(f.size for f in files), verify_files(folder, files, on_bytes))
 
 
-def verify_files(folder: Folder, files: Sequence[FileRef]) -> list[Problem]:
+def verify_files(folder: Folder, files: Sequence[FileRef], on_bytes: OnBytes = _unheard) -> list[Problem]:
     """Read files, each once, and name those that are missing or not as they were written."""
     with tempfile.TemporaryDirectory(prefix="strandline-verify-") as scratch:
-        found = in_parallel(lambda file: _verify_one(folder, file, Path(scratch)), _distinct(files))
+
+        def read(file: FileRef) -> Problem | None:
+            problem = _verify_one(folder, file, Path(scratch))
+            on_bytes(0 if file.inline is not None else file.size)
+            return problem
+
+        found = in_parallel(read, _distinct(files))
     return [problem for problem in found if problem is not None]
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -122,7 +120,7 @@ def verify(
         told = BytesTold(tell, sum(_bytes_to_read(*one) for one in wanted))
         for jobdir, number in wanted:
             told.step = f"reading {jobdir.job} checkpoint {number}"
-            report = check.verify(_WatchedJobDirectory(jobdir, told.add), number)
+            report = check.verify(jobdir, number, told.add)
             reports.add({"job": jobdir.job, "checkpoint": number}, report)
     reports.end("bring these files back from a backup, or go back to an older, intact checkpoint")
 
@@ -171,18 +169,6 @@ def gc_(
         )
     else:
         print("nothing was deleted: this was a dry run" if dry_run else f"{deleted} objects deleted")
-
-
-class _WatchedJobDirectory(JobDirectory):
-    """Tells how many bytes were read as files."""
-
-    def __init__(self, jobdir: JobDirectory, on_bytes: Callable[[int], object]) -> None:
-        super().__init__(jobdir.store, jobdir.job)
-        self._on_bytes = on_bytes
-
-    def get_file(self, path: str, target: Path) -> None:
-        super().get_file(path, target)
-        self._on_bytes(target.stat().st_size)
 
 
 def _bytes_to_read(jobdir: JobDirectory, checkpoint: CheckpointId) -> int:
