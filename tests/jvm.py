@@ -31,8 +31,8 @@ _UNUSED = (
 )  # fmt: skip
 """Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
 
-# A JVM that lives for minutes spends more on compiling and collecting in parallel than that gives back.
-_LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
+_LIGHT = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC"
 
 
 def use() -> None:
