@@ -20,18 +20,19 @@ import pyarrow.parquet as pq
 from strandline.core.errors import CorruptionError
 from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import FileRef, TableFile
+from strandline.snapshot.tablecolumns import VALUE
 
 KEY_GROUP = "key_group"
 
-# Every one of these is in the bytes. Statistics and the page index let other readers pass over rows by their keys.
-# Values are hardly ever few different ones, and to find out would take as long as all the rest. Arrow's schema is left
-# out: it would tell apart what is the same in Parquet.
+# Every one of these is in the bytes. Statistics and the page index, which are made for all but values, let readers pass
+# over rows by their keys: by values, what is sorted by keys could hardly be passed over. Values are hardly ever few
+# different ones, and to find out would take as long as all the rest. Arrow's schema is left out: it would tell apart
+# what is the same in Parquet.
 _OPTIONS: dict[str, Any] = {
     "version": "2.6",
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": [KEY_GROUP],
-    "write_statistics": True,
     "write_page_index": True,
     "store_schema": False,
     "write_batch_size": 1024,
@@ -78,7 +79,8 @@ def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
     table = table.combine_chunks()
     groups = key_groups(table)
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, **_OPTIONS) as writer:
+    keys = [path for field in table.schema if field.name != VALUE for path in _leaves(field.name, field.type)]
+    with pq.ParquetWriter(sink, table.schema, write_statistics=keys, **_OPTIONS) as writer:
         for first, last in _row_groups(groups, cut.row_group_rows):
             writer.write_table(table.slice(first, last - first), row_group_size=last - first)
     data = sink.getvalue()
@@ -90,6 +92,15 @@ def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
     draft.rename(path)
     ref = FileRef(name=path.name, size=data.size, sha256=sha256, path=in_savepoint)
     return LocalTable(path, table_of(groups[0], groups[-1], len(groups), ref))
+
+
+def _leaves(path: str, kind: pa.DataType) -> Iterator[str]:
+    """Return what Parquet calls the columns that a column without lists becomes."""
+    if not pa.types.is_struct(kind):
+        yield path
+        return
+    for part in kind:
+        yield from _leaves(f"{path}.{part.name}", part.type)
 
 
 def table_of(first: int, last: int, rows: int, file: FileRef) -> TableFile:
