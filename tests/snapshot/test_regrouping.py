@@ -165,7 +165,7 @@ def check(job: Callable[..., Bench], kind: Any, epochs: Sequence[Any], before: i
 
 @pytest.mark.parametrize(("job", "kind", "events"), JOBS, ids=lambda one: getattr(one, "__name__", None))
 @given(data=st.data())
-@examples(12)
+@examples(6)
 def test_it_is_as_if_it_had_always_been_so(job: Any, kind: Any, events: Any, data: st.DataObject) -> None:
     epochs = data.draw(st.lists(events, max_size=4))
     check(job, kind, epochs, data.draw(st.sampled_from(MOST)), data.draw(st.sampled_from(MOST)))
