@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -294,6 +296,29 @@ def rescalable() -> Any:
     run._attempt = attempt()
     threading.Thread(target=supervise, daemon=True).start()
     return run
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait_for_the_job() -> None:
+    """As the system may hand it out: what only waits for an event does not wake for that."""
+    program = """
+import signal, sys, threading, time
+from types import SimpleNamespace
+from strandline.spark.job.run import Run
+
+run = object.__new__(Run)
+run._ended, run._control, run._error, run._state = threading.Event(), SimpleNamespace(join=print), None, "running"
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(43))
+assert not run.await_termination(0.01)
+
+def terminated() -> None:
+    time.sleep(0.3)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+
+threading.Thread(target=terminated, daemon=True).start()
+run.await_termination()
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 43
 
 
 def test_of_two_who_rescale_at_once_each_gets_what_he_wanted() -> None:

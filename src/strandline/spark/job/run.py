@@ -47,6 +47,7 @@ _AGAIN_S = 1.0
 _LOOK_S = 0.02
 _TELL_S = 0.2
 _FOLLOW_S = 300.0
+_SIGNAL_S = 0.5
 
 
 class Run(Supervised):
@@ -194,7 +195,12 @@ class Run(Supervised):
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until the job ends, and raise what made it fail. Return False if the time was up before."""
-        ended = self._ended.wait(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        # A look now and then: a signal that the system hands to another thread does not wake this one, which may be the
+        # main thread, and has to heed it.
+        while not (ended := self._ended.wait(_SIGNAL_S if deadline is None else _left(deadline, _SIGNAL_S))):
+            if deadline is not None and time.monotonic() >= deadline:
+                break
         if ended:
             # The program may end with this: who has asked for that should hear of it.
             self._control.join()
@@ -389,6 +395,10 @@ class Run(Supervised):
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def _left(deadline: float, most: float) -> float:
+    return min(most, max(0.0, deadline - time.monotonic()))
 
 
 def _number_text(parallelism: int | Mapping[str, int]) -> str:
