@@ -56,12 +56,13 @@ def look_up(url: Path, keys: int, subject: str) -> None:
     """Measure look-ups of a snapshot."""
     rng = np.random.default_rng(3)
     took = []
-    for key in rng.integers(2, keys, _LOOK_UPS).tolist():
-        started = time.perf_counter()
-        (row,) = sl.state.lookup(str(url), _STATE, key)
-        took.append((time.perf_counter() - started) * 1000)
-        if len(row["value"]) != 100:
-            raise SystemExit(f"key {key} has {row['value']!r}")
+    with sl.state.opened(str(url)) as snapshot:
+        for key in rng.integers(2, keys, _LOOK_UPS).tolist():
+            started = time.perf_counter()
+            (row,) = snapshot.lookup(_STATE, key)
+            took.append((time.perf_counter() - started) * 1000)
+            if len(row["value"]) != 100:
+                raise SystemExit(f"key {key} has {row['value']!r}")
     commands = []
     for key in rng.integers(2, keys, _COMMANDS).tolist():
         started = time.perf_counter()

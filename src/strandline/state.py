@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from strandline.spark.building.patching import patch
 from strandline.spark.building.writing import write
-from strandline.spark.tables import lookup, read, register, tables
+from strandline.spark.tables import lookup, opened, read, register, tables
 
-__all__ = ["lookup", "patch", "read", "register", "tables", "write"]
+__all__ = ["lookup", "opened", "patch", "read", "register", "tables", "write"]

@@ -68,6 +68,9 @@ def test_beside_a_running_job(spark: Any, tmp_path: Path, local_dir: Path) -> No
         assert {(row.user, row.value) for row in newest.collect()} == {("ann", 3), ("ben", 1), ("cid", 1)}
         assert [row["value"] for row in sl.state.lookup(url, table.table, "ann")] == [3]
         assert sl.state.lookup(url, table.table, "dan") == []
+        with sl.state.opened(url) as opened:
+            found = [[row["value"] for row in opened.lookup(table.table, key)] for key in ("ann", "dan", "ann")]
+        assert found == [[3], [], [3]]
 
 
 def test_only_splits_with_the_keys_are_tasks_and_others_have_no_files_of_theirs(folders: list[Path]) -> None:

@@ -7,20 +7,20 @@ it lies, while the job runs or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.snapshot import reading
 from strandline.snapshot import tables as snapshot_tables
-from strandline.snapshot.opened import open_snapshot
-from strandline.snapshot.tables import TableSummary, find_table
+from strandline.snapshot.opened import Snapshot, open_snapshot
+from strandline.snapshot.tables import Table, TableSummary, find_table
 from strandline.spark.tables.options import FORMAT, STORAGE
 from strandline.spark.tables.source import StrandlineSource
 from strandline.types.columns import from_arrow_type, to_python
 
-__all__ = ["lookup", "read", "register", "tables"]
+__all__ = ["lookup", "opened", "read", "register", "tables"]
 
 _PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -76,8 +76,41 @@ def tables(url: str, storage_options: Mapping[str, str] | None = None) -> list[T
 def lookup(url: str, table: str, key: Any, *, storage_options: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Return the rows of one key in a table of a snapshot; none if it is not there. Only what may hold it is read.
 
-    `key` is a value, of several columns a tuple or a dict. Raises StateTypeError for what is no key of the operator.
+    `key` is a value, of several columns a tuple or a dict. Who looks up many keys uses `opened`. Raises StateTypeError
+    for what is no key of the operator.
     """
-    rows = reading.look_up(open_snapshot(url, storage_options, fsync=False), table, key)
-    columns = [to_python(column, from_arrow_type(column.type)) for column in rows.columns]
-    return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+    with opened(url, storage_options) as snapshot:
+        return snapshot.lookup(table, key)
+
+
+def opened(url: str, storage_options: Mapping[str, str] | None = None) -> Opened:
+    """Open a snapshot in which one key after the other is looked up: `with sl.state.opened(url) as snapshot: …`."""
+    return Opened(open_snapshot(url, storage_options, fsync=False))
+
+
+class Opened:
+    """A snapshot that is looked into until it is closed; several threads may."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._reader = reading.StateReader()
+        self._tables: dict[str, Table] = {}
+
+    def lookup(self, table: str, key: Any) -> list[dict[str, Any]]:
+        """Return the rows of one key, as `lookup` does."""
+        found = self._tables.get(table)
+        if found is None:
+            found = self._tables[table] = find_table(self._snapshot, table)
+        rows = self._reader.look_up(found, key)
+        columns = [to_python(column, from_arrow_type(column.type)) for column in rows.columns]
+        return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def close(self) -> None:
+        """Let go of its files."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
