@@ -237,7 +237,7 @@ def test_files_of_the_history_are_not_read_again_and_others_are(spark: Any, case
     others = spark.read.schema(pipeline.EVENT_SCHEMA).json(str(elsewhere))
     with pytest.raises(sl.errors.ConfigurationError, match=r"/elsewhere/.*, and the history does"):
         job.bootstrap(spark, savepoint=case.root / "to", history=others, skip_files=True)
-    made = job.bootstrap(spark, savepoint=case.root / "to", history=history, skip_files=True, order_by="seq")
+    made = job.bootstrap(spark, savepoint=case.root / "to #1%", history=history, skip_files=True, order_by="seq")
     with job.start(spark, restore=made.url) as run:
         case.add(1, rows=20)
         settle(run)

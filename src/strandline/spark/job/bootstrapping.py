@@ -20,7 +20,7 @@ import msgspec
 
 from strandline.api.config import Checkpoints, Restart
 from strandline.checkpoint.coordinator import Coordinator
-from strandline.checkpoint.folder import folder_at
+from strandline.checkpoint.folder import Folder, folder_at
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.publish import OutcomeUnknownError
 from strandline.control.status import Savepoint
@@ -48,6 +48,7 @@ from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.history import History, Spool, describe, spool_root
+from strandline.spark.job.saving import told
 from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging
 from strandline.spark.job.starting import Starting
@@ -147,7 +148,7 @@ def _take_away(b: Blueprint, spool: Spool) -> None:
 
 def _bring_place(b: Blueprint, wish: Wish) -> SourceInfo | None:
     """Return where the job is to go on in its sources, if not where they begin; its files are in the job's folder."""
-    options, fsync = b.checkpoints.storage_options, b.settings.fsync
+    folder: Folder
     if wish.start is not None and wish.start.manifest.source is not None:
         info, folder = wish.start.manifest.source, wish.start.folder
     elif wish.skipped is not None:
@@ -155,7 +156,7 @@ def _bring_place(b: Blueprint, wish: Wish) -> SourceInfo | None:
         info = place_behind(b.plan.sources, wish.skipped, folder, b.places.root)
     else:
         return None
-    place = Place(url=folder.store.url, path=folder.path, options=options, fsync=fsync)
+    place = folder.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
     return bring_source(info, place, b.jobdir, b.places.root)
 
 
@@ -334,16 +335,12 @@ class Replay(Starting):
         # None follows it, so it stays.
         manifest = b.jobdir.read(manifest_path(number), MANIFEST.decode)
         manifest = msgspec.structs.replace(manifest, source=work.read_before)
-        options, fsync = b.checkpoints.storage_options, b.settings.fsync
-        source = Place(url=b.jobdir.store.url, path=b.jobdir.path, options=options, fsync=fsync)
+        source = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
         made = take_savepoint(
             manifest, source, wish.target, wish.form, clock=b.clock, scratch=b.places.root, mark=work.mark,
             local_copy=lambda uid, index: local_copy(b.places.state(uid, Partition(index)), number),
         )  # fmt: skip
-        return Savepoint(
-            url=f"{wish.target.url}/{wish.target.path}", form=wish.form, checkpoint=made.checkpoint, epoch=made.epoch,
-            total_bytes=made.total_bytes, duration_ms=round((time.monotonic() - started) * 1000),
-        )  # fmt: skip
+        return told(made, wish.target, started)
 
     def _wait(self, asked: Future[CheckpointId], driver: EpochDriver, coordinator: Coordinator) -> CheckpointId:
         while not asked.done():
