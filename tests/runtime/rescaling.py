@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from strandline.api.states import TTL, Value
 from strandline.backends.reading import file_kind, open_reader
+from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import fetch
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
@@ -24,7 +25,6 @@ from strandline.runtime.task.task import EpochTimes
 from strandline.snapshot.opened import METADATA
 from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.place import Place
-from strandline.storage.remote import open_store
 from tests.runtime.bench import MAX_PARALLELISM, Event, Everything, batch_of, program
 from tests.runtime.clients import eventually
 
@@ -49,8 +49,10 @@ class Timed(Everything):
 class Job:
     """All partitions of one operator, restored again and again from their own snapshots."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, storage: Place | None = None) -> None:
+        """`storage` is where snapshots go, if not into a folder of `root`."""
         self.root = root
+        self.storage = storage or Place(url=f"file://{root}/storage")
         self.epoch = 0
         self.generation = 0
         self.restore: Restore | None = None
@@ -70,7 +72,7 @@ class Job:
     def start(self, parallelism: int, backend: str) -> None:
         self.generation += 1
         wanted = self.program(
-            store_url=f"file://{self.root}/storage", backend=backend, parallelism=parallelism,
+            store_url=self.storage.url, store_options=self.storage.options, backend=backend, parallelism=parallelism,
             generation=self.generation, restore=self.restore,
         )  # fmt: skip
         self.parallelism = parallelism
@@ -122,19 +124,27 @@ class Job:
         """Go on from a savepoint of the newest snapshot, which is gone then, with all local copies."""
         folder = f"savepoint-{self.generation}"
         target = Place(url=self.root.as_uri(), path=folder)
-        source = Place(url=f"file://{self.root}/storage", path="job")
-        take_savepoint(self.manifest(), source, target, form)
+        take_savepoint(self.manifest(), self.place, target, form)
         shutil.rmtree(self.root / "storage")
         shutil.rmtree(self.root / "local")
         (self.root / folder).rename(self.root / f"moved-{folder}")
         self.restore_savepoint(f"moved-{folder}")
 
+    @property
+    def place(self) -> Place:
+        """Where its snapshots are."""
+        return replace(self.storage, path="job")
+
     def restore_savepoint(self, folder: str) -> None:
         """Go on from the savepoint in this folder."""
-        manifest = MANIFEST.decode((self.root / folder / METADATA).read_bytes(), folder)
+        self.restore_from(Place(url=self.root.as_uri(), path=folder))
+
+    def restore_from(self, place: Place) -> None:
+        """Go on from the savepoint that is there."""
+        manifest = folder_at(place).read(METADATA, MANIFEST.decode)
         self.restore = Restore(
             checkpoint=manifest.checkpoint, epoch=manifest.epoch, stored=manifest.operators[0],
-            place=Place(url=self.root.as_uri(), path=folder),
+            place=place,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -147,7 +157,7 @@ class Job:
     def entries(self) -> dict[str, list[tuple[bytes, bytes]]]:
         """Return all that the newest snapshot holds, by state; each partition's within its key groups."""
         assert self.restore is not None
-        store = JobDirectory(open_store(f"file://{self.root}/storage"), "job")
+        store = JobDirectory(self.storage.store(), "job")
         found: dict[str, list[tuple[bytes, bytes]]] = {}
         for part in self.stored.partitions:
             fetch(store, part.files, self.root / "look")

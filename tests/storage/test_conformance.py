@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,8 +28,11 @@ KINDS: dict[str, Callable[[Path], ObjectStore]] = {
 }
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+    if request.param == "s3":
+        server = request.getfixturevalue("s3")
+        return open_store(server.url(f"conformance/{uuid.uuid4()}"), server.options)
     return KINDS[request.param](tmp_path)
 
 

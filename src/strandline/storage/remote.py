@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -23,6 +24,10 @@ _REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 _SAME_SCHEMES = {"s3a": "s3", "abfs": "abfss"}
 """Hadoop's names for what has another one, too."""
 _CLIENT_OPTIONS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "proxy_url", "timeout", "user_agent")
+_COPYING = ("s3", "gs")
+"""Copy an object while one waits for it. Azure may answer before it has, and does not tell obstore."""
+_DECLINED = re.compile(r"status code: (4(?!08|29)\d\d|501)\b")
+"""An answer that is the same however often one asks."""
 _WRONG_SETUP = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,
@@ -57,15 +62,22 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
             hint=f"use a path, file://, memory:// or one of {', '.join(s + '://' for s in _REMOTE_SCHEMES)}",
         )
     shown = remote_url(url)
+    scheme, _, rest = shown.partition("://")
+    bucket = f"{scheme}://{rest.partition('/')[0]}"
     hide = _hider([parts.password or "", *config.values()])
     client: Any = {key: config.pop(key) for key in _CLIENT_OPTIONS if key in config}
+
+    def at(url: str) -> Any:
+        return from_url(url, config=config or None, client_options=client or None)
+
     try:
-        store = from_url(url, config=config or None, client_options=client or None)
+        store = at(url)
+        whole = _Bucket(bucket, config, client, at(bucket)) if scheme in _COPYING else None
     except Exception as error:
         raise ConfigurationError(
             f"storage {shown} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
         ) from None
-    return _ObstoreStore(store, shown, hide=hide)
+    return _ObstoreStore(store, shown, hide=hide, bucket=whole)
 
 
 def remote_url(url: str) -> str:
@@ -99,13 +111,25 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
 
 
+@dataclass(frozen=True)
+class _Bucket:
+    """What objects are copied within, by whom: two are one if they compare equal."""
+
+    url: str
+    config: Mapping[str, str]
+    client: Mapping[str, str]
+    store: Any = field(repr=False, compare=False)
+
+
 class _ObstoreStore:
     """One obstore store as an ObjectStore."""
 
-    def __init__(self, store: Any, url: str, *, hide: Callable[[str], str]) -> None:
+    def __init__(self, store: Any, url: str, *, hide: Callable[[str], str], bucket: _Bucket | None = None) -> None:
+        """`bucket` is what the store is a part of, where that can copy."""
         self._store = store
         self.url = url
         self._hide = hide
+        self._bucket = bucket
 
     def put(self, path: str, data: bytes) -> None:
         with self._errors(path, writing=True):
@@ -122,7 +146,23 @@ class _ObstoreStore:
             obstore.put(self._store, path, source, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE)
 
     def take(self, path: str, source: ObjectStore, source_path: str) -> bool:
-        return False
+        """Have the storage copy an object within a bucket, whatever folders of it the two stores are."""
+        if not isinstance(source, _ObstoreStore) or self._bucket is None or self._bucket != source._bucket:
+            return False
+        with self._errors(path, writing=True):
+            try:
+                obstore.copy(self._bucket.store, source._in_bucket(source_path), self._in_bucket(path))
+            except (FileNotFoundError, *_WRONG_SETUP):
+                return False
+            except exceptions.GenericError as error:
+                if _DECLINED.search(str(error)):
+                    # As S3 does for more than 5 GiB.
+                    return False
+                raise
+        return True
+
+    def _in_bucket(self, path: str) -> str:
+        return f"{self._store.prefix}/{path}" if self._store.prefix else path
 
     def get(self, path: str) -> bytes:
         with self._errors(path):

@@ -1,0 +1,123 @@
+"""SeaweedFS on loopback: object storage with a wheel of its own, as real as a bucket of a cloud."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+_ACCESS_KEY, _SECRET_KEY = "strandline-tests", "a-secret-of-these-tests"
+_BUCKET = "bucket"
+
+
+@dataclass
+class Seaweed:
+    """A running server; its bucket is made by the first write."""
+
+    _process: subprocess.Popen[bytes]
+    _directory: Path
+    _port: int
+
+    def url(self, path: str = "") -> str:
+        return f"s3://{_BUCKET}/{path}".rstrip("/")
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "endpoint": f"http://127.0.0.1:{self._port}",
+            "access_key_id": _ACCESS_KEY,
+            "secret_access_key": _SECRET_KEY,
+            "region": "us-east-1",
+            "allow_http": "true",
+        }
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def start() -> Seaweed | None:
+    """Start a server that ends with this process; None where there is no program for this machine."""
+    program = Path(sys.executable).with_name("weed")
+    if not program.exists():
+        return None
+    directory = Path(tempfile.mkdtemp(prefix="seaweed-"))
+    (directory / "data").mkdir()
+    (directory / "s3.json").write_text(
+        json.dumps({
+            "identities": [{
+                "name": "tests", "actions": ["Admin", "Read", "Write", "List"],
+                "credentials": [{"accessKey": _ACCESS_KEY, "secretKey": _SECRET_KEY}],
+            }]
+        })
+    )  # fmt: skip
+    names = ("master.port", "volume.port", "filer.port", "s3.port")
+    ports = _free_ports(2 * len(names))
+    listening = [f"-{name}={ports[i]}" for i, name in enumerate(names)]
+    listening += [f"-{name}.grpc={ports[len(names) + i]}" for i, name in enumerate(names)]
+    with open(directory / "log", "wb") as log:
+        process = subprocess.Popen(
+            [
+                program, "-logtostderr=true", "server", f"-dir={directory}/data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1",
+                *listening, "-filer", "-s3", f"-s3.config={directory}/s3.json", "-s3.port.iceberg=0",
+                "-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=32",
+            ],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent,
+        )  # fmt: skip
+    server = Seaweed(process, directory, ports[names.index("s3.port")])
+    try:
+        _wait_until_it_answers(server)
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _wait_until_it_answers(server: Seaweed) -> None:
+    """It listens before all its parts have found each other: a bucket can be made when they have."""
+    from strandline.core.errors import UnavailableError
+    from strandline.storage.remote import open_store
+
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            with urllib.request.urlopen(server.options["endpoint"], timeout=5):
+                pass
+        except urllib.error.HTTPError:
+            break
+        except OSError:
+            pass
+        if server._process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError((server._directory / "log").read_text()[-5000:])
+        time.sleep(0.05)
+    while True:
+        try:
+            open_store(server.url(), server.options).put("first", b"")
+            return
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
