@@ -35,7 +35,7 @@ class AggregateChanges:
     to_add: list[str] = field(default_factory=list)
     """How to write those that are new and not said to be."""
     to_drop: list[str] = field(default_factory=list)
-    """What `drop` must name, beside what it does."""
+    """Those that `drop` must name, beside what it does."""
     renamed: dict[str, str] = field(default_factory=dict)
     """By column of the accumulator: its name in the snapshot, where the same name does not say that."""
     fill: dict[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ def plan_aggregates(
 ) -> AggregateChanges:
     """Return what becomes of the aggregates of the state `before` in `now`, the first states of their operators.
 
-    `uids` are the operator's in the program and in the snapshot; `drop` is as in `plan_upgrade`.
+    `uids` are the operator's in the program and in the snapshot; `drop` names results to do without.
     """
     return _Planner(uids, before, now, of, drop).plan()
 
@@ -111,8 +111,7 @@ class _Planner:
     def _goes_on(self, name: str, info: AggregateInfo, was: str, before: AggregateInfo) -> None:
         """Note an aggregate that has state, and take over its columns."""
         renamed = "" if was == name else was
-        dropped = f"{self._stored_uid}.{was}"
-        why = f"drop names '{dropped}', and the program has it" if dropped in self._drop else ""
+        why = f"drop names '{self._stored_uid}.{was}', and the program has it" if was in self._drop else ""
         why = why or self._difference(info, before) or self._claim(name, info.columns, before.columns)
         if why:
             self._refuse(name, f"the aggregate '{name}': {why}", renamed)
@@ -157,11 +156,10 @@ class _Planner:
 
     def _gone(self, name: str) -> None:
         """Note an aggregate that the program does not have."""
-        full = f"{self._stored_uid}.{name}"
-        if full in self._drop:
+        if name in self._drop:
             self._note(name, "dropped")
         else:
-            self._found.to_drop.append(full)
+            self._found.to_drop.append(name)
             self._refuse(name, f"the aggregate '{name}' is not declared any more")
 
     def _note(self, name: str, action: Action, was: str = "", *details: str) -> None:

@@ -219,11 +219,10 @@ class _Planner:
         before = next((state for state in info.states if state.aggregates and state.name == now.name), None)
         if before is None or before.kind != now.kind:
             return None
-        dropped = {f"{named.uid}.{named.state}" for named in self._drop if named.uid == info.uid and named.state}
+        dropped = {named.state for named in self._drop if named.uid == info.uid and named.state}
         found = plan_aggregates((operator.uid, info.uid), before, now, of, dropped)
         self._refusals += [f"operator '{operator.uid}': {why}" for why in found.refusals]
-        names = (name.removeprefix(f"{info.uid}.") for name in found.to_drop)
-        self._missing += [name_in(self._there, Named(info.uid, name)) for name in names]
+        self._missing += [name_in(self._there, Named(info.uid, name)) for name in found.to_drop]
         if found.to_add:
             self._to_add[operator.uid] = tuple(found.to_add)
         return found

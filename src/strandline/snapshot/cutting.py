@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import TableFile
-from strandline.snapshot.parquet import KEY_GROUP, Cut, LocalTable, key_groups, write_table
+from strandline.snapshot.parquet import Cut, LocalTable, key_groups, write_table
 from strandline.snapshot.pieces import PieceWriter, piece_schema, read_piece
 from strandline.snapshot.rowsizes import Sizes, row_sizes
+from strandline.snapshot.tablecolumns import KEY_GROUP
 from strandline.snapshot.tree import KeyGroupTree
 
 Made = Callable[[LocalTable], object]

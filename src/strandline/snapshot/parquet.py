@@ -20,9 +20,7 @@ import pyarrow.parquet as pq
 from strandline.core.errors import CorruptionError
 from strandline.core.keygroups import BROADCAST_GROUP
 from strandline.format.manifest import FileRef, TableFile
-from strandline.snapshot.tablecolumns import VALUE
-
-KEY_GROUP = "key_group"
+from strandline.snapshot.tablecolumns import KEY_GROUP, VALUE
 
 # Every one of these is in the bytes. Statistics and the page index, which are made for all but values, let readers pass
 # over rows by their keys: by values, what is sorted by keys could hardly be passed over. Values are hardly ever few

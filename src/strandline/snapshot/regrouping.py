@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.snapshot.parquet import KEY_GROUP
 from strandline.snapshot.rows import rows_of
-from strandline.snapshot.tablecolumns import WINDOW_END
+from strandline.snapshot.tablecolumns import KEY_GROUP, WINDOW_END
 from strandline.snapshot.tablekeys import key_columns
 
 

@@ -46,17 +46,25 @@ _LOOK_S = 0.1
 Report = Callable[[Progress], None]
 
 
+def _never() -> bool:
+    return False
+
+
+def _nowhere(uid: str, partition: Partition) -> Path | None:
+    return None
+
+
 def take_savepoint(
     manifest: Manifest,
     source: Place,
     target: Place,
     form: Form = "canonical",
     *,
-    local_copy: LocalCopy = lambda uid, partition: None,
+    local_copy: LocalCopy = _nowhere,
     report: Report = lambda progress: None,
     scratch: Path | None = None,
     clock: Clock | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = _never,
     mark: str = "",
 ) -> Manifest:
     """Write a savepoint of a checkpoint, whose files are relative to `source`, into the folder `target`; return it.
@@ -73,7 +81,7 @@ def take_savepoint(
             if form == "native":
                 made = _Native(here, folder, directory, cancelled).savepoint(manifest)
             else:
-                made = _Canonical(manifest, source, target, directory, local_copy, report, cancelled).savepoint()
+                made = _Canonical(manifest, source, target, directory, report, local_copy, cancelled).savepoint()
             size_bytes = sum(file.size for file in made.files())
             made = msgspec.structs.replace(
                 made, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
@@ -98,10 +106,8 @@ def bring_tables(
     snapshot is damaged.
     """
     if manifest.savepoint != "canonical":
-        return _Canonical(
-            manifest, source, target, scratch, lambda uid, partition: None, report, lambda: False
-        ).savepoint()
-    _Native(folder_at(source), folder_at(target), scratch, lambda: False).bring_as_is(manifest.files())
+        return _Canonical(manifest, source, target, scratch, report).savepoint()
+    _Native(folder_at(source), folder_at(target), scratch).bring_as_is(manifest.files())
     return manifest
 
 
@@ -111,7 +117,7 @@ def bring_source(info: SourceInfo, source: Place, target: Folder, scratch: Path 
     Raises CorruptionError if they are not as the snapshot says.
     """
     with _scratch(scratch) as directory:
-        brought = _Native(folder_at(source), target, directory, lambda: False).bring_source(info)
+        brought = _Native(folder_at(source), target, directory).bring_source(info)
     assert brought is not None
     return brought
 
@@ -132,7 +138,7 @@ class _Native:
     _here: Folder
     _target: Folder
     _scratch: Path
-    _cancelled: Callable[[], bool]
+    _cancelled: Callable[[], bool] = _never
 
     def savepoint(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the paths that the files have in the savepoint."""
@@ -205,9 +211,9 @@ class _Canonical:
     _source: Place
     _target: Place
     _scratch: Path
-    _local_copy: LocalCopy
     _report: Report
-    _cancelled: Callable[[], bool]
+    _local_copy: LocalCopy = _nowhere
+    _cancelled: Callable[[], bool] = _never
 
     def __post_init__(self) -> None:
         self._rows: dict[int, int] = {}

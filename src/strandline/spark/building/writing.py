@@ -28,9 +28,8 @@ from strandline.runtime.watermarks import REACHED
 from strandline.snapshot.building import SavepointBuilder, find_state, groups_of
 from strandline.snapshot.export import Files
 from strandline.snapshot.opened import savepoint_place
-from strandline.snapshot.parquet import KEY_GROUP
 from strandline.snapshot.rows import rows_of
-from strandline.snapshot.tablecolumns import key_fields
+from strandline.snapshot.tablecolumns import KEY_GROUP, key_fields
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.building.tasks import RESULT, TableTask
