@@ -14,7 +14,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
-from strandline.plan.operators import process_on, watermark_above
+from strandline.plan.operators import movers_of, process_on
 from strandline.plan.windows import bounds_of
 from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, WindowJoin
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
@@ -94,10 +94,9 @@ def window_join(
 def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
     """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
     both = left.columns, right.columns
-    movers = watermark_above(left.node), watermark_above(right.node)
-    is_one = movers[0] is movers[1] or not both[1].is_timed
+    movers = movers_of([left.node, right.node] if both[1].is_timed else [left.node])
     hidden = [name for name in (TIME, FIRED) if any(name in columns.hidden for columns in both)]
-    if any(movers) and (not is_one or ORIGIN in both[0].hidden):
+    if len(movers) > 1 or ORIGIN in both[0].hidden:
         hidden.append(ORIGIN)
     for columns in both:
         columns.schema(what)
@@ -109,7 +108,7 @@ def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ..
         other=right.node,
         halves=(left, right),
         names=(*left.keys, *order),
-        movers=movers[:1] if is_one else movers,
+        movers=movers,
         broadcast_order=broadcast_order,
     )
     return Keyed(node, left.keys, order, "connect" if broadcast_order is None else "broadcast")

@@ -16,7 +16,7 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.plan import joins, windows
+from strandline.plan import joins, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
 from strandline.plan.graph import Keyed, Node, OperatorNode
 from strandline.plan.operators import keyed_by, output_of, process_on
@@ -53,6 +53,23 @@ class Stream(Steps):
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
             )
         return Stream(output_of(self._operator, name))
+
+    def union(self, *others: Stream) -> Stream:
+        """Return the rows of this stream and of others as one stream; the same one twice gives its rows twice.
+
+        All need the same columns, by name and type; they may be in another order. Each keeps its watermark, and the
+        slowest one's counts, as with several sources: `idle` of one that may be silent. Rows come as Spark's shuffle
+        delivers them, whichever stream they are of.
+        """
+        for other in others:
+            if not isinstance(other, Stream):
+                raise ConfigurationError(
+                    f"union: it was given a {type(other).__name__}, expected a Stream",
+                    hint="unite streams before they are keyed: a.union(b, c).key_by(…)",
+                )
+        if not others:
+            raise ConfigurationError("union: no other stream was given", hint="write a.union(b), or a.union(b, c)")
+        return Stream(unions.union(self._node, [other._node for other in others]))
 
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
