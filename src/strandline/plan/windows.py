@@ -19,6 +19,7 @@ from strandline.runtime.operators.windows.contents import (
     Keeping,
     check_value,
     first_or,
+    reduced,
 )
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
 from strandline.runtime.operators.windows.sessions import SessionWindows
@@ -75,7 +76,7 @@ def fold(
     output: str, initial: Any, function: Callable[[Any, Any], Any], merge: Callable[[Any, Any], Any] | None, uid: str
 ) -> WindowFunction:
     """Keep one value, which each event changes."""
-    _check_functions(f"fold '{uid}'", function=function, merge=merge)
+    check_functions(f"fold '{uid}'", function=function, merge=merge)
     fields = parse_schema(output).fields
     value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
     check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
@@ -86,7 +87,7 @@ def fold(
 def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
     """Keep one event, made of two at a time."""
     schema = _events(keyed, uid)
-    _check_functions(f"reduce '{uid}'", function=function)
+    check_functions(f"reduce '{uid}'", function=function)
     places = [at for at, field in enumerate(schema.fields) if field.name not in keyed.keys]
     fields = [schema.fields[at] for at in places]
     if not fields:
@@ -96,7 +97,7 @@ def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> Windo
         _names(fields),
         create=partial(same, None),
         add=partial(first_or, function),
-        merge=function,
+        merge=partial(reduced, function),
         result=itemgetter(*places),
     )
     return WindowFunction("reduce", folding, fields)
@@ -111,7 +112,7 @@ def aggregate(
     output: str,
 ) -> WindowFunction:
     """Keep an accumulator, of which the result is made."""
-    _check_functions("aggregate", create=create, add=add, result=result, merge=merge)
+    check_functions("aggregate", create=create, add=add, result=result, merge=merge)
     fields = parse_schema(output).fields
     folding = Folding(parse_type(type).ddl, _names(fields), create=create, add=add, merge=merge, result=result)
     return WindowFunction("aggregate", folding, fields)
@@ -120,7 +121,7 @@ def aggregate(
 def process(keyed: Keyed, function: Callable[[Any, Any, list[Any]], Any], output: str, uid: str) -> WindowFunction:
     """Keep all events."""
     schema = _events(keyed, uid)
-    _check_functions("process", function=function)
+    check_functions("process", function=function)
     fields = parse_schema(output).fields
     return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
 
@@ -129,7 +130,8 @@ def _events(keyed: Keyed, uid: str) -> StructType:
     return keyed.columns.schema(f"operator '{uid}'")
 
 
-def _check_functions(what: str, **functions: Any) -> None:
+def check_functions(what: str, **functions: Any) -> None:
+    """Refuse what cannot be called."""
     for name, function in functions.items():
         if not callable(function) and not (name == "merge" and function is None):
             raise ConfigurationError(f"{what}: {name} is {function!r}, expected a function")
@@ -158,7 +160,7 @@ def windows_on(
     return process_on(
         keyed,
         operator_of(kind, contents, replace(rules, several_keys=len(keys) > 1)),
-        _output(kind, function.fields, schema, keys, uid),
+        output_with_key(kind, function.fields, schema, keys, uid),
         uid,
         sides={} if rules.late is None else {rules.late: schema.ddl},
         name=name or f"{type(kind).__name__}.{function.what}",
@@ -176,8 +178,10 @@ def operator_of(kind: WindowKind, contents: Contents, rules: Rules) -> WindowOpe
     return TimeWindows(kind, contents, rules)
 
 
-def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str) -> str:
-    """Return the DDL of results: the key's columns, the window's, then the function's."""
+def output_with_key(
+    kind: WindowKind | None, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str
+) -> str:
+    """Return the DDL of results: the key's columns, the window's if there are windows, then the function's."""
     bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)
@@ -185,8 +189,9 @@ def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys:
     for column in fields:
         if column.name.lower() in taken:
             raise ConfigurationError(
-                f"operator '{uid}': the result's column '{column.name}' has a name of the key's or the window's",
-                hint="rename it, or select other columns before the window",
+                f"operator '{uid}': the result's column '{column.name}' has a name of the key's"
+                + (" or the window's" if bounds else ""),
+                hint="rename it, or select other columns before",
             )
     first = map(Field, (*keys, *bounds), (*schema.types_of(keys), *[TimestampType()] * len(bounds)))
     return StructType((*first, *fields)).ddl

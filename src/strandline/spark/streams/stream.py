@@ -14,9 +14,10 @@ from pyspark.sql import Column, DataFrame
 from strandline.api.aggregates import Aggregate
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.api.states import TTL
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.plan import joins, unions, windows
+from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
 from strandline.plan.graph import Keyed, Node, OperatorNode
 from strandline.plan.operators import keyed_by, output_of, process_on
@@ -214,6 +215,50 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         `time="processing"`, windows follow the clock alone.
         """
         return WindowedStream(self._keyed, kind, windows.rules_of(self._keyed, kind, lateness, late, early, time))
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        uid: str,
+        *,
+        ttl: TTL | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Reduce each key's events to one, and give it after each event.
+
+        `function(event, event)` gives a row of the same columns. The first event of a key is given as it is. The key's columns are always the key. With `ttl`, a key that had no
+        events for so long begins anew. `uid`, `parallelism` and `max_parallelism` are as in process().
+
+        >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
+        """
+        return _main_output(
+            rolling.reduce_on(self._keyed, function, uid, ttl, name, parallelism, max_parallelism)
+        )
+
+    def fold(
+        self,
+        output: str,
+        initial: Any,
+        function: Callable[[Any, Any], Any],
+        uid: str,
+        *,
+        ttl: TTL | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Fold each key's events into one value, and give it after each event: `function(value, event)` gives the next.
+
+        Gives rows of the key's columns and those of `output`. Of one column, the value is what stands in it; of
+        several, it is a row of them: read by name, given as a tuple or dict. `ttl` is as in reduce().
+
+        >>> totals = sales.key_by("user").fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
+        """
+        return _main_output(
+            rolling.fold_on(self._keyed, output, initial, function, uid, ttl, name, parallelism, max_parallelism)
+        )
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""

@@ -157,7 +157,19 @@ def as_row(names: Sequence[str], row: Any) -> Row:
 
 def first_or(function: Callable[[Any, Any], Any], value: Any, event: Any) -> Any:
     """Add an event as a reduce function does: the first one is the value."""
-    return event if value is None else function(value, event)
+    return event if value is None else reduced(function, value, event)
+
+
+def reduced(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
+    """Make one row of two."""
+    found = function(value, other)
+    if found is None:
+        # The next event would pass for the first one.
+        raise OutputError(
+            "the function of reduce() gave None, expected a row of the events' columns",
+            hint="return one of its two arguments, or a tuple or dict of all columns",
+        )
+    return found
 
 
 class ChunksHandle:

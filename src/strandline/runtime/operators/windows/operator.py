@@ -15,12 +15,8 @@ from typing import Any
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
 from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
-from strandline.core.errors import StateTypeError
 from strandline.runtime.operators.windows.contents import Contents, Row
-from strandline.runtime.own import OwnOperator, windows_info
-
-_VALUE = ".value"
-"""Where what a function gave is in a window's entry."""
+from strandline.runtime.own import OwnOperator, explained_value, windows_info
 
 
 @dataclass(frozen=True)
@@ -47,6 +43,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
     """What all windows share."""
 
     windows: Any
+    own_function = "the function of windows"
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
         self.own_windows = windows_info(kind, processing=rules.processing)
@@ -71,15 +68,8 @@ class WindowOperator(OwnOperator, KeyedProcess):
         self._contents.open(self)
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what a function is told whose value does not fit: it knows nothing of the state that it is kept in."""
-        if not isinstance(error, StateTypeError) or not error.fields.get("path", "").startswith(_VALUE):
-            return error
-        inner = error.path.removeprefix(_VALUE)
-        why = error.why.replace(f" at {error.path}", f" at {inner}" if inner else "")
-        return StateTypeError(
-            f"what it gave does not fit {self._contents.value_type}: {why}",
-            hint="return what fits, or declare another type",
-        )
+        """Return what a function is told whose value does not fit."""
+        return explained_value(error, self._contents.value_type)
 
     def _times(self, ctx: Any) -> tuple[int | None, int | None]:
         """Return the event's time, and how far time has come: nothing before it can still be expected."""
