@@ -95,7 +95,10 @@ def test_mistakes() -> None:
         (lambda: KEYED.fold("k int", 0, max, uid="f"), "the result's column 'k' has a name of the key's"),
         (lambda: events("k int").key_by("k").reduce(max, uid="r"), "no columns beside the key's"),
         (lambda: KEYED.reduce(max, uid="r", ttl="1h"), "ttl is '1h', expected a TTL"),  # type: ignore[arg-type]
-        (lambda: KEYED.reduce(max, uid="r", ttl=sl.TTL("1h", time="event")), "is to expire by event time, and the stream has none"),
+        (
+            lambda: KEYED.reduce(max, uid="r", ttl=sl.TTL("1h", time="event")),
+            "is to expire by event time, and the stream has none",
+        ),
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
             make()  # type: ignore[no-untyped-call]
@@ -128,7 +131,10 @@ def test_what_is_kept_changes_as_a_value_does() -> None:
 
     more = events("k string, v bigint, note string, more int").key_by("k")
     found = told(KEYED.reduce(max, uid="r"), more.reduce(max, uid="r"))
-    assert not found.refusals and "value.value.more" in str(found) and "value.value.v" in str(found)
+    assert not found.refusals
+    assert "value.value.more" in str(found)
+    assert "value.value.v" in str(found)
     found = told(KEYED.fold("n int", 0, max, uid="f"), KEYED.fold("n bigint", 0, max, uid="f"))
-    assert not found.refusals and "bigint" in str(found)
+    assert not found.refusals
+    assert "bigint" in str(found)
     assert told(KEYED.fold("n int", 0, max, uid="f"), KEYED.fold("n string", "", max, uid="f")).refusals

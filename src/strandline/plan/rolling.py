@@ -71,9 +71,7 @@ def _rolled(
     parallelism: int | None,
     max_parallelism: int | None,
 ) -> OperatorNode:
-    return process_on(
-        keyed, rolling, output, uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism
-    )
+    return process_on(keyed, rolling, output, uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism)
 
 
 def _nothing() -> None:

@@ -228,14 +228,12 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     ) -> Stream:
         """Reduce each key's events to one, and give it after each event.
 
-        `function(event, event)` gives a row of the same columns. The first event of a key is given as it is. The key's columns are always the key. With `ttl`, a key that had no
-        events for so long begins anew. `uid`, `parallelism` and `max_parallelism` are as in process().
+        `function(event, event)` gives a row of the same columns. The first event of a key is given as it is, and the
+        key's columns are always the key. With `ttl`, a key that had no events for so long begins anew. `uid`, `parallelism` and `max_parallelism` are as in process().
 
         >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
         """
-        return _main_output(
-            rolling.reduce_on(self._keyed, function, uid, ttl, name, parallelism, max_parallelism)
-        )
+        return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, name, parallelism, max_parallelism))
 
     def fold(
         self,
