@@ -85,9 +85,10 @@ def test_joins(source: Any) -> None:
         "limit double, version bigint",
         rows,
     )
-    page = run_page("joins.md", 5, df=made.df, order_df=made.df, payment_df=made.df)
+    page = run_page("joins.md", 6, df=made.df, order_df=made.df, payment_df=made.df)
     assert page["paid"].columns == ["order_id", "amount", "method"]
     assert page["both"].columns[-4:] == ["paid_at", "paid_method", "window_start", "window_end"]
+    assert page["converted"].columns[-3:] == ["amount", "rate_at", "rate_rate"]
     assert page["suspicious"].columns == ["customer", "amount"]
     # The payment of the third order comes a minute too late.
     assert made.results(page["joined"]) == Counter(

@@ -21,7 +21,8 @@ from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
 from strandline.plan.graph import Keyed, Node, OperatorNode
 from strandline.plan.operators import keyed_by, output_of, process_on
-from strandline.runtime.operators.joins import How
+from strandline.runtime.operators.asof import AsOfHow
+from strandline.runtime.operators.joins import Bounds, How
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
@@ -229,7 +230,8 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         """Reduce each key's events to one, and give it after each event.
 
         `function(event, event)` gives a row of the same columns. The first event of a key is given as it is, and the
-        key's columns are always the key. With `ttl`, a key that had no events for so long begins anew. `uid`, `parallelism` and `max_parallelism` are as in process().
+        key's columns are always the key. With `ttl`, a key that had no events for so long begins anew. `uid`,
+        `parallelism` and `max_parallelism` are as in process().
 
         >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
         """
@@ -281,22 +283,24 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         uid: str,
         *,
         how: How = "inner",
+        bounds: Bounds = "[]",
         prefixes: tuple[str, str] = ("", ""),
+        late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
 
         `("-10 min", "5 min")` pairs a row with those of the other stream from 10 minutes before it to 5 minutes after
-        it, both included. The result has this stream's columns, then the other's; a key that has one name in both is
-        there once, and `prefixes` tell other columns apart. A pair has the later of the two times. `how` is `inner`, or
-        `left`, `right` or `full`: then a row without partner comes alone, with nulls, once the watermark says that none
-        can come. Rows older than the watermark are left out. `uid`, `parallelism` and `max_parallelism` are as in
-        process().
+        it, both included; not so with bounds="()", "[)" or "(]". The result has this stream's columns, then the
+        other's; a key that has one name in both is there once, and `prefixes` tell other columns apart. A pair has the
+        later of the two times. `how` is `inner`, or `left`, `right` or `full`: then a row without partner comes alone,
+        with nulls, once the watermark says that none can come. Rows older than the watermark are left out; with
+        late=("a", "b"), this stream's are the side output "a", and the other's "b". `uid`, `parallelism` and
+        `max_parallelism` are as in process().
         """
-        right = _keyed_of(other, "join")
-        joined = joins.interval_join(self._keyed, right, within, uid, how, prefixes, parallelism, max_parallelism)
-        return _main_output(joined)
+        said = joins.Said("join", uid, how, prefixes, late, parallelism, max_parallelism)
+        return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, said))
 
     def window_join(
         self,
@@ -306,17 +310,43 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         how: How = "inner",
         prefixes: tuple[str, str] = ("", ""),
+        late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
+        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of.
         Arguments and columns are as in join(), and behind the columns `window_start` and `window_end`. Results have the
-        time of the last moment of the window. Rows that come after the end are left out.
+        time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
+        side outputs as in join().
         """
-        right = _keyed_of(other, "window_join")
-        joined = joins.window_join(self._keyed, right, kind, uid, how, prefixes, parallelism, max_parallelism)
-        return _main_output(joined)
+        said = joins.Said("window_join", uid, how, prefixes, late, parallelism, max_parallelism)
+        return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, said))
+
+    def as_of_join(
+        self,
+        versions: KeyedStream,
+        uid: str,
+        *,
+        how: AsOfHow = "inner",
+        max_age: str | None = None,
+        prefixes: tuple[str, str] = ("", ""),
+        late: joins.Late = (None, None),
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Pair each row with the version of its key that was valid at its event time: prices, rates, addresses.
+
+        Each row of `versions` is a new version of its key, valid from its event time on until that of the next one. Of
+        two with the same time, the one that comes last counts. A row waits until the watermark has passed its time,
+        and is given with that time; one without a version is left out, or comes with nulls if `how` is "left", and so
+        if the version is older than `max_age`. Rows older than the watermark are left out; versions older than it
+        count from now on, and do not change what was given. With late=("a", "b"), both kinds are side outputs.
+        Columns, `uid` and the others are as in join().
+        """
+        said = joins.Said("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism)
+        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, said))
 
 
 @dataclass(frozen=True)
