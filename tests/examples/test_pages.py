@@ -60,7 +60,7 @@ def test_windows(source: Any) -> None:
         "user string, amount bigint, ts timestamp",
         [{"ts": at(second), "user": user, "amount": amount} for second, user, amount in events],
     )
-    page = run_page("windows.md", 4, df=made.df)
+    page = run_page("windows.md", 5, df=made.df)
     assert isinstance(page["job"], sl.Job)
     assert page["top"].columns == ["user", "window_start", "window_end", "amount", "ts"]
     assert page["sums"].columns == ["user", "window_start", "window_end", "n", "total"]

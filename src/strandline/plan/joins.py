@@ -99,6 +99,11 @@ def window_join(left: Keyed, right: Keyed, kind: WindowKind, said: Said) -> Oper
             f"window_join: the windows are {kind!r}, expected Tumbling, Sliding or Session ones",
             hint='write window_join(other, Tumbling("10s"), …); without time, use connect()',
         )
+    if isinstance(kind, Session) and callable(kind.gap):
+        raise ConfigurationError(
+            "window_join: the sessions' gap is a function, and rows of two streams are no events of one kind",
+            hint='give one gap for both: window_join(other, Session("30 min"), …)',
+        )
     pairs, layout, output = _joined(left, right, said, HOWS, *bounds_of(kind))
     join: KeyedProcess
     if isinstance(kind, Session):

@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
+from strandline.api.windows import WINDOW_END, WINDOW_START, Early, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.graph import Keyed, OperatorNode
@@ -29,7 +29,15 @@ from strandline.types.plain import same
 Time = Literal["event", "processing"]
 
 
-def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
+def rules_of(
+    keyed: Keyed,
+    kind: WindowKind,
+    lateness: str,
+    late: str | None,
+    early: str | Early | None,
+    time: Time,
+    accumulate: bool = True,
+) -> Rules:
     """Return how windows behave; raise ConfigurationError for what does not go together."""
     if not isinstance(kind, Tumbling | Sliding | Session | Global):
         raise ConfigurationError(
@@ -39,12 +47,20 @@ def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, ea
     if time not in ("event", "processing"):
         raise ConfigurationError(f"window: time is {time!r}, expected 'event' or 'processing'")
     lateness_us = parse_duration_ms(lateness, "window: lateness") * 1000
-    early_us = 0 if early is None else parse_duration_ms(early, "window: early") * 1000
-    if early is not None and not early_us:
-        raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
+    early = _early(early)
+    if not isinstance(accumulate, bool):
+        raise ConfigurationError(f"window: accumulate is {accumulate!r}, expected True or False")
     if late is not None and (not isinstance(late, str) or not late.strip()):
         raise ConfigurationError(f"window: late is {late!r}, expected a name for the side output of late events")
-    rules = Rules(lateness_us, early_us, late, processing=time == "processing")
+    rules = Rules(
+        lateness_us,
+        0 if early is None else early.every_us,
+        late=late,
+        early_by_event_time=early is not None and early.time == "event",
+        early_events=(early is not None and early.events) or 0,
+        accumulate=accumulate,
+        processing=time == "processing",
+    )
     follows_event_time = not rules.processing and not isinstance(kind, Global)
     if not follows_event_time and (lateness_us or late is not None):
         raise ConfigurationError(
@@ -56,7 +72,21 @@ def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, ea
             f"window: {type(kind).__name__} windows need the events' times, and the stream has no watermark",
             hint='call watermark("column") before key_by, or window(…, time="processing")',
         )
+    if rules.early_by_event_time and (rules.processing or not keyed.columns.is_timed):
+        raise ConfigurationError(
+            f"window: early is {early!r}, and "
+            + ("windows follow the clock" if rules.processing else "the stream has no watermark"),
+            hint='leave time="event" out: results so far then come by the clock',
+        )
     return rules
+
+
+def _early(early: str | Early | None) -> Early | None:
+    if early is None or isinstance(early, Early):
+        return early
+    if not parse_duration_ms(early, "window: early"):
+        raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
+    return Early(early)
 
 
 # -- what is computed of a window

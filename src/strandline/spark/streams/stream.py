@@ -15,7 +15,7 @@ from strandline.api.aggregates import Aggregate
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL
-from strandline.api.windows import WindowKind
+from strandline.api.windows import Early, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
@@ -204,7 +204,8 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         lateness: str = "0s",
         late: str | None = None,
-        early: str | None = None,
+        early: str | Early | None = None,
+        accumulate: bool = True,
         time: windows.Time = "event",
     ) -> WindowedStream:
         """Cut each key's events into windows by their event time.
@@ -212,10 +213,12 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         A window's result comes once the watermark has reached its end. An event that comes later still changes the
         result, which then comes again, until the watermark is `lateness` beyond the end. Events that are too late for
         every window, or have no time, are dropped and counted; with `late`, they are the side output of this name.
-        With `early`, the results so far of windows that changed come too, so often by the clock. With
+        With `early`, the results so far of windows that changed come too: so often by the clock, or as sl.Early says.
+        Each is of all of the window's events; with accumulate=False, of those since its last result. With
         `time="processing"`, windows follow the clock alone.
         """
-        return WindowedStream(self._keyed, kind, windows.rules_of(self._keyed, kind, lateness, late, early, time))
+        rules = windows.rules_of(self._keyed, kind, lateness, late, early, time, accumulate)
+        return WindowedStream(self._keyed, kind, rules)
 
     def reduce(
         self,

@@ -44,6 +44,10 @@ class Contents:
         """Take in another window, which ends to be; return the new value."""
         raise NotImplementedError
 
+    def take(self, at: int, value: Any, other: int, other_value: Any) -> Any:
+        """Take in another window, which ends to be, where there is nothing; return the new value."""
+        return other_value
+
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Return the result's rows, without key and window."""
         raise NotImplementedError
@@ -128,6 +132,8 @@ class Keeping(Contents):
     def merge(self, at: int, value: Any, other: int, other_value: Any) -> Any:
         self._events.move(other, at)
         return None
+
+    take = merge
 
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Call the function; return its rows, dicts or tuples."""
