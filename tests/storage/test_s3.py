@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 
+from strandline.checkpoint.generation import claim
+from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.publish import publish
+from strandline.checkpoint.start import save_start
+from strandline.core.clock import SystemClock
 from strandline.core.errors import ConfigurationError
+from strandline.snapshot.listing import verify_snapshot
+from strandline.snapshot.taking import FORMS, take_savepoint
 from strandline.storage.base import ObjectStore
+from strandline.storage.place import Place
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
+from tests.runtime.rescaling import KEYS, Job
 from tests.seaweed import Seaweed
+from tests.storage.faultyhttp import FaultyHttp
 
 OPERATIONS: dict[str, Callable[[ObjectStore, Path], object]] = {
     "get": lambda store, tmp: store.get("k"),
@@ -53,3 +65,23 @@ def test_a_bucket_that_is_not_there(s3: Seaweed, tmp_path: Path, operation: str)
     with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/d/.*: NoSuchBucket: ") as caught:
         OPERATIONS[operation](open_store("s3://no-such-bucket/d", s3.options), tmp_path)
     assert "create the bucket" in caught.value.hint
+
+
+def test_the_answers_to_all_creates_are_lost(s3: Seaweed, tmp_path: Path) -> None:
+    """The service has made the object, and the library tries again: what conflicts is one's own."""
+    proxy = FaultyHttp(s3.options["endpoint"], lost_creates=True)
+    storage = Place(url=s3.url(f"lost-{uuid4()}"), options={**s3.options, "endpoint": proxy.endpoint})
+    jobdir = JobDirectory(storage.store(), "job")
+    claimed = claim(jobdir, SystemClock())
+    save_start(jobdir, claimed, {"offsets/0": b"1"}, [], SystemClock())
+    job = Job(tmp_path, storage)
+    job.start(2, "filesystem")
+    job.run([(key, "set_value", n, 0) for n, key in enumerate(KEYS)])
+    job.checkpoint()
+    job.stop()
+    publish(jobdir, claimed, replace(job.manifest(), generation=claimed.generation))
+    for form in FORMS:
+        take_savepoint(job.manifest(), job.place, replace(storage, path=form), form, scratch=tmp_path)
+        assert verify_snapshot(f"{storage.url}/{form}", storage.options).ok
+    assert proxy.happened["create lost"] >= 6
+    proxy.close()
