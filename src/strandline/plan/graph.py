@@ -10,7 +10,9 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.plan.aggregates import Part
 from strandline.plan.columns import Columns
 from strandline.runtime.rowlayout import RowLayout
+from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
 from strandline.runtime.task.outputs import raw_ddl
+from strandline.runtime.task.rowfunction import RowFunction
 from strandline.runtime.watermarks import WatermarkSpec
 
 
@@ -55,6 +57,13 @@ class MapNode(Node):
     input: str = field(kw_only=True)
     """DDL of what the function sees of a row."""
     output: str = field(kw_only=True)
+    calls: Calls | None = None
+    """Of a function that waits for other systems: how many of its calls run at once."""
+
+    def row_function(self, carried: int) -> RowFunction:
+        """Return what runs on batches of rows with so many columns behind that the function does not see."""
+        given = (self.function, self.input, self.output, carried)
+        return RowFunction(*given) if self.calls is None else AsyncRowFunction(*given, self.calls)
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,6 @@ from strandline.plan.graph import (
     WatermarkNode,
 )
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
-from strandline.runtime.task.rowfunction import RowFunction
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing.events import AT
 from strandline.types.columns import arrow_schema, to_python
@@ -71,7 +70,7 @@ def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
 
 def _mapped(node: MapNode, rows: Rows) -> Rows:
     carried = [*node.columns.hidden, AT]
-    function = RowFunction(node.function, node.input, node.output, len(carried))
+    function = node.row_function(len(carried))
     found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
     return one(found, schema_of(node.columns))
 

@@ -13,7 +13,6 @@ from strandline.plan.columns import quoted
 from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, UnionNode, WatermarkNode
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
-from strandline.runtime.task.rowfunction import RowFunction
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
@@ -61,7 +60,7 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_rows, RowFunction(node.function, node.input, node.output, len(hidden)))
+    worker = partial(run_rows, node.row_function(len(hidden)))
     return df.select(*map(quoted, names), *hidden).mapInArrow(worker, schema_of(node.columns.ddl))
 
 
