@@ -43,9 +43,6 @@ class SourceNode(Node):
 class StepNode(Node):
     """A stateless step of an engine's own: it is opaque here."""
 
-    stops_early: bool = field(default=False, kw_only=True)
-    """Whether it may stop reading before the rows end."""
-
 
 @dataclass(frozen=True, eq=False)
 class MapNode(Node):
