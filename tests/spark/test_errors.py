@@ -249,6 +249,62 @@ def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:
     sl.stream(df.join(spark.createDataFrame([("ann", 1)], "user string, age int"), "user"))
 
 
+def test_what_leads_to_no_sink_is_said_at_the_start(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def started(*outputs: Any) -> list[str]:
+        """Return what a start says, which gets no further than that."""
+        # A store of one process: refused after everything that is said of the program.
+        job = sl.Job("small", sinks=outputs, checkpoints=sl.Checkpoints("memory://"))
+        caplog.clear()
+        with pytest.raises(sl.errors.ConfigurationError, match="a store of one process"):
+            job.start(spark)
+        return [record.getMessage() for record in caplog.records]
+
+    def line(code: str) -> int:
+        lines = Path(__file__).read_text().splitlines()
+        return next(at for at, text in enumerate(lines, 1) if text.strip().startswith(code))
+
+    source = sl.stream(small.source(spark, tmp_path / "in"), name="clicks")
+    counts = source.key_by("user").process(functions.Count(), output=small.OUTPUT, uid="count")
+    shown = counts.to(sl.sinks.memory())
+    assert started(shown) == []
+    again = counts.key_by("user").process(functions.Count(), output=small.OUTPUT, uid="again")
+    (said,) = started(shown)
+    assert f"the operator 'again' (Count, test_errors.py:{line('again = counts')}) leads to no sink of a job" in said
+    lost = again.to(sl.sinks.files(str(tmp_path / "out"), name="results"))
+    (said,) = started(shown)
+    assert f"what test_errors.py:{line('lost =')} sends into a sink 'results' is in no job's sinks=[…]" in said
+    assert started(shown, lost) == []
+    # Another job of this program has it: that is said of neither.
+    assert started(shown) == []
+    # A pipeline on a source of its own, forgotten as a whole.
+    other = sl.stream(small.source(spark, tmp_path / "other"), name="payments")
+    forgotten = other.key_by("user").sum("v", uid="forgotten")
+    (said,) = started(shown)
+    assert f"the operator 'forgotten' (agg, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
+    # Nobody can see it any more, as what a cell of a notebook made that ran again.
+    del other, forgotten
+    assert started(shown) == []
+
+
+def test_a_job_that_would_read_its_own_results(spark: Any, tmp_path: Path) -> None:
+    source = sl.stream(small.source(spark, tmp_path / "in"))
+
+    def started(*outputs: Any) -> str:
+        job = sl.Job("small", sinks=outputs, checkpoints=sl.Checkpoints(tmp_path / "ck"))
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            job.start(spark)
+        assert not (tmp_path / "ck").exists()
+        return str(caught.value)
+
+    for out in ("in", "in/out"):
+        said = started(source.to(sl.sinks.files(str(tmp_path / out), format="json")))
+        assert f"a sink writes to {tmp_path / out}, and the job reads {tmp_path / 'in'}" in said
+    both = [source.to(sl.sinks.files(str(tmp_path / "out"), format=kind, name=kind)) for kind in ("json", "parquet")]
+    assert f"two sinks write to {tmp_path / 'out'}, as json and as parquet" in started(*both)
+
+
 def test_speculation_is_refused(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = spark.sparkContext.getConf().set("spark.speculation", "true")
     monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)

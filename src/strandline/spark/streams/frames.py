@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakSet
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -55,6 +56,10 @@ class FrameSource(SourceNode):
             ) from None
 
 
+sources_made: WeakSet[FrameSource] = WeakSet()
+"""All that this process has, in jobs or not."""
+
+
 @dataclass(frozen=True, eq=False)
 class FrameStep(StepNode):
     """A step that stays a Spark DataFrame operation."""
@@ -66,7 +71,9 @@ class FrameStep(StepNode):
 
 def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
     """Return the node of what Spark reads."""
-    return FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
+    source = FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
+    sources_made.add(source)
+    return source
 
 
 def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:
