@@ -282,7 +282,7 @@ def test_what_leads_to_no_sink_is_said_at_the_start(
     other = sl.stream(small.source(spark, tmp_path / "other"), name="payments")
     forgotten = other.key_by("user").sum("v", uid="forgotten")
     (said,) = started(shown)
-    assert f"the operator 'forgotten' (agg, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
+    assert f"the operator 'forgotten' (sum, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
     # Nobody can see it any more, as what a cell of a notebook made that ran again.
     del other, forgotten
     assert started(shown) == []
