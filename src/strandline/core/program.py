@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 _OURS = str(Path(__file__).parent.parent) + "/"
 
@@ -15,7 +15,11 @@ def line_of_program() -> str:
     Costs a microsecond for each call in between.
     """
     frame: FrameType | None = sys._getframe(1)
-    # What a dataclass makes stands in no file.
-    while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or frame.f_code.co_filename == "<string>"):
+    while frame is not None and _is_ours(frame.f_code):
         frame = frame.f_back
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _is_ours(code: CodeType) -> bool:
+    # What a dataclass makes stands in no file.
+    return code.co_filename.startswith(_OURS) or (code.co_filename == "<string>" and code.co_name == "__init__")
