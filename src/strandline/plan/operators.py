@@ -12,7 +12,7 @@ from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
 from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
-from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode
+from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode, sources_of
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
@@ -121,7 +121,7 @@ def make_operator(
     """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
     check_numbers(uid, parallelism, max_parallelism)
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
-    return OperatorNode(
+    made = OperatorNode(
         Columns.of(output, hidden),
         parent,
         uid=str(uid),
@@ -132,6 +132,9 @@ def make_operator(
         max_parallelism=max_parallelism,
         **said,
     )
+    for source in sources_of(parent):
+        source.operators.append(made)
+    return made
 
 
 def output_of(operator: OperatorNode, side: str | None = None) -> Node:

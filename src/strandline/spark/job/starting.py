@@ -17,8 +17,8 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.errors import BEGIN_ANEW, CorruptionError
+from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
@@ -26,7 +26,7 @@ from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import errors_reported, tell
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
@@ -108,6 +108,7 @@ class Starting:
         found = self._decide()
         self._settle(found)
         self._load_start(found.manifest)
+        self._check_sinks(found)
         verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
@@ -122,7 +123,7 @@ class Starting:
         if lost and manifest is None:
             raise CorruptionError(
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
-                hint="bring the missing files back, or start empty with another job name or checkpoint directory",
+                hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
         operators = self._settle(origin)
         start = self._load_start(manifest)
@@ -131,6 +132,7 @@ class Starting:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
         origin.make_base(owned)
+        tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -218,6 +220,12 @@ class Starting:
             )  # fmt: skip
             operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
+
+    def _check_sinks(self, origin: Origin) -> None:
+        """Ask the sinks whether they can begin where the job does."""
+        b, begins = self._b, origin.text(self._b.jobdir.url)
+        for name, sink, _ in b.plan.sinks:
+            sink.check(SinkContext(b.spark, b.name, origin.life, Generation(0), name, b.settings.fsync, begins))
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
         """Return where the job's life began, when there is no snapshot that says how far it came."""

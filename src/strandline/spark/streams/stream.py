@@ -6,7 +6,7 @@ All kinds stand in one file, since each gives others; what they do is in the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pyspark.sql import Column, DataFrame
@@ -16,9 +16,10 @@ from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.windows import WindowKind
 from strandline.core.errors import ConfigurationError
+from strandline.core.program import line_of_program
 from strandline.plan import joins, windows
 from strandline.plan.aggregation import aggregate_on, named
-from strandline.plan.graph import Keyed, Node, OperatorNode
+from strandline.plan.graph import Keyed, Node, OperatorNode, sources_of
 from strandline.plan.operators import keyed_by, output_of, process_on
 from strandline.runtime.operators.joins import How
 from strandline.runtime.operators.windows.operator import Rules
@@ -35,6 +36,8 @@ class Output:
 
     stream: Stream
     sink: Sink
+    line: str = field(default_factory=line_of_program)
+    """Where in the program it was written."""
 
 
 class Stream(Steps):
@@ -68,7 +71,10 @@ class Stream(Steps):
             raise ConfigurationError(
                 f"to() was given {sink!r}, expected a sink", hint="take one from strandline.sinks, for example files()"
             )
-        return Output(self, sink)
+        output = Output(self, sink)
+        for source in sources_of(self._node):
+            source.outputs.append(output)
+        return output
 
 
 class Aggregates:
