@@ -18,6 +18,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
+from strandline.control.status import SourceStatus
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
@@ -32,6 +33,7 @@ from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress
 
 _LOOK_S = 0.01
@@ -77,6 +79,8 @@ class Attempt:
     _b: Blueprint
     claim: Claim
     restored: Manifest | None
+    restored_own: bool
+    """Whether that is a checkpoint of the job's own, and nobody else's snapshot."""
     driver: EpochDriver
     coordinator: Coordinator
     _fleet: Fleet
@@ -84,6 +88,7 @@ class Attempt:
     _cleaner: SourceCleaner
     _watch: SourceWatch
     _cleanup: contextlib.ExitStack
+    _lag: SourceLag
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _has_released: bool = field(default=False, init=False)
     _finished_us: int | None = field(default=None, init=False)
@@ -129,6 +134,10 @@ class Attempt:
             if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
                 return True
         return False
+
+    def look_at_sources(self) -> list[SourceStatus]:
+        """Return how far each source is, and what waits there."""
+        return self._lag.look(self.query)
 
     def table(self, name: str) -> Table:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""

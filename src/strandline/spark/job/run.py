@@ -37,7 +37,7 @@ from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
-from strandline.spark.job.status import status_of_epochs
+from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Supervised
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -88,21 +88,26 @@ class Run(Supervised):
 
     def status(self) -> Status:
         """Return what the job is doing now."""
+        return self._look(sources=True)
+
+    def glance(self) -> Status:
+        """Return what `status` does without asking the sources, which may take a while."""
+        return self._look(sources=False)
+
+    def _look(self, *, sources: bool) -> Status:
         attempt = self._attempt
-        history = attempt.coordinator.history if attempt else []
+        found: dict[str, Any] = {"restored_from": None, "last_checkpoint": None}
         return Status(
             job=self._b.name,
             state=self._state,
             generation=self._claim.generation if self._claim else 0,
-            restored_from=attempt.restored.checkpoint if attempt and attempt.restored else None,
             restarts=self._restarts,
             checkpoints=asdict(attempt.coordinator.counts) if attempt else {},
-            last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
-            depends_on=attempt.coordinator.depends_on if attempt else "",
+            last_failure_ms=self._last_failure_ms,
             sources=self._b.plan.sources.names,
             follows=self._told.is_room,
-            **(status_of_epochs(attempt.driver) if attempt else {}),
+            **(status_of_attempt(attempt, sources=sources and self._is_at_work()) if attempt else found),
         )
 
     def checkpoints(self) -> list[CheckpointStats]:

@@ -51,6 +51,7 @@ class Supervised:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._last_failure = ""
+        self._last_failure_ms: int | None = None
         self._restarts = 0
         self._in_a_row = 0
         self._excluded: frozenset[CheckpointId] = frozenset()
@@ -91,7 +92,7 @@ class Supervised:
             self._state = "finished" if finished else "stopped"
         except BaseException as error:
             self._error = error
-            self._last_failure = str(error)
+            self._note_failure(error)
             self._end_attempt()
             self._state = "failed"
         finally:
@@ -140,7 +141,7 @@ class Supervised:
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
-        self._last_failure = str(error)
+        self._note_failure(error)
         attempt = self._attempt
         completed = attempt.coordinator.counts.completed if attempt else 0
         self._least_id = attempt.coordinator.next_id if attempt else self._least_id
@@ -155,6 +156,9 @@ class Supervised:
         self._attempt = None
         self._restarts += 1
         self._stopping.wait(max(0.0, again - time.monotonic()))
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._last_failure, self._last_failure_ms = str(error), self._b.clock.now_ms()
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
