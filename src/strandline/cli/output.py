@@ -82,13 +82,13 @@ def duration_text(ms: float) -> str:
 
 
 def time_text(ms: int) -> str:
-    """Return a moment in this machine's time zone."""
+    """Return a moment in this machine's time zone, in ISO 8601 with its offset."""
     return moment_text(ms * 1000) if ms else "-"
 
 
 def moment_text(us: int) -> str:
     """Return a moment of event time in this machine's time zone: it may be any that a timestamp can be."""
     try:
-        return datetime.fromtimestamp(us // 1_000_000).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(us // 1_000_000).astimezone().isoformat()
     except (ValueError, OverflowError, OSError):
         return "after the year 9999" if us > 0 else "before the year 1"

@@ -19,6 +19,7 @@ from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
 from strandline.control.status import SourceStatus
+from strandline.control.telling import tell
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
@@ -90,6 +91,7 @@ class Attempt:
     _cleanup: contextlib.ExitStack
     _lag: SourceLag
     _final: Future[CheckpointId] | None = field(default=None, init=False)
+    _has_told: bool = field(default=False, init=False)
     _has_released: bool = field(default=False, init=False)
     _finished_us: int | None = field(default=None, init=False)
     """When the source was found to have ended: timers that are set for later do not fire any more."""
@@ -113,11 +115,13 @@ class Attempt:
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
-            if self.coordinator.advance() is not None:
+            if (completed := self.coordinator.advance()) is not None:
+                self._tell_checkpoint(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
             self._sources.deliver(self._watch.has_looked)
             self._poll_if_idle()
+            self._tell_first_epoch()
             now = time.monotonic()
             if now - checked > _FENCE_LOOK_S:
                 checked = now
@@ -163,6 +167,20 @@ class Attempt:
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
 
     # -- watching
+
+    def _tell_first_epoch(self) -> None:
+        done = self.driver.progress
+        if not self._has_told and done.epochs:
+            self._has_told = True
+            took = f"{done.last_rows:,} rows in {done.last_epoch_ms / 1000:.1f} s"
+            tell(f"job '{self._b.name}': epoch {done.epoch} is the first to be done, {took}")
+
+    def _tell_checkpoint(self, number: CheckpointId) -> None:
+        for stats in self.coordinator.history:
+            if stats.checkpoint == number:
+                size = f"{stats.total_bytes:,} bytes, {stats.uploaded_bytes:,} of them new"
+                what = f"checkpoint {number} is complete, of epoch {stats.epoch}: {size}"
+                tell(f"job '{self._b.name}': {what}, in {stats.end_to_end_ms} ms", detail=True)
 
     def _poll_if_idle(self) -> None:
         """While no epoch runs, hear how a checkpoint goes, and begin one that is due."""

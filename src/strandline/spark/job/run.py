@@ -20,6 +20,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
 from strandline.control.status import Savepoint, Status
+from strandline.control.telling import tell
 from strandline.core.errors import (
     CheckpointError,
     StrandlineError,
@@ -55,13 +56,16 @@ class Run(Supervised):
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
         super().__init__(blueprint, restart)
-        self._control = ControlServer(self, blueprint.places, blueprint.clock.now_ms())
+        self._control = ControlServer(self, blueprint.places, self._since_ms)
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
         self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
         hide_errors_of(EpochDriver.__call__.__code__)
+        self._log.open()
+        self._enter("starting")
+        tell(f"job '{self._b.name}' is starting: its checkpoints are in {self._b.jobdir.store.url}")
         try:
             self._control.start()
             settings, spark = self._b.settings, self._b.spark
@@ -71,12 +75,16 @@ class Run(Supervised):
             self._thread.start()
             if settings.follows is not None:
                 Follower(self._b.name, self, settings.follows, spark, self._b.clock, self._ended).start()
-        except BaseException:
+        except BaseException as error:
             if not self._thread.is_alive():
                 # Interrupted when the run was there, and nobody to look after it.
                 self._end_attempt()
                 self._control.end()
                 self._control.join()
+                self._note_failure(error)
+                self._enter("failed")
+                self._log.note(f"job '{self._b.name}' did not start: {error}")
+                self._log.close()
                 self._held.close()
                 _live.discard(self)
             raise
