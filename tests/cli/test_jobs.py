@@ -27,7 +27,7 @@ def test_jobs_are_listed_with_what_they_do(serve: Serve, local_dir: Path, strand
     found = strandline("jobs", "--local-dir", local_dir)
     assert (found.code, found.stderr) == (0, "")
     first, second = [line.split() for line in found.stdout.splitlines() if str(os.getpid()) in line]
-    assert [first[0], first[1], first[-2], first[-1]] == ["alerts", "running", "12", "file:///ck/a"]
+    assert [first[0], first[1], first[-3], first[-1]] == ["alerts", "running", "12", "file:///ck/a"]
     assert [second[0], second[1], second[-1]] == ["payments", "restarting", "s3://bucket/b"]
     data = strandline("jobs", "--local-dir", local_dir, "--json").json
     assert [(one["job"], one["state"], one["pid"], one["epoch"], one["directory"]) for one in data] == [

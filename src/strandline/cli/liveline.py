@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
-from strandline.cli.output import console, duration_text
+from strandline.cli.output import age_text, console, rate_text
 from strandline.control.telling import listening
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def progress_text(status: Status) -> str:
 
 
 def _figures(status: Status) -> str:
-    found = [f"epoch {status.epoch}", f"{status.rows_in:,} rows, {status.rows_per_s:,.0f}/s"]
+    found = [f"epoch {status.epoch}", f"{status.rows_in:,} rows, {rate_text(status.rows_per_s)}"]
     if status.watermark:
         found.append(f"watermark {watermark_text(status.watermark)}")
     found.append(checkpoint_text(status))
@@ -198,7 +198,7 @@ def watermark_text(watermark: str) -> str:
     """Return how far event time is, and how far behind the clock, if that is about a day or less."""
     behind = (datetime.now(UTC) - datetime.fromisoformat(watermark)).total_seconds()
     text = watermark.replace("+00:00", "Z")
-    return f"{text}, {duration_text(1000 * round(behind))} behind" if 0 <= behind < 100_000 else text
+    return f"{text}, {age_text(behind)} behind" if 0 <= behind < 100_000 else text
 
 
 def checkpoint_text(status: Status) -> str:
@@ -208,8 +208,8 @@ def checkpoint_text(status: Status) -> str:
         return "no checkpoint yet"
     if not status.uncovered_ms:
         return f"checkpoint {newest.checkpoint} has everything"
-    age_ms = max(0, round(time.time() * 1000) - newest.triggered_ms)
-    return f"checkpoint {newest.checkpoint}, {duration_text(1000 * round(age_ms / 1000))} old"
+    age_ms = max(0.0, time.time() * 1000 - newest.triggered_ms)
+    return f"checkpoint {newest.checkpoint}, {age_text(age_ms / 1000)} old"
 
 
 def _statuses() -> list[Status]:

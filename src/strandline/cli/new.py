@@ -1,0 +1,7 @@
+"""`strandline new`: a project to begin with."""
+
+from __future__ import annotations
+
+
+def new() -> None:
+    """Make a project."""
