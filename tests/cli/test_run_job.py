@@ -109,6 +109,7 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert found["directory"] == (base / "ck").as_uri()
     (status,) = strandline("status", "counts", "--local-dir", base / "l", "--json").json
     assert (status["rows_in"], status["keepers"][0]["uid"]) == (3, "count")
+    assert [(one["files_behind"], one["bytes_behind"]) for one in status["source_progress"]] == [(0, 0)]
     (taken,) = strandline("checkpoint", "counts", "--local-dir", base / "l", "--json").json
     assert (taken["status"], taken["epoch"]) == ("completed", status["epoch"])
     driver.terminate()
@@ -118,6 +119,18 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert "Traceback" not in said
     assert keepers_of(base) == []
     assert strandline("stop", "counts", "--local-dir", base / "l").code == 1
+    # It has said what it did, and what became of it outlives it.
+    told = [line for line in said.splitlines() if line.startswith("strandline: ")]
+    assert told[0] == "strandline: starting Spark"
+    assert f"strandline: job 'counts' is starting: its checkpoints are in {(base / 'ck').as_uri()}" in told
+    assert any(line.startswith("strandline: job 'counts': epoch 1 is the first to be done, 3 rows in") for line in told)
+    after = strandline("status", "counts", "--local-dir", base / "l")
+    assert (after.code, after.stdout) == (1, "")
+    assert f"error: job 'counts' does not run here: its driver (process {driver.pid}, since" in after.stderr
+    assert "has been stopped at" in after.stderr
+    logged = strandline("logs", "counts", "--driver", "-n", 100, "--local-dir", base / "l").stdout
+    assert "checkpoint 1 is complete" in logged
+    assert "job 'counts' has ended after epoch" in logged.splitlines()[-1]
     # What it left can be looked at.
     (checkpoint, *_) = strandline("checkpoints", "list", base / "ck", "--json").json
     assert (checkpoint["job"], checkpoint["state"]) == ("counts", "complete")
@@ -144,3 +157,8 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert "next step: " in said
     assert "runpy" not in said
     assert keepers_of(base) == []
+    after = strandline("status", "counts", "--local-dir", base / "l", "--json")
+    assert (after.code, after.json[0]["state"], after.json[0]["pid"]) == (1, "failed", driver.pid)
+    assert "a negative payment" in after.json[0]["last_failure"]
+    assert "counts" in strandline("jobs", "--local-dir", base / "l").stdout
+    assert "a negative payment" in strandline("logs", "--driver", "--local-dir", base / "l", "-n", 100).stdout

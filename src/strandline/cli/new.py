@@ -53,9 +53,9 @@ def new(
         print_json({"project": name, "directory": str(target), "files": made})
         return
     print(f"{target}: {', '.join(made)}")
-    print(
-        f"next: cd {quote(str(directory))}\n      strandline run app.py     # results; Ctrl-C ends it\n      python -m pytest"
-    )
+    print(f"next: cd {quote(str(directory))}")
+    print("      strandline run app.py     # results; Ctrl-C ends it")
+    print("      python -m pytest")
 
 
 def make_project(target: Path, name: str) -> list[str]:
