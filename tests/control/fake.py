@@ -54,6 +54,9 @@ class FakeRun:
         self.asked: list[tuple[str, object]] = []
         self.on_stop: Callable[[], None] = lambda: None
 
+    def glance(self) -> Status:
+        return self.status()
+
     def status(self) -> Status:
         return Status(
             job=self.job, state=self.state, generation=3, restored_from=5, restarts=1, checkpoints={"completed": 2},
