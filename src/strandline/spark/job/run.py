@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,18 +104,16 @@ class Run(Supervised):
 
     def _look(self, *, sources: bool) -> Status:
         attempt = self._attempt
-        found: dict[str, Any] = {"restored_from": None, "last_checkpoint": None}
         return Status(
             job=self._b.name,
             state=self._state,
             generation=self._claim.generation if self._claim else 0,
             restarts=self._restarts,
-            checkpoints=asdict(attempt.coordinator.counts) if attempt else {},
             last_failure=self._last_failure,
             last_failure_ms=self._last_failure_ms,
             sources=self._b.plan.sources.names,
             follows=self._told.is_room,
-            **(status_of_attempt(attempt, sources=sources and self._is_at_work()) if attempt else found),
+            **(status_of_attempt(attempt, sources=sources and self._is_at_work()) if attempt else self._known),
         )
 
     def checkpoints(self) -> list[CheckpointStats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats
@@ -17,11 +17,21 @@ from strandline.spark.job.epochs import EpochDriver, Work
 _OF_ACK = [field.name for field in fields(KeeperStatus) if field.name in Ack.__struct_fields__]
 
 
+NOTHING: Mapping[str, Any] = {"checkpoints": {}, "restored_from": None, "last_checkpoint": None}
+"""What there is to say before there is an attempt."""
+
+
+def status_after(attempt: Attempt) -> dict[str, Any]:
+    """Return what is to be said of an attempt that has ended, until there is another: how far it was."""
+    return status_of_attempt(attempt, sources=False) | {"keepers": [], "rows_per_s": 0.0}
+
+
 def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
     """Return the fields of a Status that an attempt knows; of the sources, which take a while, only if wanted."""
     coordinator, restored = attempt.coordinator, attempt.restored
     newest = next((c for c in reversed(coordinator.history) if c.status == "completed"), None)
     return {
+        "checkpoints": asdict(coordinator.counts),
         "restored_from": restored.checkpoint if restored else None,
         "last_checkpoint": newest or (_of_manifest(restored) if restored and attempt.restored_own else None),
         "depends_on": coordinator.depends_on,

@@ -6,7 +6,8 @@ import logging
 import os
 import threading
 import time
-from typing import IO
+from collections.abc import Mapping
+from typing import IO, Any
 
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
@@ -29,6 +30,7 @@ from strandline.snapshot.origin import go_back
 from strandline.spark.base.marks import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.starting import Starting, warn_of_sinks
+from strandline.spark.job.status import NOTHING, status_after
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class Supervised:
         self._b = blueprint
         self._restart = restart
         self._starting: Starting | None = None
+        self._known: Mapping[str, Any] = NOTHING
+        """What a status says while there is no attempt."""
         self._attempt: Attempt | None = None
         self._state: State = "starting"
         self._since_ms = blueprint.clock.now_ms()
@@ -130,7 +134,7 @@ class Supervised:
         self._enter("rescaling")
         self._least_id = self._attempt.coordinator.next_id
         self._end_attempt()
-        self._attempt = None
+        self._forget_attempt()
 
     def _begin(self) -> None:
         # Whatever the next attempt comes of, it is as it was told to be.
@@ -162,7 +166,7 @@ class Supervised:
         log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
         again = time.monotonic() + delay_ms / 1000
         self._end_attempt()
-        self._attempt = None
+        self._forget_attempt()
         self._restarts += 1
         self._stopping.wait(max(0.0, again - time.monotonic()))
 
@@ -217,6 +221,11 @@ class Supervised:
     def _end_attempt(self, *, forget: bool = False) -> None:
         if self._attempt is not None:
             self._attempt.close(forget=forget)
+
+    def _forget_attempt(self) -> None:
+        if self._attempt is not None:
+            self._known = status_after(self._attempt)
+        self._attempt = None
 
     def _is_fenced(self) -> bool:
         try:
