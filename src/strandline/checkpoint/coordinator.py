@@ -180,8 +180,9 @@ class Coordinator:
     def uncovered_ms(self) -> int:
         """For how long something has happened that no complete checkpoint covers; 0 if the newest covers all."""
         with self._lock:
-            since = self._changed_ms if self._pending is None else self._pending.changed_ms or self._changed_ms
-            return 0 if since is None else round(self._clock.monotonic_ms() - since)
+            waiting = [self._changed_ms, self._pending.changed_ms if self._pending else None]
+            now_ms = self._clock.monotonic_ms()
+            return max((round(now_ms - since_ms) for since_ms in waiting if since_ms is not None), default=0)
 
     @property
     def is_due(self) -> bool:
@@ -396,7 +397,8 @@ class Coordinator:
         with self._lock:
             self._pending = None
             self._changed = True
-            self._changed_ms = pending.changed_ms or self._changed_ms
+            if pending.changed_ms is not None:
+                self._changed_ms = pending.changed_ms
             self._last_end_ms = self._clock.monotonic_ms()
             self._failures_in_row += 0 if pending.tolerated else 1
             in_row, tolerable = self._failures_in_row, self._config.tolerable_failures
