@@ -190,8 +190,13 @@ def test_what_new_makes_shows_results_and_of_a_killed_driver_word_is_left(
                 if select.select([ours], [], [], 1.0)[0]:
                     seen += os.read(ours, 65536)
             (root,) = below.glob("strandline-*")
-            (status,) = strandline("status", "visits", "--local-dir", root, "--json").json
-            assert status["rows_in"] > 0
+
+            def rows() -> int:
+                (status,) = strandline("status", "visits", "--local-dir", root, "--json").json
+                return int(status["rows_in"])
+
+            # They are printed before their epoch has ended.
+            assert eventually(rows, "an epoch with rows") > 0
         finally:
             driver.kill()
             driver.wait()

@@ -78,6 +78,7 @@ class _Terminal(_Lines):
     def __init__(self) -> None:
         super().__init__()
         self._out = sys.stderr
+        self._text = ""
         self._painted = 0
         self._at_start = True
         self._last = "starting"
@@ -123,7 +124,6 @@ class _Terminal(_Lines):
                 with self._lock:
                     # Somebody's line that is not ended, as a question, stays as it is.
                     if self._at_start and not self._done.is_set():
-                        self._erase()
                         self._paint(lines)
 
     def _lines(self) -> list[Text]:
@@ -141,15 +141,17 @@ class _Terminal(_Lines):
         with screen.capture() as painted:
             for line in lines:
                 screen.print(line, no_wrap=True, crop=True)
-        self._out.write(painted.get())
-        self._out.flush()
-        self._painted = len(lines)
+        if (text := painted.get()) != self._text:
+            self._erase()
+            self._out.write(text)
+            self._out.flush()
+            self._text, self._painted = text, len(lines)
 
     def _erase(self) -> None:
         if self._painted:
             self._out.write(f"\x1b[{self._painted}A\r\x1b[J")
             self._out.flush()
-            self._painted = 0
+            self._text, self._painted = "", 0
 
 
 class _Beside:
