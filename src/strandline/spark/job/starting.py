@@ -38,6 +38,7 @@ from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
 
@@ -169,6 +170,8 @@ class Starting:
             b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
         )  # fmt: skip
+        # What somebody else's job has counted is not this one's.
+        totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         progress = manifest.source if manifest else None
         batch = progress.batch if progress else -1
         names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
@@ -185,7 +188,8 @@ class Starting:
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
-            sources, staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
+            sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
+            b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
@@ -195,7 +199,10 @@ class Starting:
         between_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         query = self._query = writer.start()
         watch = SourceWatch(query, between_ms)
-        return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup)
+        lag = SourceLag(b.spark, source, names, spark_dir, lambda: driver.batch)
+        return Attempt(
+            b, owned, manifest, origin.is_own, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup, lag
+        )
 
     def _decide(self, owned: Claim | None = None) -> Origin:
         b = self._b

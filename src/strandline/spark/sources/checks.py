@@ -132,6 +132,11 @@ def relations_of(df: DataFrame) -> list[Relation]:
     return list(filter(None, map(_relation, leaves_of(df))))
 
 
+def numbered_relations(df: DataFrame) -> list[Relation | None]:
+    """Return the sources by Spark's numbers; None for one that its plan does not name."""
+    return [_relation(leaf) for leaf in leaves_of(df)]
+
+
 def leaves_of(df: DataFrame) -> Iterator[Any]:
     """Return the streaming leaves of a DataFrame's plan in the order in which Spark numbers its sources.
 
