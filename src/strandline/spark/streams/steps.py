@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pyspark.sql import Column, DataFrame
 
+from strandline.plan.asyncmaps import map_async
 from strandline.plan.columns import Columns
 from strandline.plan.graph import MapNode, Node
 from strandline.plan.operators import watermark_on
@@ -75,6 +76,28 @@ class Steps:
         given, ddl = self._node.columns.schema("map").ddl, parse_schema(output).ddl
         columns = Columns.of(ddl, self._node.columns.hidden)
         return type(self)(MapNode(columns, self._node, function=function, input=given, output=ddl))
+
+    def map_async(
+        self,
+        function: Callable[[Any], Any],
+        output: str,
+        *,
+        concurrency: int = 10,
+        timeout: str | None = None,
+        ordered: bool = True,
+    ) -> Self:
+        """Ask another system about each row: `concurrency` calls are under way at once in each of Spark's tasks.
+
+        The function is async, or an ordinary one, which runs in threads. It gives a dict or tuple that fits `output`, a
+        list of such, or None for no row. Rows stay in order; with ordered=False, they come as answers do. A call
+        without an answer after `timeout` sends the job back to its last checkpoint; an error ends the job, as in map().
+        After any failure, rows since the last checkpoint are asked about again: calls should change nothing.
+
+        >>> async def country(row):
+        ...     return {"ip": row.ip, "country": await lookup(row.ip)}
+        >>> located = visits.map_async(country, "ip string, country string", concurrency=50, timeout="5s")
+        """
+        return type(self)(map_async(self._node, function, output, concurrency, timeout, ordered))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.
