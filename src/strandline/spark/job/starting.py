@@ -101,7 +101,7 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _open(self) -> Opened:
+    def _open(self, *, quietly: bool = False) -> Opened:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
@@ -132,7 +132,8 @@ class Starting:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
         origin.make_base(owned)
-        tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+        if not quietly:
+            tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
