@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ def begun(path: Path, run: SinkContext, existing: Any = "refuse", pending: Any =
     """Return a sink as a start of the job leaves it."""
     sink = sink_at(path, existing)
     # Before the claim, nobody knows how a new life is called.
-    sink.check(context("" if run.generation == 1 else run.life, 0, run.job, run.sink))
+    sink.check(replace(run, generation=Generation(0), life="" if run.generation == 1 else run.life))
     sink.open(run)
-    sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0)
+    sink.recover(list(pending), Epoch(epoch), fresh=epoch == 0 or (bool(run.from_life) and run.from_life != run.life))
     return sink
 
 
@@ -145,6 +146,30 @@ def test_a_crash_anywhere_while_others_are_replaced(tmp_path: Path, monkeypatch:
         begun(out, context("two", 3), "replace", pending, 1)
         assert visible(out) == rows(1)
         assert [path.parent.name for path in records(out)] == [context("two").identity]
+
+
+def test_what_a_snapshot_covers_does_not_come_again(tmp_path: Path) -> None:
+    shown_by(tmp_path, context("one"), 1, 2)
+    fork = context("two", job="fork")
+    covered, behind = (replace(fork, from_life="one", from_epoch=epoch) for epoch in (2, 1))
+    sink_at(tmp_path).check(replace(covered, life=""))
+    assert "holds 2 files of job 'job'" in refusal(tmp_path, replace(behind, life=""))
+    assert "holds 4 files" in refusal(tmp_path, replace(fork, life="", from_life="another", from_epoch=9))
+    for path in shown_files(tmp_path)[2:]:
+        path.unlink()
+    same = replace(behind, job="job", life="")
+    assert "rows up to epoch 2, since taken away" in refusal(tmp_path, same)
+
+
+@pytest.mark.parametrize("covered", [1, 2])
+def test_replacing_leaves_what_a_snapshot_covers(tmp_path: Path, covered: int) -> None:
+    shown_by(tmp_path, context("one"), 1, 2)
+    shown_by(tmp_path, context("else", job="else"), 1)
+    fork = replace(context("two", job="fork"), from_life="one", from_epoch=covered)
+    sink = begun(tmp_path, fork, "replace", epoch=covered)
+    assert visible(tmp_path) == rows(*range(1, covered + 1))
+    sink.commit(staged(sink, *range(covered + 1, 4)))
+    assert visible(tmp_path) == rows(1, 2, 3)
 
 
 def test_words_for_what_existing_may_be(tmp_path: Path) -> None:

@@ -280,13 +280,16 @@ def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes
     run.stop(savepoint=case.root / "sp")
     assert shown() == small.counted(["a", "a", "b"])
     assert told() == [f"job 'small' goes on from checkpoint 1 of file://{ck}/small"]
-    # A fork goes on beside them, if that is said.
+    # What is restored from a snapshot goes on beside what that covers, and not beside more.
     small.write_rows(case.root / "in", 2, [("b", "x", 1)])
-    with pytest.raises(ConfigurationError, match=r"begins in .*/fork/small with the savepoint .*/sp of job 'small'"):
-        job("fork").start(spark, restore=case.root / "sp")
-    with job("fork", "keep").start(spark, restore=case.root / "sp") as run:
+    with job("fork").start(spark, restore=case.root / "sp") as run:
         settle(run)
     assert shown() == small.counted(["a", "a", "b", "b"])
+    assert told() == [
+        f"job 'small' begins in file://{case.root}/fork/small with the savepoint file://{case.root}/sp of job 'small'"
+    ]
+    with pytest.raises(ConfigurationError, match=r"begins in .*/late/small with the savepoint .*/sp of job 'small'"):
+        job("late").start(spark, restore=case.root / "sp")
     # Without its checkpoints, the job begins anew in another place, and its rows take the place of those of before.
     for checkpoint in (ck / "small").glob("chk-*"):
         shutil.rmtree(checkpoint)

@@ -102,7 +102,7 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _open(self) -> Opened:
+    def _open(self, *, quietly: bool = False) -> Opened:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
@@ -133,7 +133,8 @@ class Starting:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
         origin.make_base(owned)
-        tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+        if not quietly:
+            tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -162,7 +163,7 @@ class Starting:
         rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later.
-        self._recover_sinks(owned, manifest, fresh=manifest is None or fork)
+        self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
@@ -230,9 +231,15 @@ class Starting:
 
     def _check_sinks(self, origin: Origin) -> None:
         """Ask the sinks whether they can begin where the job does."""
-        b, begins = self._b, origin.text(self._b.jobdir.url)
-        for name, sink, _ in b.plan.sinks:
-            sink.check(SinkContext(b.spark, b.name, origin.life, Generation(0), name, b.settings.fsync, begins))
+        for name, sink, _ in self._b.plan.sinks:
+            sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
+
+    def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
+        b, manifest = self._b, origin.manifest
+        return SinkContext(
+            b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
+            manifest.life if manifest else "", manifest.epoch if manifest else 0,
+        )  # fmt: skip
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
         """Return where the job's life began, when there is no snapshot that says how far it came."""
@@ -241,14 +248,14 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, manifest: Manifest | None, *, fresh: bool) -> None:
-        b = self._b
+    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
+        b, manifest = self._b, origin.manifest
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
         pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
-            sink.open(SinkContext(b.spark, b.name, owned.life, owned.generation, name, fsync=b.settings.fsync))
+            sink.open(self._sink_context(name, origin, owned.life, owned.generation))
             sink.recover(pending.get(name, []), epoch, fresh=fresh)
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:

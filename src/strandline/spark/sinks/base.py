@@ -33,6 +33,10 @@ class SinkContext:
     """Whether what is staged and shown must outlast a power failure of this machine."""
     begins: str = ""
     """Where the run begins, in words behind the job's name: "starts afresh in …", "goes on from checkpoint 17 of …"."""
+    from_life: str = ""
+    """Where a snapshot is restored: the life that it is of. What that life had shown by then does not come again."""
+    from_epoch: int = 0
+    """Of which epoch the snapshot is."""
 
     @property
     def identity(self) -> str:

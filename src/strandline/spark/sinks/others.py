@@ -12,7 +12,7 @@ from strandline.spark.sinks.shown import Owner, ShownRecords
 
 OURS = "_strandline"
 _SPARKS = "_spark_metadata"
-_SHOWN = re.compile(r"part-\d{10}-([0-9a-f]{8})-g\d+-")
+_SHOWN = re.compile(r"part-(\d{10})-([0-9a-f]{8})-g\d+-")
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,11 @@ class Other:
     owner: Owner | None
     """Whose it is, if a record says so."""
     files: list[str]
-    """What is visible of it."""
+    """What is visible of it; of a life that the run goes on from, after the epoch with which it does."""
     epoch: int
-    """Up to which its rows are on record as shown, whether or not they are still there."""
+    """Up to which its rows are on record as shown, whether or not they are still there; 0: none to come again."""
+    is_gone_on_from: bool
+    """Whether the run begins with a snapshot of that life."""
 
     def text(self, job: str) -> str:
         """Return what there is of it in words, for a job that begins."""
@@ -38,16 +40,21 @@ class Other:
 
 def find_others(files: FileSystem, root: str, run: SinkContext) -> list[Other]:
     """Return what is below `root` of other lives than the run's; what its other sinks have there is its own."""
-    visible: dict[str, list[str]] = {identity: [] for identity in files.directories(OURS)}
+    visible: dict[str, list[tuple[int, str]]] = {identity: [] for identity in files.directories(OURS)}
     for name, _ in files.list(""):
         if found := _SHOWN.match(name):
-            visible.setdefault(found[1], []).append(name)
+            visible.setdefault(found[2], []).append((int(found[1]), name))
     others = []
     for identity, names in sorted(visible.items()):
         newest = ShownRecords(files, root, f"{OURS}/{identity}").newest
         owner = newest.owner or None
-        if identity != run.identity and not (run.life and owner is not None and owner.life == run.life):
-            others.append(Other(identity, owner, sorted(names), newest.epoch))
+        if identity == run.identity or (run.life and owner is not None and owner.life == run.life):
+            continue
+        is_gone_on_from = owner is not None and owner.life == run.from_life
+        after = run.from_epoch if is_gone_on_from else -1
+        reached = max([newest.epoch, *(staged.epoch for staged in newest.intent)])
+        again = sorted(name for epoch, name in names if epoch > after)
+        others.append(Other(identity, owner, again, reached if reached > after else 0, is_gone_on_from))
     return others
 
 

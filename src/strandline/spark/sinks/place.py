@@ -101,9 +101,10 @@ class Place:
                 hit("sink.other_deleted")
         self.files.sync("")
         for other in others:
-            self.files.delete(f"{OURS}/{other.identity}")
-            hit("sink.other_forgotten")
-        return others
+            if not other.is_gone_on_from:
+                self.files.delete(f"{OURS}/{other.identity}")
+                hit("sink.other_forgotten")
+        return [other for other in others if other.files]
 
     def begin(self, epoch: Epoch) -> None:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
