@@ -38,7 +38,7 @@ from examples.payments.oracle import oracle  # noqa: E402
 
 CARDS = 50_000
 PER_FILE = 5_000
-PACE_S = 0.4
+PACE_S = 0.5
 ENDLESS = 100_000
 KEEPERS = 2
 PATIENCE_S = 60.0
@@ -50,7 +50,7 @@ class DemoError(Exception):
 
 def build_job(spark: Any, home: Path) -> sl.Job:
     """The program: this is all that a user writes."""
-    events = spark.readStream.schema(PAYMENT_SCHEMA).option("maxFilesPerTrigger", 20).json(str(home / "payments"))
+    events = spark.readStream.schema(PAYMENT_SCHEMA).option("maxFilesPerTrigger", 5).json(str(home / "payments"))
     alerts = (
         sl.stream(events)
         .key_by("card", order_by="payment_id")
