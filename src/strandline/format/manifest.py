@@ -237,6 +237,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int = 0
     uploaded_bytes: int = 0
     total_bytes: int = 0
+    totals: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """What the job has counted in its life up to the epoch, by name; left out where nobody counted."""
     savepoint: Literal["canonical", "native"] | msgspec.UnsetType = msgspec.UNSET
     """Left out in a checkpoint. The files of a savepoint are relative to its own folder, and no one else's."""
 

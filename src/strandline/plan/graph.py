@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.core.program import line_of_program
 from strandline.plan.aggregates import Part
 from strandline.plan.columns import Columns
 from strandline.runtime.rowlayout import RowLayout
@@ -35,6 +36,12 @@ class SourceNode(Node):
 
     name: str = ""
     """What it is found by in checkpoints; empty: nothing, it is the only one."""
+    line: str = field(default_factory=line_of_program, kw_only=True)
+    """Where in the program it was written."""
+    operators: list[OperatorNode] = field(default_factory=list, kw_only=True)
+    """All that were ever made on it, whether or not a job has them."""
+    outputs: list[Any] = field(default_factory=list, kw_only=True)
+    """All that was ever sent from it into sinks."""
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
         """Return the DDL of an SQL expression over the rows of a node that came of it; errors begin with `what`."""
@@ -44,9 +51,6 @@ class SourceNode(Node):
 @dataclass(frozen=True, eq=False)
 class StepNode(Node):
     """A stateless step of an engine's own: it is opaque here."""
-
-    stops_early: bool = field(default=False, kw_only=True)
-    """Whether it may stop reading before the rows end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +203,8 @@ class OperatorNode(Node):
     parallelism: int | None = None
     """Its own; None: as the job says."""
     max_parallelism: int | None = None
+    line: str = field(default_factory=line_of_program, kw_only=True)
+    """Where in the program it was written."""
 
     @property
     def hidden(self) -> tuple[str, ...]:

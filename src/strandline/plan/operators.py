@@ -22,6 +22,7 @@ from strandline.plan.graph import (
     PairNode,
     UnionNode,
     WatermarkNode,
+    sources_of,
 )
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
@@ -131,7 +132,7 @@ def make_operator(
     """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
     check_numbers(uid, parallelism, max_parallelism)
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
-    return OperatorNode(
+    made = OperatorNode(
         Columns.of(output, hidden),
         parent,
         uid=str(uid),
@@ -142,6 +143,9 @@ def make_operator(
         max_parallelism=max_parallelism,
         **said,
     )
+    for source in sources_of(parent):
+        source.operators.append(made)
+    return made
 
 
 def output_of(operator: OperatorNode, side: str | None = None) -> Node:

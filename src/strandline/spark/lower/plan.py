@@ -17,7 +17,6 @@ from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.simple import NoopSink
-from strandline.spark.streams.frames import FrameStep
 from strandline.spark.streams.stream import Output
 
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
@@ -41,7 +40,7 @@ class Plan:
         self._outputs = list(outputs)
         self.pipeline = Pipeline([output.stream._node for output in outputs])
         self.sources = Sources(self.pipeline.sources)
-        self._kept = self._find_branches() | self._find_cut_off()
+        self._kept = self._find_branches()
         self.sinks = self._named_sinks()
         self.reductions = {
             node.uid: Reduction(possible=not node.parent.cut.is_whole)
@@ -103,11 +102,6 @@ class Plan:
         for output in self._outputs:
             readers[output.stream._node] += 1 if output.sink.reads_once else 2
         return {node for node, count in readers.items() if count > 1 and _has_operator(node, calls=True)}
-
-    def _find_cut_off(self) -> set[Node]:
-        """Return the nodes behind an operator of which the next step does not read all rows, as limit() does."""
-        steps = [node for node in self.pipeline.nodes if isinstance(node, FrameStep) and node.stops_early]
-        return {parent for node in steps for parent in node.parents if _has_operator(parent)}
 
     def _named_sinks(self) -> list[tuple[str, Sink, Node]]:
         named: list[tuple[str, Sink, Node]] = []

@@ -34,26 +34,26 @@ class Steps:
 
     def select(self, *columns: str | Column) -> Self:
         """Keep or compute columns, as DataFrame.select does."""
-        return self._select(lambda df, hidden: df.select(*columns, *hidden))
+        return self._select("select", lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Self:
         """Keep or compute columns with SQL expressions."""
-        return self._select(lambda df, hidden: df.selectExpr(*expressions, *hidden))
+        return self._select("select_expr", lambda df, hidden: df.selectExpr(*expressions, *hidden))
 
-    def _select(self, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
+    def _select(self, what: str, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
         """Select columns; the hidden ones stay, unless a `*` took them along already."""
         hidden = list(self._node.columns.hidden)
-        if hidden and TIME in self.transform(lambda df: step(df, []))._node.columns.hidden:
+        if hidden and TIME in transformed(self._node, lambda df: step(df, []), what).columns.hidden:
             hidden = []
-        return self.transform(lambda df: step(df, hidden))
+        return self._step(what, lambda df: step(df, hidden))
 
     def with_column(self, name: str, column: Column) -> Self:
         """Add or replace a column."""
-        return self.transform(lambda df: df.withColumn(name, column))
+        return self._step("with_column", lambda df: df.withColumn(name, column))
 
     def where(self, condition: str | Column) -> Self:
         """Keep the rows that fulfil a condition, SQL or a Column."""
-        return self.transform(lambda df: df.where(condition))
+        return self._step("where", lambda df: df.where(condition))
 
     filter = where
 
@@ -62,7 +62,10 @@ class Steps:
 
         One that keeps the columns it does not know, as withColumn does, keeps the rows' event time too.
         """
-        return type(self)(transformed(self._node, step))
+        return self._step("transform", step)
+
+    def _step(self, what: str, step: Step) -> Self:
+        return type(self)(transformed(self._node, step, what))
 
     def map(self, function: Callable[[Any], Any], output: str) -> Self:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""

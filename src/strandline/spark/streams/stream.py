@@ -6,7 +6,7 @@ All kinds stand in one file, since each gives others; what they do is in the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pyspark.sql import Column, DataFrame
@@ -17,9 +17,10 @@ from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL
 from strandline.api.windows import Early, WindowKind
 from strandline.core.errors import ConfigurationError
+from strandline.core.program import line_of_program
 from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
-from strandline.plan.graph import Keyed, Node, OperatorNode
+from strandline.plan.graph import Keyed, Node, OperatorNode, sources_of
 from strandline.plan.operators import keyed_by, output_of, process_on
 from strandline.runtime.operators.asof import AsOfHow
 from strandline.runtime.operators.joins import Bounds, How
@@ -37,6 +38,8 @@ class Output:
 
     stream: Stream
     sink: Sink
+    line: str = field(default_factory=line_of_program)
+    """Where in the program it was written."""
 
 
 class Stream(Steps):
@@ -87,7 +90,10 @@ class Stream(Steps):
             raise ConfigurationError(
                 f"to() was given {sink!r}, expected a sink", hint="take one from strandline.sinks, for example files()"
             )
-        return Output(self, sink)
+        output = Output(self, sink)
+        for source in sources_of(self._node):
+            source.outputs.append(output)
+        return output
 
 
 class Aggregates:
