@@ -191,7 +191,7 @@ class PartitionService:
                 f"rows: {again.rows}, and {kept.input.rows} were applied; the steps before it give other rows each "
                 "time",
                 hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as "
-                "rand(), sample() and limit() without an order",
+                "rand() and sample()",
             )
         log.info("epoch %d is replayed", self.version)
         for frame in kept.frames():

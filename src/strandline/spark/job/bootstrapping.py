@@ -258,7 +258,7 @@ class Replay(Starting):
             end(self._b, why, self._driver, None, self._coordinator, self._fleet, self._cleanup)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
-        b, found = self._b, self._open()
+        b, found = self._b, self._open(quietly=True)
         manifest = found.origin.manifest
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
