@@ -74,7 +74,7 @@ def _facts(driver: Driver, found: Status) -> list[tuple[str, object]]:
         ("last checkpoint", f"{newest}{checkpoint_text(found)}"),
         ("not in a checkpoint", f"for {age_text(found.uncovered_ms / 1000)}" if found.uncovered_ms else "nothing"),
         ("checkpoints", named or "-"),
-        ("state", f"{size_text(state_bytes)}, in keepers of {size_text(memory_bytes)} of memory"),
+        ("size of state", f"{size_text(state_bytes)}, in keepers of {size_text(memory_bytes)} of memory"),
     ]
     return facts
 
