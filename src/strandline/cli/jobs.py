@@ -268,6 +268,7 @@ def _print_status(driver: Driver, found: Status) -> None:
         ("rows", found.rows_in),
         ("watermark", found.watermark or "-"),
         ("late rows", found.late_rows),
+        ("failed events", found.failed_events),
         ("last checkpoint", taken),
         ("checkpoints", counts or "-"),
         ("last failure", found.last_failure.partition("\n")[0] or "-"),

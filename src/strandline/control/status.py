@@ -90,4 +90,6 @@ class Status:
     """How far each watermark() is: who holds up the job shows here."""
     late_rows: int = 0
     """Events older than the watermark, since the run, or its last restart, began."""
+    failed_events: int = 0
+    """Events that functions failed for, and that `on_error` has left out, since the run, or its last restart, began."""
     keepers: list[KeeperStatus] = field(default_factory=list)

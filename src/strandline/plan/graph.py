@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from strandline.api.badrecords import OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.plan.aggregates import Part
 from strandline.plan.columns import Columns
@@ -167,6 +168,8 @@ class OperatorNode(Node):
     parallelism: int | None = None
     """Its own; None: as the job says."""
     max_parallelism: int | None = None
+    on_error: OnError = field(default_factory=lambda: OnError("fail"))
+    """What becomes of an event that its function fails for."""
 
     @property
     def hidden(self) -> tuple[str, ...]:

@@ -77,6 +77,40 @@ class CopyingValueHandle(ValueHandle):
         return None if value is None else self._copy(value)
 
 
+def _write_noted(handle: Any, value: Any) -> None:
+    """Have the table write, which notes it. Checked in full: what is out of range must show in this very call."""
+    if value is not None:
+        try:
+            value = handle._coerce(value)
+        except StateTypeError as error:
+            raise named(error, handle._scope.uid, handle._name) from None
+    handle._put(handle._scope.key, value)
+
+
+class NotedValueHandle(ValueHandle):
+    """One value of the current key, of which each write can be undone."""
+
+    __slots__ = ("_put",)
+
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
+        super().__init__(scope, table, codec, name, default)
+        self._put = table.put
+
+    value = ValueHandle.value.setter(_write_noted)  # type: ignore[attr-defined]
+
+
+class NotedCopyingValueHandle(CopyingValueHandle):
+    """A value that holds arrays or maps, of which each write can be undone."""
+
+    __slots__ = ("_put",)
+
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
+        super().__init__(scope, table, codec, name, default)
+        self._put = table.put
+
+    value = CopyingValueHandle.value.setter(_write_noted)  # type: ignore[attr-defined]
+
+
 class ReducingHandle:
     """One value of the current key, reduced from what was added."""
 

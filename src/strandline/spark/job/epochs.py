@@ -44,6 +44,7 @@ class Progress:
     last_epoch_ms: float = 0.0
     last_rows: int = 0
     late_rows: int = 0
+    failed_events: int = 0
     acks: dict[Slot, Ack] = field(default_factory=dict)
 
 
@@ -316,6 +317,7 @@ class EpochDriver:
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
         progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in pipeline.measuring)
+        progress.failed_events += sum(ack.failed_events for ack in acks.values())
         for uid, reduction in self._plan.reductions.items():
             mine = [ack for (of, _), ack in acks.items() if of == uid]
             reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))

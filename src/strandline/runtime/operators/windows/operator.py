@@ -8,7 +8,7 @@ gives one result a window, however many late events it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,10 +102,14 @@ class WindowOperator(OwnOperator, KeyedProcess):
         else:
             ctx.emit(self._rules.late, event)
 
-    def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterator[Row]:
+    def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterable[Row]:
         """Give a window's rows. Their time is the last one in the window."""
         ctx.time_us = window.end_us - 1
-        return self._rows(ctx.key, window, at, value)
+        return self._given(self._rows(ctx.key, window, at, value), window, ctx)
+
+    def _given(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
+        """Return a window's rows. Where its function fails and the job goes on, none: the window goes its way."""
+        return rows if ctx.guard is None else ctx.guard.rows_of(rows, window)  # type: ignore[no-any-return]
 
     def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
         """Give a window's rows: the key, the window, the result."""
@@ -222,7 +226,7 @@ class GlobalWindows(WindowOperator):
         n += 1
         self.windows.value = (n, True, self._contents.add(0, value, event))
         if n == self._count or (self._when is not None and self._when(event, n)):
-            rows = list(self.shown(ctx.key))
+            rows = list(self._given(self.shown(ctx.key), None, ctx))
             self._contents.clear(0)
             self.windows.clear()
             return rows
@@ -234,7 +238,7 @@ class GlobalWindows(WindowOperator):
         """Give the result so far."""
         entry = self.windows.value
         if entry is not None and entry.fresh:
-            yield from self.shown(ctx.key)
+            yield from self._given(self.shown(ctx.key), None, ctx)
             self.windows.value = (entry.n, False, entry.value)
 
     def shown(self, key: Any) -> Iterator[Row]:
