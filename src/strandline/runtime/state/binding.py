@@ -21,6 +21,7 @@ from strandline.runtime.state.handles import (
     NotedCopyingValueHandle,
     NotedValueHandle,
     ValueHandle,
+    check_in_full,
     wrapped,
 )
 from strandline.runtime.state.journal import Journal
@@ -57,11 +58,6 @@ class Binder:
 
     def bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
         """Return a state's table and its handle."""
-        table, handle = self._bind(name, state)
-        table.journal = self.journal
-        return table, handle
-
-    def _bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
         if isinstance(state, Broadcast):
             assert self.broadcasts is not None
             return self.broadcasts.bind(name, state, self._codec(name, state), self.backend, self.cache_bytes)
@@ -97,6 +93,7 @@ class Binder:
         stored = codec if life is None else ExpiringCodec(codec)
         encode, decode = self.keys.encode_many, self._decode_key
         table = ValueTable(name, self.backend, encode, stored.encode_many, decode, stored.decode_many, self.cache_bytes)
+        table.journal = self.journal
         if life is None:
             kind = CopyingValueHandle if codec.mutable else ValueHandle
             if self.journal is not None:
@@ -113,10 +110,12 @@ class Binder:
 
     def _map_table(self, name: str, sub: KeyCodec, values: ValueCodec, life: Lifetime | None) -> MapTable:
         stored = values if life is None else ExpiringCodec(values)
-        return MapTable(
+        table = MapTable(
             name, self.backend, self.keys.encode, self.keys.decode, sub.encode_sub, sub.decode_sub, stored,
             self.cache_bytes,
         )  # fmt: skip
+        table.journal = self.journal
+        return table
 
     def _codec(self, name: str, state: State) -> ValueCodec:
         return self._checking(self._schemas(name).codec(parse_type(state.value_type)))
@@ -124,7 +123,7 @@ class Binder:
     def _checking(self, codec: ValueCodec) -> ValueCodec:
         """Where calls are undone, have values checked in full as they are given, not when they are encoded."""
         if self.journal is not None:
-            codec.exact = None
+            check_in_full(codec)
         return codec
 
     def _schemas(self, name: str) -> Schemas:

@@ -120,7 +120,12 @@ class Broadcasts:
         self._waiting: list[tuple[Any, Any, int | None]] = []
 
     def bind(
-        self, name: str, state: Broadcast, values: ValueCodec, backend: Backend, cache_bytes: int
+        self,
+        name: str,
+        state: Broadcast,
+        values: ValueCodec,
+        backend: Backend,
+        cache_bytes: int,
     ) -> tuple[MapTable, MapHandle]:
         """Return the table and the handle of a state."""
         sub = KeyCodec([parse_type(state.key_type)])
@@ -134,6 +139,7 @@ class Broadcasts:
             values,
             cache_bytes,
         )
+        table.journal = self._journal
         return table, BroadcastHandle(self._scope, table, sub, values, name)
 
     def take(self, batch: pa.RecordBatch, layout: RowLayout) -> pa.RecordBatch:

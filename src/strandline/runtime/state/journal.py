@@ -1,4 +1,4 @@
-"""What one call of the user's function has done, so that it can be undone alone, without its epoch.
+"""What calls of the user's function have done, so that one can be undone alone, without its epoch.
 
 Only where errors do not end the job: elsewhere there is no journal, and tables and handles do nothing for it.
 """
@@ -10,24 +10,24 @@ from typing import Any
 
 
 class Journal:
-    """The changes of one call, in order: each as a function that takes it back, and the arguments of that."""
+    """Changes in order, each as a tuple: the function that takes it back, and its arguments."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "note")
+
+    note: Callable[[tuple[Any, ...]], None]
+    """Note a change that is being made. Called at each write: it is the list's own method."""
 
     def __init__(self) -> None:
-        self.entries: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
-
-    def note(self, take_back: Callable[..., Any], *arguments: Any) -> None:
-        """Note a change that is being made."""
-        self.entries.append((take_back, arguments))
+        self.entries: list[tuple[Any, ...]] = []
+        self.note = self.entries.append
 
     def begin(self) -> None:
-        """A call begins: what was done before it stays."""
-        if self.entries:
-            self.entries.clear()
-
-    def undo(self) -> None:
-        """Take back what was done since the call began, the last change first."""
-        for take_back, arguments in reversed(self.entries):
-            take_back(*arguments)
+        """Forget what was noted: it stays."""
         self.entries.clear()
+
+    def undo(self, mark: int = 0) -> None:
+        """Take back what was done since there were so many changes, the last one first."""
+        entries = self.entries
+        while len(entries) > mark:
+            take_back, *arguments = entries.pop()
+            take_back(*arguments)

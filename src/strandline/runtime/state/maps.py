@@ -78,16 +78,19 @@ class MapTable(ObjectTable):
     def put(self, key: Any, sub: Any, value: Any) -> None:
         """Set one entry; None deletes it."""
         entry = (key, sub)
-        if self.journal is not None:
-            self.journal.note(self._take_back, key, sub, self.get(key, sub), entry not in self.undo)
-        if entry not in self.undo:
-            self.undo[entry] = self.get(key, sub)
+        is_first = entry not in self.undo
+        if is_first or self.journal is not None:
+            before = self.get(key, sub)
+            if is_first:
+                self.undo[entry] = before
+            if self.journal is not None:
+                self.journal.note((self._take_back, key, sub, before, is_first))
         self.live[key][sub] = value
 
     def put_new(self, key: Any, sub: Any, value: Any) -> None:
         """Set an entry that is known not to be stored: reads nothing."""
         if self.journal is not None:
-            self.journal.note(self._take_back, key, sub, None, (key, sub) not in self.undo)
+            self.journal.note((self._take_back, key, sub, None, (key, sub) not in self.undo))
         self.undo.setdefault((key, sub), None)
         cell = self.live.get(key)
         if cell is None:
@@ -105,7 +108,7 @@ class MapTable(ObjectTable):
     def grow(self, chunk: list[Any], element: Any) -> None:
         """Add to a list that this epoch has put."""
         if self.journal is not None:
-            self.journal.note(chunk.pop)
+            self.journal.note((chunk.pop,))
         chunk.append(element)
 
     def _take_back(self, key: Any, sub: Any, before: Any, is_first: bool) -> None:

@@ -73,7 +73,7 @@ class TimerTable(StateTable[Layer]):
         if changes.get(timer):
             return
         if self.journal is not None:
-            self.journal.note(self._take_back, timer, changes.get(timer))
+            self.journal.note((self._take_back, timer, changes.get(timer)))
         changes[timer] = True
         if self._due is not None and timer <= self._limit:
             heapq.heappush(self._due, timer)
@@ -84,7 +84,7 @@ class TimerTable(StateTable[Layer]):
         """Delete the timer of a key at a time, if there is one."""
         timer = _TIME.pack(at_us + _BIAS) + key
         if self.journal is not None:
-            self.journal.note(self._take_back, timer, self._now.get(timer))
+            self.journal.note((self._take_back, timer, self._now.get(timer)))
         self._now[timer] = False
 
     def _take_back(self, timer: bytes, before: bool | None) -> None:

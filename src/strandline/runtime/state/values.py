@@ -70,10 +70,11 @@ class ValueTable(ObjectTable):
         if is_first:
             self.undo[key] = before
         if self.journal is not None:
-            self.journal.note(self._take_back, key, before, is_first)
+            self.journal.note((self.take_back, key, before, is_first))
         self.live[key] = value
 
-    def _take_back(self, key: Any, before: Any, is_first: bool) -> None:
+    def take_back(self, key: Any, before: Any, is_first: bool) -> None:
+        """Undo a write; `is_first`: it was the epoch's first one of the key."""
         self.live[key] = before
         if is_first:
             del self.undo[key]

@@ -1,7 +1,8 @@
 """Calls of a function whose errors do not end the job: one that fails is undone alone, and its event is a dead letter.
 
-Each row is checked as it is given, not when the batch is built: a row that does not fit is an error of the call that
-gave it, which then can still be undone.
+Rows of many events are checked together, when a batch is built of them. If one does not fit, all of these calls are
+undone and made once more, each row being checked as it is given: so it is known whose it was, and nothing is in the way
+of what fits.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import strandline.backends
 from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
-from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.core.errors import OutputError, StrandlineError, UserCodeError
 from strandline.runtime.operators.joins import called
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.state.journal import Journal
@@ -32,13 +33,18 @@ from strandline.types.jsonforms import to_json
 _BACKENDS = str(Path(strandline.backends.__file__).parent)
 _REASON = 2_000
 _TRACEBACK = 20_000
+_TOGETHER = 5_000
+"""Of how many events the rows are checked together."""
 
 
 class Failures:
     """The failing events of one operator partition: borne, counted, and given as dead letters if they are to be."""
 
-    def __init__(self, process: KeyedProcess, scope: Scope, outputs: RawOutput, on_error: OnError) -> None:
+    def __init__(
+        self, process: KeyedProcess, scope: Scope, outputs: RawOutput, on_error: OnError, journal: Journal
+    ) -> None:
         self._process = process
+        self._journal = journal
         self._scope = scope
         self._outputs = outputs
         self._on_error = on_error
@@ -54,6 +60,14 @@ class Failures:
     def begin(self) -> None:
         """An epoch begins."""
         self.in_epoch, self._counted_before = 0, self._counted
+
+    def noted(self) -> tuple[Any, ...]:
+        """Return what `go_back` takes to forget what failed since. Dead letters are the journal's to take back."""
+        return self.in_epoch, self._counted, self.last
+
+    def go_back(self, noted: tuple[Any, ...]) -> None:
+        """Forget failures: these calls are made once more."""
+        self.in_epoch, self._counted, self.last = noted
 
     def forget(self) -> None:
         """The epoch is given up."""
@@ -106,6 +120,7 @@ class Failures:
         said = _short(reason.removeprefix(f"operator '{self._scope.uid}': "), _REASON), _json(key), _json(event)
         row = (self._scope.uid, step, *said, time, None if trace is None else _short(trace, _TRACEBACK))
         self._outputs.add_side(DEAD_LETTERS, row, time_us)
+        self._journal.note((self._outputs.take_back, DEAD_LETTERS))
 
 
 class GuardedCalls(EventCalls):
@@ -124,25 +139,63 @@ class GuardedCalls(EventCalls):
         self, keys: Sequence[Any], events: Iterator[Any], times: Sequence[int | None] | None
     ) -> Iterator[pa.RecordBatch]:
         """Call on_event for each event; give what it gave."""
-        scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
-        on_event, fitting = self._process.on_event, self._fitting
-        each = repeat(None, len(keys)) if times is None else times
-        for key, event, time_us in zip(keys, events, each, strict=True):
-            scope.key = key
-            scope.time_us = time_us
-            given = len(rows)
-            journal.begin()
+        for start in range(0, len(keys), _TOGETHER):
+            some = slice(start, start + _TOGETHER)
+            calls = keys[some], list(islice(events, _TOGETHER)), None if times is None else times[some]
+            failures, metrics = self._failures, getattr(self._process, "own_metrics", {})
+            before, counted = failures.noted(), dict(metrics)
+            self._journal.begin()
+            self._call(*calls, None)
             try:
+                built = self._outputs.from_rows(self._rows, self._times) if self._rows else None
+            except OutputError:
+                self._journal.undo()
+                self._rows.clear()
+                self._times.clear()
+                failures.go_back(before)
+                metrics.update(counted)
+                self._call(*calls, self._fitting)
+                built = self._outputs.from_rows(self._rows, self._times) if self._rows else None
+            self._rows.clear()
+            self._times.clear()
+            if built is not None:
+                yield built
+            yield from self._outputs.take_sides()
+
+    def _call(
+        self,
+        keys: Sequence[Any],
+        events: Sequence[Any],
+        times: Sequence[int | None] | None,
+        fitting: Callable[[Any], Any] | None,
+    ) -> None:
+        """Call on_event for each event; with `fitting`, look at each row at once."""
+        scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
+        entries, on_event, extend = journal.entries, self._process.on_event, rows.extend
+        is_plain = times is None and fitting is None
+        if times is None:
+            scope.time_us = None
+        each = repeat(None, len(keys)) if times is None else times
+        # A hot loop: nothing in here that is not needed for every event.
+        for key, event, time_us in zip(keys, events, each, strict=False):
+            scope.key = key
+            given, mark = len(rows), len(entries)
+            try:
+                if is_plain:
+                    out = on_event(event, scope)
+                    if out is not None:
+                        extend(out)
+                    continue
+                scope.time_us = time_us
                 out = on_event(event, scope)
                 if out is not None:
                     for row in out:
-                        rows.append(fitting(row))
+                        rows.append(row if fitting is None else fitting(row))
                         stamps.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 del rows[given:], stamps[given:]
-                journal.undo()
+                journal.undo(mark)
                 self._failures.bear(error, "on_event", key, event, time_us)
-        return self._take()
 
     def on_timers(
         self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], list[Any]]
@@ -201,7 +254,7 @@ class GuardedCalls(EventCalls):
 
     def _emit(self, side: str, row: Any) -> None:
         self._outputs.add_side(side, self._outputs.fitting(side, row), self._scope.time_us)
-        self._journal.note(self._outputs.take_back, side)
+        self._journal.note((self._outputs.take_back, side))
 
 
 def is_the_events(error: BaseException) -> bool:

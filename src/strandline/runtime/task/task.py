@@ -85,10 +85,11 @@ class Task:
         self._run_user(process.open, "open")
 
     def _calls_of(self, process: KeyedProcess) -> EventCalls:
-        if self.store.journal is None:
+        journal = self.store.journal
+        if journal is None:
             return EventCalls(process, self.scope, self._outputs)
-        self.failures = Failures(process, self.scope, self._outputs, self._program.on_error)
-        return GuardedCalls(process, self.scope, self._outputs, self.store.journal, self.failures)
+        self.failures = Failures(process, self.scope, self._outputs, self._program.on_error, journal)
+        return GuardedCalls(process, self.scope, self._outputs, journal, self.failures)
 
     @property
     def output_schema(self) -> pa.Schema:
