@@ -148,7 +148,9 @@ class TimerTable(StateTable[Layer]):
         now, dirty = self._now, self._dirty
         gone = {timer for layer, taken in self._taken if layer is dirty for timer in taken}
         # One that is set again and again, epoch after epoch, is in order once.
-        dirty.order.add(timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
+        ordered = (timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
+        # One that was deleted again, or whose call was undone, is not pending.
+        dirty.order.add(timer for timer in ordered if now.get(timer))
         if self._holds_all:
             for timer, is_set in now.items():
                 if is_set:

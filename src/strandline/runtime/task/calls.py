@@ -131,7 +131,7 @@ def user_error(
     else:
         whose = f"{method} of {type(process).__name__}"
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
-    said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
+    said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {text_of(error)}"
     return kind(
         f"operator '{uid}': {whose} raised{where}: {said}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or "fix the function and start again: the job goes on from its last checkpoint",
@@ -140,6 +140,14 @@ def user_error(
         event=repr(event),
         traceback=text,
     )
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever the user made of it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raises {type(another).__name__}>"
 
 
 def _users_trace(error: BaseException, trace: TracebackType | None) -> str:

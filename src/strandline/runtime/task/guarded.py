@@ -26,7 +26,7 @@ from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.scope import Scope, Timer, as_datetime
 from strandline.runtime.state.timers import TimerTable
-from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls, user_error
+from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls, text_of, user_error
 from strandline.runtime.task.outputs import RawOutput
 from strandline.types.jsonforms import to_json
 
@@ -87,7 +87,7 @@ class Failures:
         step, event = called(process, step, event)
         if isinstance(process, WindowOperator):
             step, error = "window", process.explained(error)
-        reason = error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {_said(error)}"
+        reason = error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text_of(error)}"
         self._give(step, reason, key, event, time_us, trace)
 
     def bear_row(self, error: UserCodeError, step: str, key: Any, event: Any, time_us: int | None) -> None:
@@ -146,21 +146,28 @@ class GuardedCalls(EventCalls):
             before, counted = failures.noted(), dict(metrics)
             self._journal.begin()
             self._call(*calls, None)
-            try:
-                built = self._outputs.from_rows(self._rows, self._times) if self._rows else None
-            except OutputError:
+            built, is_fitting = self._built()
+            if not is_fitting:
                 self._journal.undo()
-                self._rows.clear()
-                self._times.clear()
-                failures.go_back(before)
+                self._failures.go_back(before)
                 metrics.update(counted)
                 self._call(*calls, self._fitting)
-                built = self._outputs.from_rows(self._rows, self._times) if self._rows else None
-            self._rows.clear()
-            self._times.clear()
+                built, _ = self._built(fitting=True)
             if built is not None:
                 yield built
             yield from self._outputs.take_sides()
+
+    def _built(self, *, fitting: bool = False) -> tuple[pa.RecordBatch | None, bool]:
+        """Make a batch of the rows so far, if there are any and all of them fit, as those that are `fitting` do."""
+        rows, times = list(self._rows), list(self._times)
+        self._rows.clear()
+        self._times.clear()
+        try:
+            return (self._outputs.from_rows(rows, times) if rows else None), True
+        except OutputError:
+            if fitting:
+                raise
+            return None, False
 
     def _call(
         self,
@@ -275,13 +282,6 @@ def _place(error: BaseException) -> str:
 
 
 _PACKAGE = str(Path(_BACKENDS).parent)
-
-
-def _said(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as another:
-        return f"<its text raises {type(another).__name__}>"
 
 
 def _short(text: str, most: int) -> str:
