@@ -115,7 +115,7 @@ class NotedCopyingValueHandle(CopyingValueHandle):
         assert table.journal is not None
         self._note, self._take_back = table.journal.note, table.take_back
 
-    value = CopyingValueHandle.value.setter(_write_noted)  # type: ignore[attr-defined]
+    value = CopyingValueHandle.value.setter(_write_noted)
 
 
 class ReducingHandle:
@@ -302,7 +302,8 @@ def check_in_full(codec: ValueCodec) -> None:
     if isinstance(kind, IntegralType):
         limit = 1 << (8 * kind.width - 1)
         check = lambda value: value if type(value) is int and -limit <= value < limit else coerce(value)  # noqa: E731
-    codec.exact, codec.coerce = None, check  # type: ignore[method-assign]
+    codec.exact = None
+    vars(codec)["coerce"] = check
 
 
 def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], Any]:

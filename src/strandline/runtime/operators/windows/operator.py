@@ -109,7 +109,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     def _given(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
         """Return a window's rows. Where its function fails and the job goes on, none: the window goes its way."""
-        return rows if ctx.guard is None else ctx.guard.rows_of(rows, window)  # type: ignore[no-any-return]
+        return rows if ctx.guard is None else ctx.guard.rows_of(rows, window)
 
     def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
         """Give a window's rows: the key, the window, the result."""
