@@ -142,15 +142,13 @@ class GuardedCalls(EventCalls):
         for start in range(0, len(keys), _TOGETHER):
             some = slice(start, start + _TOGETHER)
             calls = keys[some], list(islice(events, _TOGETHER)), None if times is None else times[some]
-            failures, metrics = self._failures, getattr(self._process, "own_metrics", {})
-            before, counted = failures.noted(), dict(metrics)
+            before = self._failures.noted()
             self._journal.begin()
             self._call(*calls, None)
             built, is_fitting = self._built()
             if not is_fitting:
                 self._journal.undo()
                 self._failures.go_back(before)
-                metrics.update(counted)
                 self._call(*calls, self._fitting)
                 built, _ = self._built(fitting=True)
             if built is not None:
