@@ -55,6 +55,8 @@ class MapNode(Node):
     input: str = field(kw_only=True)
     """DDL of what the function sees of a row."""
     output: str = field(kw_only=True)
+    step: str = field(default="flat_map", kw_only=True)
+    """What users call it."""
 
 
 @dataclass(frozen=True, eq=False)

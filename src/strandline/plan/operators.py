@@ -16,7 +16,8 @@ from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNod
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.types.datatypes import Field, StructType, parse_schema
+from strandline.types.datatypes import Field, StructType
+from strandline.types.given import SparkType, schema_given
 from strandline.types.ordering import check_order
 
 
@@ -78,10 +79,10 @@ def keyed_by(node: Node, keys: Sequence[Any], order: Sequence[Any]) -> Keyed:
 def process_on(
     keyed: Keyed,
     process: KeyedProcess | KeyedBatchProcess,
-    output: str,
+    output: str | SparkType,
     uid: str,
     *,
-    sides: Mapping[str, str] | None = None,
+    sides: Mapping[str, str | SparkType] | None = None,
     name: str | None = None,
     parallelism: int | None = None,
     max_parallelism: int | None = None,
@@ -92,8 +93,11 @@ def process_on(
     check_sides(uid, sides or {})
     check_inputs(process, uid, keyed.made_by)
     state_infos(process)
-    schema = parse_schema(output).ddl
-    raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
+    schema = schema_given(output, f"operator '{uid}': output").ddl
+    raw_sides = {
+        side: schema_given(ddl, f"operator '{uid}': the side output '{side}'").ddl
+        for side, ddl in (sides or {}).items()
+    }
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     return make_operator(
         keyed.node,

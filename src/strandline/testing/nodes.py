@@ -60,7 +60,7 @@ def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
 
 def _mapped(node: MapNode, rows: Rows) -> Rows:
     carried = [*node.columns.hidden, AT]
-    function = RowFunction(node.function, node.input, node.output, len(carried))
+    function = RowFunction(node.function, node.input, node.output, len(carried), node.step)
     found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
     return one(found, schema_of(node.columns))
 

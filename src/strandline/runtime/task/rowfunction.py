@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from strandline.core.errors import UserCodeError
+from strandline.runtime.given import rows_of
 from strandline.runtime.task.outputs import OutputBuilder
+from strandline.runtime.task.usererrors import step_error
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type
@@ -25,11 +25,14 @@ class RowFunction:
     output_schema: str
     hidden: int = 0
     """How many columns at the end the function does not see: what it gives for a row keeps them."""
+    step: str = "flat_map"
+    """What users call it."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fields = parse_schema(self.input_schema).fields
         make = record_type([field.name for field in fields])._make
-        outputs = OutputBuilder("map", parse_schema(self.output_schema))
+        outputs = OutputBuilder("", parse_schema(self.output_schema), self.step)
+        plain, taken = outputs.plain, outputs.taken
         for batch in batches:
             columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
             rows: list[Any] = []
@@ -37,17 +40,14 @@ class RowFunction:
             row = None
             try:
                 for at, row in enumerate(map(make, zip(*columns, strict=True))):
-                    out = self.function(row)
-                    if out is not None:
-                        rows.extend(out)
-                        if self.hidden:
-                            came_of.extend([at] * (len(rows) - len(came_of)))
-                built = outputs.from_rows(rows) if rows else None
-            except UserCodeError:
-                raise
-            except Exception as error:
-                raise _user_error(error, row) from error
-            if built is not None:
+                    for out in rows_of(self.function(row)):
+                        rows.append(out if type(out) is plain else taken(out))
+                    if self.hidden:
+                        came_of.extend([at] * (len(rows) - len(came_of)))
+            except (Exception, SystemExit) as error:
+                raise step_error(self.step, error, row) from error
+            if rows:
+                built = outputs.from_rows(rows)
                 yield self._with_hidden(built, batch, came_of) if self.hidden else built
 
     def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, came_of: list[int]) -> pa.RecordBatch:
@@ -57,12 +57,11 @@ class RowFunction:
         return pa.RecordBatch.from_arrays([*built.columns, *columns], names=names)
 
 
-def _user_error(error: Exception, row: Any) -> UserCodeError:
-    trace = error.__traceback__.tb_next if error.__traceback__ else None
-    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    return UserCodeError(
-        f"map: the function raised on the row {row!r}: {type(error).__name__}: {error}\n{text}",
-        hint="fix the function and start again: the job goes on from its last checkpoint",
-        event=repr(row),
-        traceback=text,
-    )
+@dataclass(frozen=True)
+class OneRow:
+    """Makes a function that returns a row one that returns rows."""
+
+    function: Callable[[Any], Any]
+
+    def __call__(self, row: Any) -> list[Any]:
+        return [self.function(row)]

@@ -20,8 +20,9 @@ from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given,
 from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
-from strandline.runtime.task.calls import EventCalls, user_error
+from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.outputs import RawOutput
+from strandline.runtime.task.usererrors import user_error
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type

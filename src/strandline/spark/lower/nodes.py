@@ -59,7 +59,7 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_rows, RowFunction(node.function, node.input, node.output, len(hidden)))
+    worker = partial(run_rows, RowFunction(node.function, node.input, node.output, len(hidden), node.step))
     return df.select(*map(quoted, names), *hidden).mapInArrow(worker, schema_of(node.columns.ddl))
 
 

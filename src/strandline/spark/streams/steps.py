@@ -7,12 +7,15 @@ from typing import Any, Self
 
 from pyspark.sql import Column, DataFrame
 
+from strandline.core.errors import ConfigurationError
+from strandline.plan.callables import check_function, check_shippable
 from strandline.plan.columns import Columns
 from strandline.plan.graph import MapNode, Node
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
+from strandline.runtime.task.rowfunction import OneRow
 from strandline.spark.streams.frames import Step, probe_of, transformed
-from strandline.types.datatypes import parse_schema
+from strandline.types.given import SparkType, schema_given
 
 
 class Steps:
@@ -27,16 +30,24 @@ class Steps:
         return self._node.columns.names
 
     @property
+    def types(self) -> dict[str, str]:
+        """The stream's columns and their types, as text: `sl.Value(stream.types["amount"])` declares a state alike."""
+        columns = self._node.columns
+        return {name: columns.ddl_of(name) for name in columns.names}
+
+    @property
     def schema(self) -> Any:
         """The stream's Spark schema."""
         return probe_of(self._node).drop(*self._node.columns.hidden).schema
 
     def select(self, *columns: str | Column) -> Self:
         """Keep or compute columns, as DataFrame.select does."""
+        _check_columns("select", *columns)
         return self._select(lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Self:
         """Keep or compute columns with SQL expressions."""
+        _check_columns("select_expr", *expressions)
         return self._select(lambda df, hidden: df.selectExpr(*expressions, *hidden))
 
     def _select(self, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
@@ -48,10 +59,12 @@ class Steps:
 
     def with_column(self, name: str, column: Column) -> Self:
         """Add or replace a column."""
+        _check_columns("with_column", column, of=(Column,))
         return self.transform(lambda df: df.withColumn(name, column))
 
     def where(self, condition: str | Column) -> Self:
         """Keep the rows that fulfil a condition, SQL or a Column."""
+        _check_columns("where", condition)
         return self.transform(lambda df: df.where(condition))
 
     filter = where
@@ -63,15 +76,20 @@ class Steps:
         """
         return type(self)(transformed(self._node, step))
 
-    def map(self, function: Callable[[Any], Any], output: str) -> Self:
+    def map(self, function: Callable[[Any], Any], output: str | SparkType) -> Self:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
-        return self.flat_map(lambda row: (function(row),), output)
+        return self._mapped("map", OneRow(function), function, output)
 
-    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Self:
+    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str | SparkType) -> Self:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        given, ddl = self._node.columns.schema("map").ddl, parse_schema(output).ddl
+        return self._mapped("flat_map", function, function, output)
+
+    def _mapped(self, step: str, rows: Any, function: Any, output: str | SparkType) -> Self:
+        check_function(f"{step}: the function", function, ["row"], f'write {step}(function, "user string, n int")')
+        check_shippable(f"{step}: the function", function)
+        given, ddl = self._node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
         columns = Columns.of(ddl, self._node.columns.hidden)
-        return type(self)(MapNode(columns, self._node, function=function, input=given, output=ddl))
+        return type(self)(MapNode(columns, self._node, function=rows, input=given, output=ddl, step=step))
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.
@@ -83,3 +101,20 @@ class Steps:
         What operators give has the time of the event, or the timer, that it came of.
         """
         return type(self)(watermark_on(self._node, column, delay, per, idle))
+
+
+def _check_columns(step: str, *given: Any, of: tuple[type, ...] = (str, Column)) -> None:
+    """Refuse what Spark takes for no column."""
+    expected = "SQL or a Column" if str in of else "a Column"
+    for each in given:
+        if callable(each) and not isinstance(each, of):
+            raise ConfigurationError(
+                f"{step}() was given a function, expected {expected}: Spark computes it, not Python",
+                hint='write it as SQL, "amount > 10", or as F.col("amount") > 10; for what only Python can say: '
+                'flat_map(lambda row: [row] if … else [], output="…")',
+            )
+        if not isinstance(each, of):
+            raise ConfigurationError(
+                f"{step}() was given {each!r:.100}, a {type(each).__name__}, expected {expected}",
+                hint='a column is F.col("amount"), a constant F.lit(5)',
+            )

@@ -27,6 +27,7 @@ from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import read
 from strandline.spark.streams.steps import Steps
+from strandline.types.given import SparkType
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +138,10 @@ class Processed(Generic[_Process]):
     def process(
         self,
         process: _Process,
-        output: str,
+        output: str | SparkType,
         uid: str,
         *,
-        sides: Mapping[str, str] | None = None,
+        sides: Mapping[str, str | SparkType] | None = None,
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
@@ -277,7 +278,7 @@ class WindowedStream(Aggregates):
 
     def fold(
         self,
-        output: str,
+        output: str | SparkType,
         initial: Any,
         function: Callable[[Any, Any], Any],
         uid: str,
@@ -314,13 +315,13 @@ class WindowedStream(Aggregates):
 
     def aggregate(
         self,
-        type: str,
+        type: str | SparkType,
         *,
         create: Callable[[], Any],
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = lambda accumulator: accumulator,
         merge: Callable[[Any, Any], Any] | None = None,
-        output: str,
+        output: str | SparkType,
         uid: str,
         name: str | None = None,
         parallelism: int | None = None,
@@ -337,13 +338,13 @@ class WindowedStream(Aggregates):
         ...     merge=lambda a, b: (a.n + b.n, a.total + b.total), result=lambda acc: acc.total / acc.n,
         ...     output="mean double", uid="mean")
         """
-        aggregated = windows.aggregate(type, create, add, result, merge, output)
+        aggregated = windows.aggregate(type, create, add, result, merge, output, uid)
         return self._run(aggregated, uid, name, parallelism, max_parallelism)
 
     def process(
         self,
         function: Callable[[Any, Any, list[Any]], Iterable[Any] | None],
-        output: str,
+        output: str | SparkType,
         uid: str,
         *,
         name: str | None = None,
