@@ -37,7 +37,9 @@ class BatchInEventTime(KeyedBatchProcess):
 
     def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch:
         before = self.last.get_many(ctx.keys)
-        self.last.put_many(ctx.keys, pa.array([a or None for a in batch.column("a").to_pylist()], pa.int64()), last=True)
+        self.last.put_many(
+            ctx.keys, pa.array([a or None for a in batch.column("a").to_pylist()], pa.int64()), last=True
+        )
         return pa.RecordBatch.from_pydict({"k": ctx.keys.columns[0], "answer": [repr(v) for v in before.to_pylist()]})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
@@ -53,9 +53,3 @@ def _why(error: Exception) -> str:
     """Return why something cannot be pickled, in one line: Spark raises pages."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
-
-
-def check_method(where: str, process: object, method: str, args: Sequence[str]) -> None:
-    """Refuse a method of a process function that cannot be called with these arguments."""
-    found: Callable[..., Any] = getattr(process, method)
-    check_function(f"{where}: {method} of {type(process).__name__}", found, args)

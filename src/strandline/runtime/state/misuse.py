@@ -56,7 +56,7 @@ class Handle:
     def refuse(self, did: str) -> NoReturn:
         """Raise the error of a function that takes the handle for its value."""
         raise UserCodeError(
-            f"state '{self.state_name}' was used with {did}, and it is the {self.what} state itself, not its value",
+            f"state '{self.state_name}' was used with {did}: it is the {self.what} state itself, not its value",
             hint=f"write {self.to_read.format(self.state_name)}",
         )
 
@@ -74,7 +74,7 @@ def refusing(*methods: str) -> Callable[[type], type]:
 
 def _refusal(method: str) -> Callable[..., NoReturn]:
     name = method.strip("_")
-    did = _SAID.get(method) or f"{name}()"
+    did = _SAID.get(method) or _SIGNS.get(name) or f"{name}()"
     if method in COMPARED or method in _COMPUTED:
         did = _SAID.get(method) or _SIGNS.get(name) or _SIGNS.get(name[1:], name)
 
@@ -88,7 +88,7 @@ def _refusal(method: str) -> Callable[..., NoReturn]:
 _SIGNS = {
     "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "add": "+", "sub": "-", "mul": "*",
     "truediv": "/", "floordiv": "//", "mod": "%", "divmod": "divmod()", "pow": "**", "and": "&", "or": "|", "xor": "^",
-    "lshift": "<<", "rshift": ">>", "matmul": "@",
+    "neg": "-", "pos": "+", "invert": "~", "call": "()", "lshift": "<<", "rshift": ">>", "matmul": "@",
 }  # fmt: skip
 
 
