@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -146,7 +147,7 @@ MISTAKES = [
     used("value == 0", lambda self, e, c: self.n == 0, "state 'n' was used with ==", "write self.n.value"),
     used("value != 0", lambda self, e, c: self.n != 0, "used with !=", "write self.n.value"),
     used("value < 3", lambda self, e, c: self.n < 3, "used with <", "write self.n.value"),
-    used("3 > value", lambda self, e, c: 3 > self.n, "write self.n.value"),
+    used("3 > value", lambda self, e, c: 3 > self.n, "write self.n.value"),  # noqa: SIM300
     used("value in a list", lambda self, e, c: self.n in [1, 2], "used with ==", "write self.n.value"),
     used("value in a set", lambda self, e, c: self.n in {1, 2}, "used with hash()", "write self.n.value"),
     used("value + 1", lambda self, e, c: self.n + 1, "used with +", "write self.n.value"),
@@ -155,7 +156,7 @@ MISTAKES = [
     used("-value", lambda self, e, c: -self.n, "used with -", "write self.n.value"),
     used("value ** 2", lambda self, e, c: self.n**2, "used with **", "write self.n.value"),
     used("len of a value", lambda self, e, c: len(self.n), "used with len()", "write self.n.value"),
-    used("for over a value", lambda self, e, c: [x for x in self.n], "used with for", "write self.n.value"),
+    used("for over a value", lambda self, e, c: [2 * x for x in self.n], "used with for", "write self.n.value"),
     used("in a value", lambda self, e, c: 1 in self.n, "used with in", "write self.n.value"),
     used("value[0]", lambda self, e, c: self.pair[0], "used with […]", "write self.pair.value"),
     used(
@@ -176,7 +177,13 @@ MISTAKES = [
         "aggregating + 1", lambda self, e, c: self.mean + 1, "the Aggregating state itself", "write self.mean.result()"
     ),
     used("list == []", lambda self, e, c: self.items == [], "the List state itself", "self.items.get()"),
-    used("list + list", lambda self, e, c: self.items + ["x"], "used with +", "self.items.get()", "self.items.set(…)"),
+    used(
+        "list + list",
+        lambda self, e, c: operator.add(self.items, ["x"]),
+        "used with +",
+        "self.items.get()",
+        "self.items.set(…)",
+    ),
     used("list[0] = x", lambda self, e, c: self.items.__setitem__(0, "x"), "self.items.set(…)"),
     used("map + map", lambda self, e, c: self.by + {}, "the Map state itself", "dict(self.by)"),
     # -- names that a handle does not have

@@ -109,8 +109,8 @@ class VectorValueHandle(Handle):
         try:
             values = conform(values, self._codec.type)
         except (StateTypeError, ConfigurationError) as error:
-            said = f"put_many got {values.type}, expected {self._arrow_type}: {error.message}"
-            raise self._error(said, error.hint) from None
+            why = error.fields.get("why", f": {error.message}")
+            raise self._error(f"put_many got {values.type}, expected {self._arrow_type}{why}", error.hint) from None
         if not last and not keys.are_distinct:
             self._refuse_equal(keys)
         encoded = keys.encoded

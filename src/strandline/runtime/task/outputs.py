@@ -152,7 +152,8 @@ class OutputBuilder:
             try:
                 arrays.append(conform(column, type_))
             except (StateTypeError, ConfigurationError) as error:
-                said = f"column '{field.name}' is {column.type}, expected {field.type}: {error.message}"
+                why = error.fields.get("why", f": {error.message}")
+                said = f"{what} the column '{field.name}' as {column.type}, expected {field.type}{why}"
                 raise self._error(said, error.hint) from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
