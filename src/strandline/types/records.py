@@ -42,7 +42,7 @@ class Record(tuple[Any, ...]):
         return tuple.__getitem__(self, at)
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise TypeError(_FIXED.format(f"{name} = {value!r}", name, value))
+        raise AttributeError(_FIXED.format(f"{name} = {value!r}", name, value))
 
     def __setitem__(self, name: Any, value: Any) -> NoReturn:
         raise TypeError(_FIXED.format(f"[{name!r}] = {value!r}", name, value))

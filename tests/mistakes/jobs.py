@@ -1,0 +1,381 @@
+"""Jobs, settings, checkpoints, harnesses: what is wrong is said where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+import strandline as sl
+from strandline.api.states import State
+from strandline.core.errors import IncompatibleStateError
+from strandline.core.ids import Generation
+from strandline.format.manifest import Manifest
+from strandline.keeper.paths import Places
+from strandline.plan.parallelism import Parallelism
+from strandline.plan.pipeline import Pipeline
+from strandline.runtime.rowlayout import RowLayout
+from strandline.spark.job.compat import check_compatible
+from strandline.testing import Harness, Right, events
+from tests.mistakes.table import Mistake, Stage, mistake
+from tests.runtime.bench import Bench, batch_of
+
+PLAIN = events("user string, v bigint, ts timestamp")
+KEYED = PLAIN.key_by("user")
+CK = sl.Checkpoints("/nowhere/ck")
+
+
+class Count(sl.KeyedProcess):
+    n = sl.Value("bigint", default=0)
+
+    def on_event(self, event: Any, ctx: Any) -> Any: ...
+
+
+class Both(sl.KeyedCoProcess):
+    def on_left(self, event: Any, ctx: Any) -> None: ...
+
+    def on_right(self, event: Any, ctx: Any) -> None: ...
+
+
+class Timed(Count):
+    def on_timer(self, timer: Any, ctx: Any) -> Any: ...
+
+
+COUNTED = KEYED.process(Count(), output="user string, n bigint", uid="count")
+
+
+def made(name: str, make: Callable[[], Any], *said: str) -> Mistake:
+    """Return the mistake of something that is refused when it is made."""
+    return mistake(name, "declaration", lambda s: make(), *said)
+
+
+def job(mistaken: str, /, *said: str, **given: Any) -> Mistake:
+    """Return the mistake of a job."""
+
+    def program(stage: Stage) -> None:
+        sinks = given.get("sinks", lambda: [COUNTED.to(sl.sinks.memory())])
+        more = {"name": "j", "checkpoints": CK, **given}
+        sl.Job(more.pop("name"), **{**more, "sinks": sinks() if callable(sinks) else sinks})
+
+    return mistake(mistaken, "declaration", program, *said)
+
+
+def harness(name: str, make: Callable[[], Any], *said: str) -> Mistake:
+    """Return the mistake of a harness."""
+
+    def program(stage: Stage) -> None:
+        stage.place = "start"
+        make()
+
+    return mistake(name, "start", program, *said)
+
+
+def pushed(name: str, push: Callable[[Harness], Any], *said: str) -> Mistake:
+    """Return the mistake of what a harness is asked for."""
+
+    def program(stage: Stage) -> None:
+        stage.place = "start"
+        with Harness(Timed(), schema="user string, v bigint", key="user", output="n bigint", uid="count") as h:
+            stage.place = "run"
+            push(h)
+
+    return mistake(name, "run", program, *said)
+
+
+def process(kind: type = sl.KeyedProcess, *, timer: bool = False, **states: State) -> Any:
+    """Return a process function with these states."""
+    methods: dict[str, Any] = {"on_event": lambda self, event, ctx: None}
+    if timer:
+        methods["on_timer"] = lambda self, timer, ctx: None
+    return type("Mine", (kind,), {**methods, **states})()
+
+
+def upgraded(name: str, before: Callable[[], sl.Stream], now: Callable[[], sl.Stream], *said: str) -> Mistake:
+    """Return the mistake of a program that is started where another one has left its state."""
+
+    def program(stage: Stage) -> None:
+        old, new = (Pipeline([made()._node]).settle(Parallelism(default=2)) for made in (before, now))
+        manifest = Manifest(
+            job="j", generation=Generation(1), checkpoint=17, epoch=5, mode="full", created_ms=0, engine_version="1",  # type: ignore[arg-type]
+            life="l", operators=[operator.info("rocksdb") for operator in old],
+        )  # fmt: skip
+        stage.place = "start"
+        check_compatible(manifest, new, ["0-memory"], [])
+
+    said = "job 'j' cannot go on from checkpoint 17", *said
+    return mistake(name, "start", program, *said, error=IncompatibleStateError)
+
+
+def of(made: Any, uid: str = "count", **more: Any) -> Callable[[], sl.Stream]:
+    """Return a pipeline of one process function."""
+    return lambda: KEYED.process(made, output="n bigint", uid=uid, **more)
+
+
+def agg(window: Any = None, /, **results: Any) -> Callable[[], sl.Stream]:
+    """Return a pipeline of aggregates."""
+    keyed = PLAIN.watermark("ts").key_by("user")
+    return lambda: (keyed.window(window) if window else keyed).agg(uid="count", **results)
+
+
+def unwritable(stage: Stage) -> None:
+    (stage.directory / "file").write_text("")
+    stage.place = "start"
+    Places(stage.directory / "file" / "sub", "file:///ck", "j").make()
+
+
+def nowhere(stage: Stage) -> None:
+    stage.place = "start"
+    Places(Path("/proc/x"), "file:///ck", "j").make()
+
+
+class Ordering(sl.KeyedProcess):
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        ctx.timers.set(ctx.timestamp)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any: ...
+
+
+def without_watermark(name: str, backend: str) -> Mistake:
+    """Return the mistake of going on from timers of event time where there is none any more."""
+
+    def program(stage: Stage) -> None:
+        bench = Bench(backend, stage.directory, Ordering(), timed=True)
+        stage.after.append(bench.close)
+        rows = batch_of([("x", "", 1, 1)])
+        columns = [rows.column(0), pa.array([5_000_000], pa.int64()), *rows.columns[1:]]
+        bench.apply([pa.RecordBatch.from_arrays(columns, names=["group", "time", *rows.schema.names[1:]])])
+        files = bench.snapshot()
+        bench.program = msgspec.structs.replace(bench.program, layout=RowLayout())
+        stage.place = "start"
+        bench.restore(files, 1)
+
+    said = (
+        "timers of event time, the first for 1970-01-01T00:00:05+00:00",
+        "would never fire",
+        'call watermark("column")',
+    )
+    return mistake(name, "start", program, *said, error=IncompatibleStateError)
+
+
+MISTAKES = [
+    # -- jobs
+    job("no sinks", "the job has no sinks", "give it sinks=[", sinks=[]),
+    job(
+        "a sink that is not in a list", "is no list of outputs", "sinks=[", sinks=lambda: COUNTED.to(sl.sinks.memory())
+    ),
+    job("a stream as a sink", "is no list of outputs", sinks=[COUNTED]),
+    job("checkpoints as text", "job 'j': checkpoints is 'ck/'", "checkpoints=Checkpoints(", checkpoints="ck/"),
+    job("a trigger without unit", "trigger is 'often', expected a duration", trigger="often"),
+    job(
+        "settings as a dict",
+        "job 'j': settings is {'parallelism': 2}, expected Settings(…)",
+        "settings=sl.Settings(",
+        settings={"parallelism": 2},
+    ),
+    job(
+        "restarts as a number", "job 'j': restart is 5, expected Restart(…)", "restart=sl.Restart(attempts=", restart=5
+    ),
+    job("a number as name", "job name 5", name=5),
+    job("a name with a slash", "job name 'a/b'", name="a/b"),
+    job(
+        "a sink twice",
+        "one and the same sink object",
+        sinks=lambda: [COUNTED.to(sink := sl.sinks.memory()), COUNTED.to(sink)],
+    ),
+    job(
+        "a uid twice",
+        "the uid 'count' is used by 2 operators (Count, Count)",
+        "a uid of its own",
+        sinks=lambda: [COUNTED.key_by("n").process(Count(), "n bigint", "count").to(sl.sinks.memory())],
+    ),
+    job(
+        "late events without results",
+        "late events of the operator 'totals' go to a sink, its results to none",
+        sinks=lambda: [
+            PLAIN.watermark("ts")
+            .key_by("user")
+            .window(sl.Tumbling("1s"), late="late")
+            .count(uid="totals")
+            .side("late")
+            .to(sl.sinks.memory())
+        ],
+    ),
+    job(
+        "two sources without names",
+        "the job reads 2 sources, and 2 of them have no name",
+        'name="payments"',
+        sinks=lambda: [
+            KEYED.connect(events("user string").key_by("user")).process(Both(), "n int", "u").to(sl.sinks.memory())
+        ],
+    ),
+    # -- checkpoints, restarts, settings
+    made(
+        "a mode of another system", lambda: sl.Checkpoints("/x", mode="changelog"), "expected 'full' or 'incremental'"
+    ),  # type: ignore[arg-type]
+    made("no checkpoint kept", lambda: sl.Checkpoints("/x", retain=0), "retain is 0, expected 1 or more"),
+    made("no directory", lambda: sl.Checkpoints(" "), "the directory is empty", "give a path or URL"),
+    made(
+        "an interval without unit", lambda: sl.Checkpoints("/x", every="soon"), "checkpoints: every is 'soon'", "'10s'"
+    ),
+    made("no time for a checkpoint", lambda: sl.Checkpoints("/x", timeout=0), "timeout is 0, expected more than 0"),
+    made("a restart's delay", lambda: sl.Restart(delay="soon"), "restart: delay is 'soon'"),
+    made(
+        "an unknown backend",
+        lambda: sl.Settings(backend="redis"),
+        "backend is 'redis', expected one of memory, filesystem, rocksdb",
+    ),  # type: ignore[arg-type]
+    made(
+        "parallelism of 0 for all",
+        lambda: sl.Settings(parallelism=0),
+        "parallelism is 0, expected a positive number",
+        "FollowExecutors()",
+    ),
+    made(
+        "memory without unit",
+        lambda: sl.Settings(state_memory="much"),
+        "state_memory is 'much', expected a size",
+        "'512MB'",
+    ),
+    made("a lease without unit", lambda: sl.Settings(keeper_lease="long"), "keeper_lease is 'long'"),
+    made("fsync as text", lambda: sl.Settings(fsync="yes"), "fsync is 'yes', expected True or False"),  # type: ignore[arg-type]
+    made("more at least than at most", lambda: sl.FollowExecutors(min=4, max=2), "max is 2, and min is 4"),
+    mistake("a local_dir that is a file", "start", unwritable, "local_dir", "cannot be used", "Settings(local_dir=…)"),
+    mistake("a local_dir that nobody can write", "start", nowhere, "local_dir /proc/x cannot be used"),
+    # -- harnesses
+    harness("no schema", lambda: Harness(Count()), "it is not said what the events are", 'schema="user string, n int"'),
+    harness(
+        "no output",
+        lambda: Harness(Count(), schema="user string", key="user"),
+        "it is not said which columns its rows have",
+    ),
+    harness("an unknown backend of a harness", lambda: Harness(Count(), backend="redis"), "expected one of memory"),  # type: ignore[arg-type]
+    harness("no function", lambda: Harness(len), "expected a process function or a stream"),  # type: ignore[arg-type]
+    harness(
+        "a window's arguments",
+        lambda: Harness(COUNTED, key="user"),
+        "only backend and parallelism can be said of a stream",
+    ),
+    harness(
+        "a right stream for one",
+        lambda: Harness(Count(), schema="user string", key="user", output="n int", right="a int"),
+        "is a function of one stream",
+    ),
+    harness(
+        "no right stream for two",
+        lambda: Harness(Both(), schema="user string", key="user", output="n int"),
+        "is a function of two streams",
+    ),
+    pushed(
+        "an event that misfits",
+        lambda h: h.push(("ann", "x")),
+        "column 'v': expected bigint",
+        "fit the harness's schema",
+    ),
+    pushed("an event with unknown columns", lambda h: h.push({"user": "ann", "w": 1}), "has unknown w"),
+    pushed("an event of too many values", lambda h: h.push(("ann", 1, 2)), "has 3 values, expected 2"),
+    pushed("an event that is text", lambda h: h.push("ann"), "is 'ann', a str, expected a dict or a tuple"),
+    pushed("a right event for one", lambda h: h.push(Right(("ann", 1))), "there is no right stream"),
+    pushed(
+        "a watermark without event time", lambda h: h.advance_watermark(h.now), "there is no event time", "event_time="
+    ),
+    pushed("a clock that goes back", lambda h: h.advance_clock(h.now.replace(year=2000)), "it never goes back"),
+    pushed(
+        "a clock without zone",
+        lambda h: h.advance_clock(h.now.replace(tzinfo=None)),
+        "expected a datetime with a time zone",
+    ),
+    pushed(
+        "another operator's state",
+        lambda h: h.state("ann", uid="counts"),
+        "the operator's uid is 'counts', expected one of count",
+    ),
+    pushed("another side", lambda h: h.side("late"), "no side output 'late', known: none"),
+    # -- programs that change
+    upgraded(
+        "an operator is gone",
+        of(Count()),
+        of(Count(), "counts"),
+        "the program has no operator with uid 'count', which has state; it has counts",
+        'drop=["count"]',
+    ),
+    upgraded(
+        "a state is gone", of(Count()), of(process()), "the state 'n' is not declared any more", 'drop=["count.n"]'
+    ),
+    upgraded(
+        "a state has another type",
+        of(Count()),
+        of(process(n=sl.Value("int"))),
+        "the type of state 'n' is int, was bigint",
+    ),
+    upgraded(
+        "a state is of another kind",
+        of(Count()),
+        of(process(n=sl.List("bigint"))),
+        "the kind of state 'n' is list, was value",
+    ),
+    upgraded(
+        "another key",
+        of(Count()),
+        lambda: PLAIN.key_by("v").process(Count(), "n bigint", "count"),
+        "its key is `v` bigint, was `user` string",
+    ),
+    upgraded(
+        "another max_parallelism",
+        of(Count(), max_parallelism=128),
+        of(Count(), max_parallelism=64),
+        "max_parallelism is 64, was 128",
+        "state patch",
+    ),
+    upgraded(
+        "on_timer is gone",
+        of(Timed()),
+        of(Count()),
+        "has no on_timer any more, and timers of event time may be set",
+        'drop=["count.timers.event"',
+    ),
+    upgraded(
+        "an aggregate is new",
+        agg(n=sl.agg.count()),
+        agg(n=sl.agg.count(), t=sl.agg.sum("v")),
+        "the aggregate 't' is new",
+        "t=sl.agg.sum(…).added()",
+    ),
+    upgraded(
+        "an aggregate is gone",
+        agg(n=sl.agg.count(), t=sl.agg.sum("v")),
+        agg(n=sl.agg.count()),
+        "the aggregate 't' is not declared any more",
+        'drop=["count.t"]',
+    ),
+    upgraded(
+        "an aggregate is another",
+        agg(n=sl.agg.min("v")),
+        agg(n=sl.agg.max("v")),
+        "the aggregate 'n': it is max, was min: give it another name",
+    ),
+    upgraded(
+        "an aggregate is of another type",
+        agg(n=sl.agg.min("v")),
+        agg(n=sl.agg.min("ts")),
+        "the aggregate 'n': its type is timestamp, was bigint",
+    ),
+    upgraded(
+        "windows of another size",
+        agg(sl.Tumbling("1s"), n=sl.agg.count()),
+        agg(sl.Tumbling("2s"), n=sl.agg.sum("v")),
+        "windows of state 'panes' are 2000 ms",
+        "were 1000 ms",
+    ),
+    upgraded(
+        "windows where there were none",
+        agg(n=sl.agg.count()),
+        agg(sl.Tumbling("1s"), n=sl.agg.count()),
+        "is not declared any more",
+        "drop=",
+    ),
+    without_watermark("the watermark is gone", "rocksdb"),
+    without_watermark("the watermark is gone, of live state", "filesystem"),
+]
