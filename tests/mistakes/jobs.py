@@ -167,7 +167,7 @@ MISTAKES = [
         "a sink that is not in a list", "is no list of outputs", "sinks=[", sinks=lambda: COUNTED.to(sl.sinks.memory())
     ),
     job("a stream as a sink", "is no list of outputs", sinks=[COUNTED]),
-    job("checkpoints as text", "job 'j': checkpoints is 'ck/'", "checkpoints=Checkpoints(", checkpoints="ck/"),
+    job("checkpoints as text", "job 'j': checkpoints is 'ck/'", "checkpoints=sl.Checkpoints(", checkpoints="ck/"),
     job("a trigger without unit", "trigger is 'often', expected a duration", trigger="often"),
     job(
         "settings as a dict",
