@@ -315,10 +315,9 @@ MISTAKES = [
     process(
         "parallelism as text", lambda: of(on_event=on_event), "parallelism is '4', expected a number", parallelism="4"
     ),
-    mistake(
+    process(
         "a lock in __init__",
-        "start",
-        lambda s: s.run(Gives(threading.Lock().acquire)),
+        lambda: Gives(threading.Lock().acquire),
         "Gives cannot be shipped to other processes",
         "open()",
     ),

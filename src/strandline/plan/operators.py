@@ -13,7 +13,7 @@ from strandline.format.keycolumns import key_column
 from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode
-from strandline.runtime.program import check_ttl, state_infos
+from strandline.runtime.program import check_ttl, pickle_process, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import Field, StructType
@@ -99,6 +99,8 @@ def process_on(
         for side, ddl in (sides or {}).items()
     }
     check_ttl(process, uid, timed=keyed.columns.is_timed)
+    # Here, where it is written: it takes as long as it will take at each start.
+    pickle_process(process, uid)
     return make_operator(
         keyed.node,
         uid,
