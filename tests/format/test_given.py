@@ -87,6 +87,11 @@ def _json(ddl: str) -> Any:
         ),
         (spark_types.StructType().add("a", spark_types.VariantType()), "'variant' is no type that Strandline knows"),
         (spark_types.StructType(), "cannot read"),
+        (
+            "a int, __Strandline_x int",
+            "it: the column '__Strandline_x' has a name that Strandline keeps for columns of its own",
+        ),
+        (spark_types.StructType().add("__strandline_time", spark_types.LongType()), "give it another one"),
         ({"a": "int"}, "it is {'a': 'int'}, expected a schema in Spark DDL, or a StructType"),
         (None, "it is None, expected a schema"),
     ],

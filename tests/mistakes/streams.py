@@ -45,7 +45,35 @@ def written(name: str, write: Callable[[], Any], *said: str) -> Mistake:
     return mistake(name, "declaration", lambda s: write(), *said)
 
 
+def asked(name: str, ask: Callable[[], Any], *said: str) -> Mistake:
+    """Return the mistake of a name that is not there."""
+    return mistake(name, "declaration", lambda s: ask(), *said, error=AttributeError)
+
+
 MISTAKES = [
+    # -- names that are not there
+    asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
+    asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
+    asked("writeStream", lambda: PLAIN.writeStream, "write .to(sl.sinks.files(…))"),
+    asked("dropDuplicates", lambda: PLAIN.dropDuplicates(["user"]), "with a Value that remembers what was seen"),
+    asked(
+        "withColumnRenamed", lambda: PLAIN.withColumnRenamed("a", "b"), ".transform(lambda df: df.withColumnRenamed(…))"
+    ),
+    asked("a misspelt step", lambda: PLAIN.flatmap(len, "n int"), "did you mean 'flat_map'?"),
+    asked("process without keys", lambda: PLAIN.process(Each(), "n int", "u"), "write .key_by(…).process(…)"),
+    asked(
+        "a step behind key_by",
+        lambda: KEYED.where("v > 1"),
+        "a keyed stream has no 'where': write .where(…) before .key_by(…)",
+    ),
+    asked("a sink behind key_by", lambda: KEYED.to(sl.sinks.noop()), "it has keys and no rows yet", "then .to(…)"),
+    asked("a sink of windows", lambda: TUMBLING.to(sl.sinks.noop()), "a windowed stream has no 'to'"),
+    asked(
+        "Flink's name",
+        lambda: sl.KeyedProcessFunction,
+        "has no attribute 'KeyedProcessFunction': did you mean 'KeyedProcess'?",
+    ),
+    asked("Spark's name", lambda: sl.ValueState, "did you mean 'Value'?"),
     written("no schema", lambda: events(""), "events(): the schema: cannot read the schema", "expected a name"),
     written("a schema that is a type", lambda: events("bigint"), "events(): the schema", "expected a type"),
     # -- keys

@@ -198,7 +198,7 @@ class State:
                 f"{type(self).__name__}: its ttl is {ttl!r}, expected a TTL", hint="write it like ttl=TTL('1h')"
             )
         self.value_type = type_text(value_type, f"{type(self).__name__}: its type")
-        self.key_type = key_type and type_text(key_type, f"{type(self).__name__}: its key type")
+        self.key_type = type_text(key_type, f"{type(self).__name__}: its key type") if key_type else ""
         self.ttl = ttl
         self.name = ""
         self._check_before(before)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from strandline.core.errors import ConfigurationError
 from strandline.types.datatypes import DataType, Field, StructType, parse_schema, parse_type, quoted
 
+_RESERVED = "__strandline"
 _WORDS = {
     "int": "bigint", "float": "double", "str": "string", "bool": "boolean", "bytes": "binary", "datetime": "timestamp",
     "date": "date", "Decimal": "decimal(38,18)", "list": "array<…>", "dict": "map<…, …>", "tuple": "struct<…>",
@@ -43,18 +45,31 @@ def schema_given(given: str | SparkType, what: str) -> StructType:
     """Return the columns of rows; raise ConfigurationError, which begins with `what`, for what are none."""
     try:
         if isinstance(given, str):
-            return parse_schema(given)
+            found = parse_schema(given)
+            check_names(found.names, what)
+            return found
         json = _json(given, what, "a schema in Spark DDL, or a StructType", "write it like 'id bigint, name string'")
         if isinstance(json, dict) and "name" in json:
             return StructType((Field(json["name"], parse_type(_ddl(json["type"]))),))
-        found = parse_type(_ddl(json))
+        kind = parse_type(_ddl(json))
+        check_names(kind.names if isinstance(kind, StructType) else (), what)
     except ConfigurationError as error:
         raise _naming(what, error) from None
-    if not isinstance(found, StructType):
+    if not isinstance(kind, StructType):
         raise ConfigurationError(
-            f"{what} is the type {found.ddl}, expected columns with their names", hint=f"write 'name {found.ddl}'"
+            f"{what} is the type {kind.ddl}, expected columns with their names", hint=f"write 'name {kind.ddl}'"
         )
-    return found
+    return kind
+
+
+def check_names(names: Iterable[str], what: str) -> None:
+    """Refuse columns with names of ours: what they hold would be taken for times, flags and origins."""
+    taken = [name for name in names if name.lower().startswith(_RESERVED)]
+    if taken:
+        raise ConfigurationError(
+            f"{what}: the column '{taken[0]}' has a name that Strandline keeps for columns of its own",
+            hint=f"give it another one, which does not begin with {_RESERVED}",
+        )
 
 
 def _json(given: Any, what: str, expected: str, hint: str) -> Any:

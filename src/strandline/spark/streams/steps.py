@@ -15,10 +15,11 @@ from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
 from strandline.runtime.task.rowfunction import OneRow
 from strandline.spark.streams.frames import Step, probe_of, transformed
+from strandline.spark.streams.words import Worded
 from strandline.types.given import SparkType, schema_given
 
 
-class Steps:
+class Steps(Worded):
     """Rows, and the stateless steps on them. Every method gives a new stream."""
 
     def __init__(self, node: Node) -> None:

@@ -27,7 +27,8 @@ from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import read
 from strandline.spark.streams.steps import Steps
-from strandline.types.given import SparkType
+from strandline.spark.streams.words import Worded
+from strandline.types.given import SparkType, check_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +73,10 @@ class Stream(Steps):
         return Output(self, sink)
 
 
-class Aggregates:
+class Aggregates(Worded):
     """The methods that keyed and windowed streams have for built-in aggregation."""
+
+    _is_before_key_by = True
 
     def _cut(self) -> tuple[Keyed, WindowKind | None, Rules]:
         """Return the keyed rows, and the kind of window if there is one, with its rules."""
@@ -129,8 +132,10 @@ class Aggregates:
 _Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
 
 
-class Processed(Generic[_Process]):
+class Processed(Worded, Generic[_Process]):
     """Rows partitioned by key, of one stream or of two: the place for a function with state."""
+
+    _is_before_key_by = True
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
@@ -164,13 +169,19 @@ class Processed(Generic[_Process]):
 class ConnectedStreams(Processed[KeyedCoProcess]):
     """Two streams that are keyed alike: the place for a function that sees the events of both."""
 
+    _is_called = "a pair of connected streams"
+
 
 class BroadcastStream(Processed[KeyedBroadcastProcess]):
     """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
 
+    _is_called = "a stream with a broadcast one"
+
 
 class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     """A stream partitioned by key: the place for functions with state."""
+
+    _is_called = "a keyed stream"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -268,6 +279,8 @@ class WindowedStream(Aggregates):
     columns of the result. A row's time is the last one in its window, so that a following window of the same size
     takes it in. `uid`, `parallelism` and `max_parallelism` are as in process() of a keyed stream.
     """
+
+    _is_called = "a windowed stream"
 
     keyed: Keyed
     kind: WindowKind
@@ -399,4 +412,5 @@ def stream(df: DataFrame, name: str | None = None) -> Stream:
 def source_stream(df: DataFrame, name: str | None = None, cleaning: Cleaning | None = None) -> Stream:
     """Return the stream of a source, checked."""
     check_source(df)
+    check_names(df.columns, "stream()")
     return Stream(read(df, check_source_name(name), cleaning))
