@@ -103,6 +103,14 @@ def test_what_is_no_schema(wrong: Any, said: str) -> None:
     assert str(caught.value).startswith("it")
 
 
+@given(strategies.structs(strategies.types()))
+def test_a_schema_is_what_spark_would_say(kind: Any) -> None:
+    stream = events(", ".join(field.ddl for field in kind.fields))
+    assert schema_given(stream.schema, "x") == kind
+    assert [type_given(field, "x") for field in stream.schema] == [field.type for field in kind.fields]
+    assert [parse_type(ddl) for ddl in stream.types.values()] == [field.type for field in kind.fields]
+
+
 def test_wherever_ddl_is_asked() -> None:
     kind = spark_types.StructType().add("user", spark_types.StringType()).add("n", spark_types.LongType())
     stream = events(kind)
@@ -110,7 +118,7 @@ def test_wherever_ddl_is_asked() -> None:
     class Sums(sl.KeyedProcess):
         total = sl.Value(kind["n"], default=0)
         by = sl.Map(spark_types.StringType(), kind["n"])
-        last = sl.Value(stream.types["n"])
+        last = sl.Value(stream.schema["n"])
 
         def on_event(self, event: Any, ctx: Any) -> Any:
             self.total.value += event.n

@@ -40,7 +40,7 @@ def rows_in(out: Any) -> Iterable[Any]:
         raise OutputError(f"it returned {shown(out)}, a {type(out).__name__}, expected rows", hint=_TO_GIVE)
     if isinstance(out, tuple) and out and not any(isinstance(row, tuple | list | Mapping) for row in out):
         raise OutputError(
-            f"it returned {shown(out)}, a tuple, which is not rows but looks like one",
+            f"it returned {shown(out)}, a tuple of values: that is one row, expected rows",
             hint="write return [row], or yield row",
         )
     if not isinstance(out, Iterable):

@@ -10,11 +10,12 @@ from pyspark.sql import Column, DataFrame
 from strandline.core.errors import ConfigurationError
 from strandline.plan.callables import check_function, check_shippable
 from strandline.plan.columns import Columns
-from strandline.plan.graph import MapNode, Node
+from strandline.plan.graph import MapNode, Node, sources_of
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
 from strandline.runtime.task.rowfunction import OneRow
-from strandline.spark.streams.frames import Step, probe_of, transformed
+from strandline.spark.base.ddl import spark_type
+from strandline.spark.streams.frames import FrameSource, Step, probe_of, transformed
 from strandline.spark.streams.words import Worded
 from strandline.types.given import SparkType, schema_given
 
@@ -39,11 +40,16 @@ class Steps(Worded):
     @property
     def schema(self) -> Any:
         """The stream's Spark schema."""
+        if not all(isinstance(source, FrameSource) for source in sources_of(self._node)):
+            # A test's events: there is no Spark, and no type that only Spark knows.
+            return spark_type(self._node.columns.schema("schema"))
         return probe_of(self._node).drop(*self._node.columns.hidden).schema
 
     def select(self, *columns: str | Column) -> Self:
         """Keep or compute columns, as DataFrame.select does."""
-        _check_columns("select", *columns)
+        if len(columns) == 1 and isinstance(columns[0], list):
+            columns = tuple(columns[0])
+        _check_columns("select", *columns, expected="a column's name or a Column")
         return self._select(lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Self:
@@ -60,7 +66,7 @@ class Steps(Worded):
 
     def with_column(self, name: str, column: Column) -> Self:
         """Add or replace a column."""
-        _check_columns("with_column", column, of=(Column,))
+        _check_columns("with_column", column, expected="a Column", of=(Column,))
         return self.transform(lambda df: df.withColumn(name, column))
 
     def where(self, condition: str | Column) -> Self:
@@ -104,9 +110,10 @@ class Steps(Worded):
         return type(self)(watermark_on(self._node, column, delay, per, idle))
 
 
-def _check_columns(step: str, *given: Any, of: tuple[type, ...] = (str, Column)) -> None:
+def _check_columns(
+    step: str, *given: Any, expected: str = "SQL or a Column", of: tuple[type, ...] = (str, Column)
+) -> None:
     """Refuse what Spark takes for no column."""
-    expected = "SQL or a Column" if str in of else "a Column"
     for each in given:
         if callable(each) and not isinstance(each, of):
             raise ConfigurationError(
