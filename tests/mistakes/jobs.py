@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,27 @@ MISTAKES = [
     made("more at least than at most", lambda: sl.FollowExecutors(min=4, max=2), "max is 2, and min is 4"),
     mistake("a local_dir that is a file", "start", unwritable, "local_dir", "cannot be used", "Settings(local_dir=…)"),
     mistake("a local_dir that nobody can write", "start", nowhere, "local_dir /proc/x cannot be used"),
+    # -- sinks
+    made(
+        "foreach of nothing",
+        lambda: sl.sinks.foreach(None),
+        "sinks.foreach(): the function is None, expected a function",
+    ),
+    made("foreach of two", lambda: sl.sinks.foreach(lambda a, b: a), "is called with (row), and it takes (a, b)"),
+    made(
+        "foreach with a lock", lambda: sl.sinks.foreach(threading.Lock().acquire), "cannot be sent to other processes"
+    ),
+    made(
+        "foreach_batch of one",
+        lambda: sl.sinks.foreach_batch(lambda df: df),
+        "is called with (df, epoch), and it takes (df)",
+    ),
+    made("rows of a console", lambda: sl.sinks.console(rows="all"), "rows is 'all', expected how many rows"),
+    made(
+        "a visibility of another system",
+        lambda: sl.sinks.files("out", visibility="commit"),
+        "expected 'checkpoint' or 'epoch'",
+    ),
     # -- harnesses
     harness("no schema", lambda: Harness(Count()), "it is not said what the events are", 'schema="user string, n int"'),
     harness(
