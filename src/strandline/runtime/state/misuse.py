@@ -107,7 +107,7 @@ def no_attribute(error: BaseException) -> str:
     if isinstance(thing, Handle):
         return f"state '{thing.state_name}' is a {thing.what}, which has no '{name}'; it has {thing.has}"
     known = getattr(type(thing), "own_words", None)
-    return f"{known[0]} has no '{name}'; it has {', '.join(known[1])}" if known else ""
+    return f"{known[0]} has no '{name}'; it has {', '.join(known[1])}" if isinstance(known, tuple) else ""
 
 
 _ASSIGNED = re.compile(r"'(\w+)' object has no attribute '(\w+)'")
