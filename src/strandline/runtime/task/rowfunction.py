@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,26 +29,32 @@ class RowFunction:
     """What users call it."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run on batches of rows, as mapInArrow gives them."""
         fields = parse_schema(self.input_schema).fields
         make = record_type([field.name for field in fields])._make
         outputs = OutputBuilder("", parse_schema(self.output_schema), self.step)
-        plain, taken = outputs.plain, outputs.taken
         for batch in batches:
             columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
-            rows: list[Any] = []
-            came_of: list[int] = []
-            row = None
-            try:
-                for at, row in enumerate(map(make, zip(*columns, strict=True))):
-                    for out in rows_of(self.function(row)):
-                        rows.append(out if type(out) is plain else taken(out))
-                    if self.hidden:
-                        came_of.extend([at] * (len(rows) - len(came_of)))
-            except (Exception, SystemExit) as error:
-                raise step_error(self.step, error, row) from error
-            if rows:
-                built = outputs.from_rows(rows)
+            rows, came_of = self._run(list(map(make, zip(*columns, strict=True))), outputs)
+            built = outputs.from_rows(rows) if rows else None
+            if built is not None:
                 yield self._with_hidden(built, batch, came_of) if self.hidden else built
+
+    def _run(self, records: Sequence[Any], outputs: OutputBuilder) -> tuple[list[Any], list[int]]:
+        """Call the function for each record; return what it gives, and of which record each row came."""
+        rows: list[Any] = []
+        came_of: list[int] = []
+        row = None
+        plain, taken = outputs.plain, outputs.taken
+        try:
+            for at, row in enumerate(records):
+                for out in rows_of(self.function(row)):
+                    rows.append(out if type(out) is plain else taken(out))
+                if self.hidden:
+                    came_of.extend([at] * (len(rows) - len(came_of)))
+        except (Exception, SystemExit) as error:
+            raise step_error(self.step, error, row) from error
+        return rows, came_of
 
     def _with_hidden(self, built: pa.RecordBatch, batch: pa.RecordBatch, came_of: list[int]) -> pa.RecordBatch:
         rows = pa.array(came_of, pa.int64())

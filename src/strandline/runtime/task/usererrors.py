@@ -10,7 +10,7 @@ from typing import Any
 
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.runtime.operators.joins import called
-from strandline.runtime.operators.windows.operator import WindowOperator
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process
 from strandline.runtime.state.misuse import no_attribute
 
@@ -26,8 +26,8 @@ def user_error(
     what = "for the timer" if method == "on_timer" else "in the event"
     where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
     trace = error.__traceback__
-    if isinstance(process, WindowOperator):
-        whose, error = "the function of windows", process.explained(error)
+    if isinstance(process, OwnOperator) and process.own_function:
+        whose, error = process.own_function, process.explained(error)
     else:
         whose = f"{method} of {type(process).__name__}"
     said, text = told(error, trace)

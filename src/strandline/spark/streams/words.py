@@ -6,27 +6,16 @@ import difflib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 _KEYED = (
-    "agg",
-    "avg",
-    "broadcast",
-    "connect",
-    "count",
-    "join",
-    "max",
-    "min",
-    "process",
-    "sum",
-    "window",
-    "window_join",
-)
+    "agg", "as_of_join", "avg", "broadcast", "connect", "count", "fold", "join", "max", "min", "process", "reduce",
+    "sum", "window", "window_join",
+)  # fmt: skip
 """What keyed streams have and others do not."""
 _SAID = {
     "groupBy": "key_by(…)", "groupby": "key_by(…)", "keyBy": "key_by(…)", "withColumn": "with_column(…)",
     "selectExpr": "select_expr(…)", "flatMap": "flat_map(…)", "withWatermark": 'watermark("column", delay="10s")',
     "assignTimestampsAndWatermarks": 'watermark("column", delay="10s")', "getSideOutput": "side(…)",
     "get_side_output": "side(…)", "writeStream": "to(sl.sinks.files(…))", "addSink": "to(sl.sinks.…)",
-    "sinkTo": "to(sl.sinks.…)", "sink_to": "to(sl.sinks.…)", "fold": "window(…).fold(…)",
-    "reduce": "window(…).reduce(…)", "aggregate": "window(…).aggregate(…)",
+    "sinkTo": "to(sl.sinks.…)", "sink_to": "to(sl.sinks.…)", "aggregate": "window(…).aggregate(…)",
     "dropDuplicates": "key_by(…).process(…) with a Value that remembers what was seen",
     "distinct": "key_by(…).process(…) with a Value that remembers what was seen",
 }  # fmt: skip
@@ -37,6 +26,12 @@ _OF_A_ROW = (
     "withColumnsRenamed", "unpivot", "melt",
 )  # fmt: skip
 """What DataFrames have, needs no state, and is reached by transform()."""
+
+
+_STEPS = (
+    "where", "filter", "select", "select_expr", "with_column", "map", "flat_map", "map_async", "transform", "union",
+    "watermark",
+)  # fmt: skip
 
 
 class Worded:
@@ -58,17 +53,7 @@ def _meant(thing: Any, name: str) -> str:
         return ""
     known = [each for each in dir(thing) if not each.startswith("_")]
     if thing._is_before_key_by:
-        if name in (
-            "where",
-            "filter",
-            "select",
-            "select_expr",
-            "with_column",
-            "map",
-            "flat_map",
-            "transform",
-            "watermark",
-        ):
+        if name in _STEPS:
             return f": write .{name}(…) before .key_by(…), or behind what .process(…) gives"
         if name in ("to", "side", "key_by"):
             return f": it has keys and no rows yet, which .process(…) gives, or .agg(…); then .{name}(…)"
