@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
-from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
+from strandline.plan.checks import check_inputs, check_numbers, check_on_error, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import (
     Keyed,
@@ -97,11 +98,13 @@ def process_on(
     name: str | None = None,
     parallelism: int | None = None,
     max_parallelism: int | None = None,
+    on_error: OnError | str = "fail",
 ) -> OperatorNode:
     """Return the node of a function with state; raise ConfigurationError for what cannot run."""
     check_uid(f"process() of {type(process).__name__}", uid)
     check_process(process, uid)
     check_sides(uid, sides or {})
+    bears = check_on_error(process, uid, on_error, sides or {})
     check_inputs(process, uid, keyed.made_by)
     state_infos(process)
     schema = schema_given(output, f"operator '{uid}': output").ddl
@@ -109,6 +112,8 @@ def process_on(
         side: schema_given(ddl, f"operator '{uid}': the side output '{side}'").ddl
         for side, ddl in (sides or {}).items()
     }
+    if bears.gives:
+        raw_sides[DEAD_LETTERS] = schema_given(DEAD_LETTER, "dead letters").ddl
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     # Here, where it is written: it takes as long as it will take at each start.
     pickle_process(process, uid)
@@ -121,6 +126,7 @@ def process_on(
         keys=keyed.keys,
         order_by=keyed.order_by,
         sides=raw_sides,
+        on_error=bears,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )

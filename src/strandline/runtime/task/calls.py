@@ -16,7 +16,8 @@ from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.outputs import RawOutput
 from strandline.runtime.task.usererrors import user_error
 
-_OUTPUT_ROWS = 20_000
+OUTPUT_ROWS = 20_000
+"""Of how many rows that timers give a batch is made."""
 
 
 class EventCalls:
@@ -85,7 +86,7 @@ class EventCalls:
                     times.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            if len(rows) + self._outputs.waiting >= _OUTPUT_ROWS:
+            if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
                 yield from self._take()
         scope.in_timer = False
         scope.leave_key()

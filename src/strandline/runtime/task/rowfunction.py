@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline.core.errors import UserCodeError
 from strandline.runtime.given import rows_of
 from strandline.runtime.task.outputs import OutputBuilder
 from strandline.runtime.task.usererrors import step_error
@@ -35,8 +36,14 @@ class RowFunction:
         outputs = OutputBuilder("", parse_schema(self.output_schema), self.step)
         for batch in batches:
             columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
-            rows, came_of = self._run(list(map(make, zip(*columns, strict=True))), outputs)
-            built = outputs.from_rows(rows) if rows else None
+            records = list(map(make, zip(*columns, strict=True)))
+            rows, came_of = self._run(records, outputs)
+            try:
+                built = outputs.from_rows(rows) if rows else None
+            except UserCodeError:
+                raise
+            except Exception as error:
+                raise step_error(self.step, error, records[-1]) from error
             if built is not None:
                 yield self._with_hidden(built, batch, came_of) if self.hidden else built
 

@@ -65,4 +65,12 @@ def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
     if ours:
         stack = "".join(["Traceback (most recent call last):\n", *found.stack.format()]) if found.stack else ""
         return ours, stack.rstrip()
-    return f"{type(error).__name__}: {error}", "".join(found.format()).rstrip()
+    return f"{type(error).__name__}: {text_of(error)}", "".join(found.format()).rstrip()
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever the user made of it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raises {type(another).__name__}>"
