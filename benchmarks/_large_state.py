@@ -69,7 +69,7 @@ class Stamped(sl.KeyedBatchProcess):
         values = np.frombuffer(noise.bytes(len(stamps) * VALUE_BYTES), np.uint8).reshape(-1, VALUE_BYTES).copy()
         values[:, :_STAMP_BYTES] = stamps.view(np.uint8).reshape(-1, _STAMP_BYTES)
         fixed = pa.FixedSizeBinaryArray.from_buffers(pa.binary(VALUE_BYTES), len(stamps), [None, pa.py_buffer(values)])
-        states.put_many(ctx.keys, fixed.cast(pa.binary()))
+        states.put_many(ctx.keys, fixed.cast(pa.binary()), last=True)
 
     def _check(self, keys: Any, stamps: Any, values: pa.Array) -> None:
         for key, stamp, value in zip(keys.tolist(), stamps.tolist(), values.to_pylist(), strict=True):

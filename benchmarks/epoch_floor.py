@@ -56,7 +56,7 @@ class Last(sl.KeyedBatchProcess):
 
     def on_batch(self, batch: pa.RecordBatch, ctx: sl.BatchContext) -> pa.RecordBatch:
         states: Any = self.value
-        states.put_many(ctx.keys, batch.column("value"))
+        states.put_many(ctx.keys, batch.column("value"), last=True)
         return batch
 
 

@@ -95,11 +95,24 @@ _MODULES = ("sinks", "state")
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'strandline' has no attribute '{name}'")
+        raise AttributeError(f"module 'strandline' has no attribute '{name}'{_meant(name)}", name=name)
     module = importlib.import_module(_LAZY[name])
     value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _meant(name: str) -> str:
+    """Return which name is meant, if there is one like it; of Flink's and Spark's too."""
+    if name.startswith("_"):
+        return ""
+    import difflib
+
+    plain = (
+        name.removesuffix("Function").removesuffix("Descriptor").removesuffix("State").removesuffix("EventTimeWindows")
+    )
+    found = [plain] if plain in __all__ else difflib.get_close_matches(plain, __all__, 1)
+    return f": did you mean '{found[0]}'?" if found else ""
 
 
 def __dir__() -> list[str]:

@@ -229,7 +229,7 @@ class Batches(sl.KeyedBatchProcess):
     def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> Any:
         state: Any = self.value  # type: ignore[attr-defined]
         found = state.get_many(ctx.keys)
-        state.put_many(ctx.keys, pa.array([self._make(a) for a in batch["a"].to_pylist()], found.type))
+        state.put_many(ctx.keys, pa.array([self._make(a) for a in batch["a"].to_pylist()], found.type), last=True)
         return pa.record_batch([batch["k"], pa.array(map(repr, found.to_pylist()))], names=["k", "answer"])
 
 

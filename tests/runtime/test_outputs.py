@@ -147,12 +147,12 @@ def test_nothing_is_an_output(build: OutputBuilder) -> None:
         ([("a", 1)], "on_batch returned a list, expected a pyarrow RecordBatch or Table"),
         (pa.table({"k": ["a"]}), "on_batch returned the columns k; expected k, n"),
         (pa.table({"k": ["a"], "n": [1], "z": [2]}), "on_batch returned the columns k, n, z; expected k, n"),
-        (pa.table({"k": ["a"], "n": [1 << 40]}), "column 'n' is int64, expected int32"),
-        (pa.table({"k": ["a"], "n": ["x"]}), "column 'n' is string, expected int32"),
-        (pa.table({"k": ["a"], "n": [1.5]}), "column 'n' is double, expected int32"),
-        (pa.table({"k": ["a"], "n": [True]}), "column 'n' is bool, expected int32"),
-        (pa.table({"k": [5], "n": [1]}), "column 'k' is int64, expected string"),
-        (pa.table({"k": ["a"], "n": pa.array([1], pa.uint8())}), "column 'n' is uint8, expected int32"),
+        (pa.table({"k": ["a"], "n": [1 << 40]}), "the column 'n' as int64, expected int32"),
+        (pa.table({"k": ["a"], "n": ["x"]}), "the column 'n' as string, expected int32"),
+        (pa.table({"k": ["a"], "n": [1.5]}), "the column 'n' as double, expected int32"),
+        (pa.table({"k": ["a"], "n": [True]}), "the column 'n' as bool, expected int32"),
+        (pa.table({"k": [5], "n": [1]}), "the column 'k' as int64, expected string"),
+        (pa.table({"k": ["a"], "n": pa.array([1], pa.uint8())}), "the column 'n' as uint8, expected int32"),
     ],
 )
 def test_arrow_results_that_do_not_fit(build: OutputBuilder, given: Any, said: str) -> None:

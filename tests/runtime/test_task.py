@@ -38,7 +38,7 @@ class Totals(KeyedBatchProcess):
         np.add.at(added, row_of, batch.column("a").to_numpy())
         new = np.array(self.total.get_many(keys)) + added
         self.total.put_many(keys, pa.array(new, mask=new == 0))
-        self.text.put_many(ctx.keys, batch.column("op"))
+        self.text.put_many(ctx.keys, batch.column("op"), last=True)
         texts = self.text.get_many(keys)
         answers = [f"{n} {t}" for n, t in zip(new.tolist(), texts.to_pylist(), strict=True)]
         return pa.RecordBatch.from_pydict({"k": keys.columns[0], "answer": answers})

@@ -25,7 +25,7 @@ class Totals(KeyedBatchProcess):
         self.total.put_many(keys, pa.array(new, mask=new == 0))
         said = batch.column("op").filter(pa.array(np.array(batch.column("op")) != ""))
         if len(said):
-            self.read.put_many(ctx.keys, batch.column("op"))
+            self.read.put_many(ctx.keys, batch.column("op"), last=True)
         texts = self.read.get_many(keys).to_pylist()
         return pa.RecordBatch.from_pydict(
             {"k": keys.columns[0], "answer": [f"{n} {t}" for n, t in zip(new.tolist(), texts, strict=True)]}
@@ -37,7 +37,9 @@ class BatchInEventTime(KeyedBatchProcess):
 
     def on_batch(self, batch: pa.RecordBatch, ctx: Any) -> pa.RecordBatch:
         before = self.last.get_many(ctx.keys)
-        self.last.put_many(ctx.keys, pa.array([a or None for a in batch.column("a").to_pylist()], pa.int64()))
+        self.last.put_many(
+            ctx.keys, pa.array([a or None for a in batch.column("a").to_pylist()], pa.int64()), last=True
+        )
         return pa.RecordBatch.from_pydict({"k": ctx.keys.columns[0], "answer": [repr(v) for v in before.to_pylist()]})
 
 

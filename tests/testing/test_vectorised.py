@@ -66,7 +66,7 @@ def test_a_vectorised_function_has_side_outputs(event_time: Any) -> None:
         assert h.push(("a", 1, at(0)), ("b", 2, at(1)), ("c", 3, at(1))) == []
         assert sorted(h.side("odd")) == [("a", 1), ("c", 3)]
         for n, said in (
-            (13, "column 'n' is string, expected int64"),
+            (13, "the column 'n' as string, expected int64"),
             (15, r"emit\('even', …\) was given a list"),
             (14, "has no side output 'all'"),
         ):

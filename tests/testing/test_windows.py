@@ -238,9 +238,9 @@ DOUBLE = partial(Harness, Double(), schema=SCHEMA, key="user", output="n int")
         (lambda: SECONDS.fold("User int", 0, max, "x"), "the result's column 'User' has a name of the key"),
         (lambda: SECONDS.fold("n int", 0, None, "x"), "fold 'x': function is None, expected a"),  # type: ignore[arg-type]
         (lambda: SECONDS.reduce("max", "x"), "reduce 'x': function is 'max', expected a"),  # type: ignore[arg-type]
-        (lambda: SECONDS.process(None, "n int", "x"), "process: function is None, expected a function"),  # type: ignore[arg-type]
-        (lambda: AGGREGATE(create=0, add=max), "aggregate: create is 0, expected a function"),
-        (lambda: AGGREGATE(create=int, add=max, merge=1), "aggregate: merge is 1, expected a function"),
+        (lambda: SECONDS.process(None, "n int", "x"), "process 'x': function is None, expected a function"),  # type: ignore[arg-type]
+        (lambda: AGGREGATE(create=0, add=max), ": create is 0, expected a function"),
+        (lambda: AGGREGATE(create=int, add=max, merge=1), ": merge is 1, expected a function"),
         (lambda: timed().window(Tumbling("1s"), late=""), "late is '', expected a name"),
         (
             lambda: summed(WINDOW_END.window(Tumbling("1s"))),

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 from strandline.api.process import Context, KeyedProcess
 from strandline.api.states import Before, Declaration, MapState
+from strandline.types.given import SparkType
 
 
 class KeyedCoProcess(KeyedProcess):
@@ -47,7 +48,7 @@ class Broadcast(Declaration[MapState]):
     kind = "broadcast"
     change = "self.{0}[key] = … in on_broadcast"
 
-    def __init__(self, key: str, value: str, **before: Unpack[Before]) -> None:
+    def __init__(self, key: str | SparkType, value: str | SparkType, **before: Unpack[Before]) -> None:
         super().__init__(value, key, **before)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
+from strandline.types.given import SparkType, type_text
 from strandline.types.hints import Hints
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ class ValueState(Protocol):
         """Return the values of many keys, in order; the default, or null, where there is none."""
         ...
 
-    def put_many(self, keys: Keys, values: Any) -> None:
-        """Set the values of many keys; null clears. Of equal keys the last one counts."""
+    def put_many(self, keys: Keys, values: Any, *, last: bool = False) -> None:
+        """Set the values of many keys: an Arrow or numpy array, or a list; null clears.
+
+        Equal keys are refused, since only one of their values would be kept; with `last`, the last one counts.
+        """
         ...
 
     def exists(self) -> bool:
@@ -182,19 +186,19 @@ class State:
     change: ClassVar[str]
     """How its handle is told a new value, for people who assign to the attribute."""
 
-    def __init__(self, value_type: str, key_type: str = "", ttl: TTL | None = None, **before: Unpack[Before]) -> None:
-        for what, text in (("type", value_type), ("key type", key_type or "int")):
-            if not isinstance(text, str) or not text.strip():
-                raise ConfigurationError(
-                    f"{type(self).__name__}: its {what} is {text!r}, expected a Spark DDL type",
-                    hint="write it like 'bigint' or 'struct<ts: timestamp, v: int>'",
-                )
+    def __init__(
+        self,
+        value_type: str | SparkType,
+        key_type: str | SparkType = "",
+        ttl: TTL | None = None,
+        **before: Unpack[Before],
+    ) -> None:
         if ttl is not None and not isinstance(ttl, TTL):
             raise ConfigurationError(
                 f"{type(self).__name__}: its ttl is {ttl!r}, expected a TTL", hint="write it like ttl=TTL('1h')"
             )
-        self.value_type = value_type
-        self.key_type = key_type
+        self.value_type = type_text(value_type, f"{type(self).__name__}: its type")
+        self.key_type = type_text(key_type, f"{type(self).__name__}: its key type") if key_type else ""
         self.ttl = ttl
         self.name = ""
         self._check_before(before)
@@ -253,7 +257,9 @@ class Value(Declaration[ValueState]):
     kind = "value"
     change = "self.{0}.value = …, or self.{0}.put_many(keys, …) in a KeyedBatchProcess"
 
-    def __init__(self, type: str, *, default: Any = None, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+    def __init__(
+        self, type: str | SparkType, *, default: Any = None, ttl: TTL | None = None, **before: Unpack[Before]
+    ) -> None:
         super().__init__(type, ttl=ttl, **before)
         self.default = default
 
@@ -268,7 +274,7 @@ class List(Declaration[ListState]):
     kind = "list"
     change = "self.{0}.set(…), or self.{0}.append(…)"
 
-    def __init__(self, type: str, *, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+    def __init__(self, type: str | SparkType, *, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
         super().__init__(type, ttl=ttl, **before)
 
 
@@ -282,7 +288,9 @@ class Map(Declaration[MapState]):
     kind = "map"
     change = "self.{0}[key] = …"
 
-    def __init__(self, key: str, value: str, *, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+    def __init__(
+        self, key: str | SparkType, value: str | SparkType, *, ttl: TTL | None = None, **before: Unpack[Before]
+    ) -> None:
         super().__init__(value, key, ttl, **before)
 
 
@@ -297,7 +305,12 @@ class Reducing(Declaration[ReducingState]):
     change = "self.{0}.add(…), or self.{0}.value = …"
 
     def __init__(
-        self, type: str, reduce: Callable[[Any, Any], Any], *, ttl: TTL | None = None, **before: Unpack[Before]
+        self,
+        type: str | SparkType,
+        reduce: Callable[[Any, Any], Any],
+        *,
+        ttl: TTL | None = None,
+        **before: Unpack[Before],
     ) -> None:
         super().__init__(type, ttl=ttl, **before)
         self.reduce = reduce
@@ -316,7 +329,7 @@ class Aggregating(Declaration[AggregatingState]):
 
     def __init__(
         self,
-        type: str,
+        type: str | SparkType,
         *,
         create: Callable[[], Any],
         add: Callable[[Any, Any], Any],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from strandline.checkpoint.folder import Folder
 from strandline.core.errors import ConfigurationError
@@ -99,15 +99,20 @@ def is_checkpoints(path: str) -> bool:
     return checkpoint_id(path) is not None or _SHARED.fullmatch(path) is not None
 
 
+def check_job_name(job: Any) -> None:
+    """Refuse a name that no job can have."""
+    if not isinstance(job, str) or not _JOB_NAME.fullmatch(job):
+        raise ConfigurationError(
+            f"job name {job!r}: expected letters, digits, '.', '_' and '-', up to 100, a letter or digit first",
+            hint="the name is a folder in the checkpoint storage: keep it short and plain",
+        )
+
+
 class JobDirectory(Folder):
     """A job's directory, named as the job."""
 
     def __init__(self, store: ObjectStore, job: str, folder: str | None = None) -> None:
         """`folder` is where the directory is in the store, if it was moved or is the store itself."""
-        if not _JOB_NAME.fullmatch(job):
-            raise ConfigurationError(
-                f"job name {job!r}: expected letters, digits, '.', '_' and '-', up to 100, a letter or digit first",
-                hint="the name is a folder in the checkpoint storage: keep it short and plain",
-            )
+        check_job_name(job)
         super().__init__(store, job if folder is None else folder)
         self.job = job

@@ -88,7 +88,19 @@ class Places:
         Who can write there could put a socket in a keeper's place, and pickled programs go through those sockets.
         """
         for directory in (self.local_dir, self.root, self.logs.parent, self.logs):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"local_dir {self.local_dir} cannot be used: {error.strerror}: {directory}",
+                    hint="give a directory on a local disk that this user may write, Settings(local_dir=…): working "
+                    "state, sockets and logs lie there",
+                ) from None
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise ConfigurationError(
+                    f"local_dir {self.local_dir} cannot be used: user {os.getuid()} may not write {directory}",
+                    hint="give a directory of your own in Settings(local_dir=…)",
+                )
             _refuse_others(directory, shared=directory == self.local_dir)
 
     def sockets(self, generation: Generation) -> list[Path]:

@@ -10,13 +10,18 @@ from strandline.core.settings import parse_duration_ms
 from strandline.plan.columns import Columns
 from strandline.plan.graph import MapNode, Node
 from strandline.runtime.task.asyncfunction import Calls
-from strandline.types.datatypes import parse_schema
+from strandline.types.given import SparkType, schema_given
 
 _MOST = 10_000
 
 
 def map_async(
-    node: Node, function: Callable[[Any], Any], output: str, concurrency: int, timeout: str | None, ordered: bool
+    node: Node,
+    function: Callable[[Any], Any],
+    output: str | SparkType,
+    concurrency: int,
+    timeout: str | None,
+    ordered: bool,
 ) -> MapNode:
     """Return the node of a function of which several calls run at once; refuse what cannot run."""
     if not callable(function):
@@ -31,7 +36,7 @@ def map_async(
         raise ConfigurationError(f"map_async: timeout is {timeout!r}, expected more than 0")
     if not isinstance(ordered, bool):
         raise ConfigurationError(f"map_async: ordered is {ordered!r}, expected True or False")
-    given, ddl = node.columns.schema("map_async").ddl, parse_schema(output).ddl
+    given, ddl = node.columns.schema("map_async").ddl, schema_given(output, "map_async: output").ddl
     columns = Columns.of(ddl, node.columns.hidden)
     calls = Calls(concurrency, timeout_ms, ordered)
-    return MapNode(columns, node, function=function, input=given, output=ddl, calls=calls)
+    return MapNode(columns, node, function=function, input=given, output=ddl, step="map_async", calls=calls)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from strandline.api.badrecords import DEAD_LETTERS, OnError, on_error_of
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
-from strandline.api.states import declared_states
+from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import MAX_MAX_PARALLELISM, check_parallelism
+from strandline.plan.callables import check_function
+from strandline.runtime.own import OwnOperator
 
 
 def check_uid(what: str, uid: Any) -> None:
@@ -48,19 +51,63 @@ def check_process(process: Any, uid: str) -> None:
         )
     method, base = ("on_event", KeyedProcess) if isinstance(process, KeyedProcess) else ("on_batch", KeyedBatchProcess)
     if getattr(type(process), method) is getattr(base, method):
-        raise ConfigurationError(f"operator '{uid}': {type(process).__name__} does not define {method}")
+        raise ConfigurationError(
+            f"operator '{uid}': {type(process).__name__} does not define {method}", hint=_nearest(process, method)
+        )
+    if not isinstance(process, OwnOperator):
+        _check_methods(process, uid)
     if isinstance(process, KeyedBatchProcess) and hasattr(process, "on_timer"):
         raise ConfigurationError(
             f"operator '{uid}': {type(process).__name__} is a KeyedBatchProcess, which has no timers: its on_timer "
             "would never be called",
             hint="write it as a KeyedProcess",
         )
-    for name, state in declared_states(process).items():
+    declared = declared_states(process)
+    for name, value in vars(process).items():
+        if isinstance(value, State) and name not in declared:
+            raise ConfigurationError(
+                f"operator '{uid}': {type(process).__name__} declares its state '{name}' in __init__",
+                hint=f"write it in the body of the class: {name} = sl.{type(value).__name__}(…)",
+            )
+    for name, state in declared.items():
         if name in vars(process):
             raise ConfigurationError(
                 f"operator '{uid}': {type(process).__name__} assigns to its state '{name}' before it runs",
                 hint=f"leave that out of __init__: each key has a {state.kind} of its own; a Value can have a default=",
             )
+
+
+def _check_methods(process: Any, uid: str) -> None:
+    """Refuse methods that could not be called, and names that look like a method's and are not."""
+    kind = type(process)
+    known = _METHODS if isinstance(process, KeyedProcess) else _BATCH_METHODS
+    for method, args in known.items():
+        found = getattr(kind, method, None)
+        # Those that are not overridden are ours.
+        if found is not None and not found.__module__.startswith("strandline.api."):
+            check_function(f"operator '{uid}': {method} of {kind.__name__}", getattr(process, method), args)
+    for name in dir(kind):
+        if name.startswith("on_") and name not in known and callable(getattr(kind, name)):
+            near = difflib.get_close_matches(name, known, 1, 0.8)
+            if near:
+                raise ConfigurationError(
+                    f"operator '{uid}': {kind.__name__} defines {name}, which nobody calls",
+                    hint=f"is it {near[0]}? a method of your own may have a name that does not begin with 'on_'",
+                )
+
+
+def _nearest(process: Any, method: str) -> str:
+    """Return what to do about a method that is missing; it may have another name."""
+    near = difflib.get_close_matches(method, [name for name in dir(type(process)) if name != method], 1, 0.7)
+    args = ", ".join(["self", *(_METHODS | _BATCH_METHODS)[method]])
+    return f"rename {near[0]}" if near and near[0].startswith("on") else f"write def {method}({args}): …"
+
+
+_METHODS: dict[str, list[str]] = {
+    "on_event": ["event", "ctx"], "on_left": ["event", "ctx"], "on_right": ["event", "ctx"],
+    "on_broadcast": ["event", "ctx"], "on_timer": ["timer", "ctx"], "open": [], "close": [],
+}  # fmt: skip
+_BATCH_METHODS: dict[str, list[str]] = {"on_batch": ["batch", "ctx"], "open": [], "close": []}
 
 
 def check_sides(uid: str, sides: Any) -> None:
@@ -72,7 +119,7 @@ def check_sides(uid: str, sides: Any) -> None:
         )
 
 
-def check_on_error(process: Any, uid: str, given: Any, sides: Mapping[str, str]) -> OnError:
+def check_on_error(process: Any, uid: str, given: Any, sides: Mapping[str, Any]) -> OnError:
     """Return what becomes of events that a function fails for; refuse what cannot be done."""
     found = on_error_of(f"operator '{uid}'", given)
     if not found.fails and isinstance(process, KeyedBatchProcess):
@@ -105,7 +152,7 @@ def check_inputs(process: Any, uid: str, method: Literal["key_by", "connect", "b
     kind, methods = _FUNCTIONS[method]
     for each in methods:
         if getattr(type(process), each) is getattr(kind, each):
-            raise ConfigurationError(f"operator '{uid}': {name} does not define {each}")
+            raise ConfigurationError(f"operator '{uid}': {name} does not define {each}", hint=_nearest(process, each))
     if kind is KeyedCoProcess and type(process).on_event is not KeyedCoProcess.on_event:
         raise ConfigurationError(
             f"operator '{uid}': {name} defines on_event, which a KeyedCoProcess must not",

@@ -62,12 +62,14 @@ class MapNode(Node):
     input: str = field(kw_only=True)
     """DDL of what the function sees of a row."""
     output: str = field(kw_only=True)
+    step: str = field(default="flat_map", kw_only=True)
+    """What users call it."""
     calls: Calls | None = None
     """Of a function that waits for other systems: how many of its calls run at once."""
 
     def row_function(self, carried: int) -> RowFunction:
         """Return what runs on batches of rows with so many columns behind that the function does not see."""
-        given = (self.function, self.input, self.output, carried)
+        given = (self.function, self.input, self.output, carried, self.step)
         return RowFunction(*given) if self.calls is None else AsyncRowFunction(*given, self.calls)
 
 

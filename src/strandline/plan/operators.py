@@ -25,10 +25,11 @@ from strandline.plan.graph import (
     WatermarkNode,
     sources_of,
 )
-from strandline.runtime.program import check_ttl, state_infos
+from strandline.runtime.program import check_ttl, pickle_process, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.types.datatypes import Field, StructType, parse_schema
+from strandline.types.datatypes import Field, StructType
+from strandline.types.given import SparkType, schema_given
 from strandline.types.ordering import check_order
 
 
@@ -90,10 +91,10 @@ def keyed_by(node: Node, keys: Sequence[Any], order: Sequence[Any]) -> Keyed:
 def process_on(
     keyed: Keyed,
     process: KeyedProcess | KeyedBatchProcess,
-    output: str,
+    output: str | SparkType,
     uid: str,
     *,
-    sides: Mapping[str, str] | None = None,
+    sides: Mapping[str, str | SparkType] | None = None,
     name: str | None = None,
     parallelism: int | None = None,
     max_parallelism: int | None = None,
@@ -106,11 +107,16 @@ def process_on(
     bears = check_on_error(process, uid, on_error, sides or {})
     check_inputs(process, uid, keyed.made_by)
     state_infos(process)
-    schema = parse_schema(output).ddl
-    raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
+    schema = schema_given(output, f"operator '{uid}': output").ddl
+    raw_sides = {
+        side: schema_given(ddl, f"operator '{uid}': the side output '{side}'").ddl
+        for side, ddl in (sides or {}).items()
+    }
     if bears.gives:
-        raw_sides[DEAD_LETTERS] = parse_schema(DEAD_LETTER).ddl
+        raw_sides[DEAD_LETTERS] = schema_given(DEAD_LETTER, "dead letters").ddl
     check_ttl(process, uid, timed=keyed.columns.is_timed)
+    # Here, where it is written: it takes as long as it will take at each start.
+    pickle_process(process, uid)
     return make_operator(
         keyed.node,
         uid,

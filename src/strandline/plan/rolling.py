@@ -9,11 +9,13 @@ from typing import Any
 from strandline.api.states import TTL
 from strandline.core.errors import ConfigurationError
 from strandline.plan import windows
+from strandline.plan.callables import check_function
 from strandline.plan.checks import check_uid
 from strandline.plan.graph import Keyed, OperatorNode
 from strandline.plan.operators import process_on
 from strandline.runtime.operators.rolling import Rolling
 from strandline.runtime.operators.windows.contents import Folding, first_or
+from strandline.types.given import SparkType
 
 
 def reduce_on(
@@ -21,7 +23,7 @@ def reduce_on(
 ) -> OperatorNode:
     """Return the node of one event a key, made of two at a time."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
-    windows.check_functions(f"reduce '{uid}'", function=function)
+    check_function(f"reduce '{uid}': function", function, ["event", "event"])
     if len(schema.fields) == len(keys):
         raise ConfigurationError(f"reduce '{uid}': the stream has no columns beside the key's to reduce")
     reducing = Folding(schema.ddl, schema.names, create=_nothing, add=partial(first_or, function))
@@ -33,7 +35,7 @@ def reduce_on(
 
 def fold_on(
     keyed: Keyed,
-    output: str,
+    output: str | SparkType,
     initial: Any,
     function: Callable[[Any, Any], Any],
     uid: str,
@@ -65,7 +67,7 @@ def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
 def _rolled(
     keyed: Keyed,
     rolling: Rolling,
-    output: str,
+    output: str | SparkType,
     uid: str,
     name: str,
     parallelism: int | None,

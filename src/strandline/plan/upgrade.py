@@ -16,6 +16,7 @@ from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
 from strandline.runtime.own import Aggregated
+from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type
 from strandline.types.evolution import Refusal, checked, evolve
 from strandline.types.hints import Hints
@@ -236,7 +237,8 @@ class _Planner:
             said = _said("type", now.name, now.value_type, before.value_type)
             try:
                 if reasons:
-                    reasons.append(said)
+                    # Columns of accumulators are ours: what else differs says it all.
+                    reasons += [] if before.merge or now.merge else [said]
                 elif aggregates is not None:
                     if aggregates.refusals:
                         self._changes.append(Change(uid, now.name, "refused", "", ("its aggregates are",)))
@@ -244,7 +246,10 @@ class _Planner:
                     schemas, _ = _changed(schemas, before, now, aggregates.hints(now.value_type))
                     details = aggregates.summary
                 elif hints is None:
-                    reasons.append(f"{said}: only agg() goes on with state of agg()")
+                    is_now, was_then = ("of agg()" if of.merge else "of a function" for of in (now, before))
+                    reasons.append(
+                        f"state '{now.name}' is {is_now}, was {was_then}: only agg() goes on with state of agg()"
+                    )
                 else:
                     schemas, details = _changed(schemas, before, now, hints)
             except ConfigurationError as error:
@@ -267,7 +272,11 @@ class _Planner:
         # When no state has a TTL any more, what the cleaning would have done next is carried along unused.
         if state.kind != "ttl":
             self._missing.append(name_in(self._there, named))
-            self._refuse(uid, state.name, f"the state '{state.name}' is not declared any more")
+            gone = f"the state '{state.name}' is not declared any more"
+            if state.kind == "timers":
+                which = "event" if state.name == EVENT_TIMERS else "processing"
+                gone = f"it has no on_timer any more, and timers of {which} time may be set ('{state.name}')"
+            self._refuse(uid, state.name, gone)
         return False
 
     def _gone(self, info: OperatorInfo) -> None:

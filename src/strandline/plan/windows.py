@@ -12,6 +12,7 @@ from strandline.api.badrecords import OnError
 from strandline.api.windows import WINDOW_END, WINDOW_START, Early, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+from strandline.plan.callables import check_function
 from strandline.plan.graph import Keyed, OperatorNode
 from strandline.plan.operators import process_on
 from strandline.runtime.operators.windows.contents import (
@@ -24,7 +25,8 @@ from strandline.runtime.operators.windows.contents import (
 )
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
 from strandline.runtime.operators.windows.sessions import SessionWindows
-from strandline.types.datatypes import Field, StructType, TimestampType, parse_schema, parse_type
+from strandline.types.datatypes import Field, StructType, TimestampType
+from strandline.types.given import SparkType, schema_given, type_given
 from strandline.types.plain import same
 
 Time = Literal["event", "processing"]
@@ -104,13 +106,21 @@ class WindowFunction:
 
 
 def fold(
-    output: str, initial: Any, function: Callable[[Any, Any], Any], merge: Callable[[Any, Any], Any] | None, uid: str
+    output: str | SparkType,
+    initial: Any,
+    function: Callable[[Any, Any], Any],
+    merge: Callable[[Any, Any], Any] | None,
+    uid: str,
 ) -> WindowFunction:
     """Keep one value, which each event changes."""
-    check_functions(f"fold '{uid}'", function=function, merge=merge)
-    fields = parse_schema(output).fields
-    value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
-    check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
+    check_function(f"fold '{uid}': function", function, ["value", "event"])
+    if merge is not None:
+        check_function(f"fold '{uid}': merge", merge, ["value", "value"])
+    schema = schema_given(output, f"fold '{uid}': output")
+    fields = schema.fields
+    value_type = fields[0].type.ddl if len(fields) == 1 else schema.ddl
+    said = output if isinstance(output, str) else schema.ddl
+    check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {said!r}")
     folding = Folding(value_type, _names(fields), create=partial(same, initial), add=function, merge=merge)
     return WindowFunction("fold", folding, fields)
 
@@ -118,7 +128,7 @@ def fold(
 def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
     """Keep one event, made of two at a time."""
     schema = _events(keyed, uid)
-    check_functions(f"reduce '{uid}'", function=function)
+    check_function(f"reduce '{uid}': function", function, ["event", "event"])
     places = [at for at, field in enumerate(schema.fields) if field.name not in keyed.keys]
     fields = [schema.fields[at] for at in places]
     if not fields:
@@ -135,37 +145,45 @@ def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> Windo
 
 
 def aggregate(
-    type: str,
+    type: str | SparkType,
     create: Callable[[], Any],
     add: Callable[[Any, Any], Any],
     result: Callable[[Any], Any],
     merge: Callable[[Any, Any], Any] | None,
-    output: str,
+    output: str | SparkType,
+    uid: str,
 ) -> WindowFunction:
     """Keep an accumulator, of which the result is made."""
-    check_functions("aggregate", create=create, add=add, result=result, merge=merge)
-    fields = parse_schema(output).fields
-    folding = Folding(parse_type(type).ddl, _names(fields), create=create, add=add, merge=merge, result=result)
+    where = f"aggregate '{uid}'"
+    check_function(f"{where}: create", create, [])
+    check_function(f"{where}: add", add, ["accumulator", "event"])
+    check_function(f"{where}: result", result, ["accumulator"])
+    if merge is not None:
+        check_function(f"{where}: merge", merge, ["accumulator", "accumulator"])
+    fields = schema_given(output, f"aggregate '{uid}': output").fields
+    folding = Folding(
+        type_given(type, f"aggregate '{uid}': the accumulator's type").ddl,
+        _names(fields),
+        create=create,
+        add=add,
+        merge=merge,
+        result=result,
+    )
     return WindowFunction("aggregate", folding, fields)
 
 
-def process(keyed: Keyed, function: Callable[[Any, Any, list[Any]], Any], output: str, uid: str) -> WindowFunction:
+def process(
+    keyed: Keyed, function: Callable[[Any, Any, list[Any]], Any], output: str | SparkType, uid: str
+) -> WindowFunction:
     """Keep all events."""
     schema = _events(keyed, uid)
-    check_functions("process", function=function)
-    fields = parse_schema(output).fields
+    check_function(f"process '{uid}': function", function, ["key", "window", "events"])
+    fields = schema_given(output, f"process '{uid}': output").fields
     return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
 
 
 def _events(keyed: Keyed, uid: str) -> StructType:
     return keyed.columns.schema(f"operator '{uid}'")
-
-
-def check_functions(what: str, **functions: Any) -> None:
-    """Refuse what cannot be called."""
-    for name, function in functions.items():
-        if not callable(function) and not (name == "merge" and function is None):
-            raise ConfigurationError(f"{what}: {name} is {function!r}, expected a function")
 
 
 # -- the operator

@@ -157,8 +157,11 @@ def pickle_process(process: Process, uid: str) -> bytes:
     try:
         return bytes(cloudpickle.dumps(process))
     except Exception as error:
+        what = "its function" if isinstance(process, OwnOperator) else type(process).__name__
+        why = str(error).strip() or type(error).__name__
         raise ConfigurationError(
-            f"operator '{uid}': {type(process).__name__} cannot be shipped to other processes: {error}",
+            # Spark says pages.
+            f"operator '{uid}': {what} cannot be shipped to other processes: {why.splitlines()[0]:.300}",
             hint="keep connections, locks and open files out of __init__ and class attributes; make them in open()",
         ) from error
 

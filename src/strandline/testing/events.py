@@ -15,12 +15,13 @@ from strandline.spark.sources.checks import check_source_name
 from strandline.spark.streams.stream import Stream
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import build
+from strandline.types.given import SparkType, schema_given
 
 AT = "__strandline_at"
 """Of rows in a harness: their order, among those of all streams."""
 
 
-def events(schema: str, name: str | None = None) -> Stream:
+def events(schema: str | SparkType, name: str | None = None) -> Stream:
     """Begin a pipeline with events that a test will push, in place of what Spark reads.
 
     It has all methods of a stream but the steps that Spark computes: select, where, transform and their like. In a
@@ -36,7 +37,9 @@ def events(schema: str, name: str | None = None) -> Stream:
     >>> sorted((row.user, row.amount) for row in rows)
     [('ann', 12), ('bob', 6)]
     """
-    return Stream(EventSource(Columns.of(schema), name=check_source_name(name)))
+    return Stream(
+        EventSource(Columns.of(schema_given(schema, "events(): the schema").ddl), name=check_source_name(name))
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from strandline.testing.nodes import Rows
 from strandline.testing.run import Output, PipelineRun
 from strandline.testing.streams import Told, check_function, streams_of
 from strandline.testing.times import Times
+from strandline.types.given import SparkType
 from strandline.types.scalars import us_to_timestamp
 
 
@@ -86,17 +87,17 @@ class Harness:
         self,
         process: KeyedProcess | KeyedBatchProcess | Stream,
         *,
-        schema: str | None = None,
+        schema: str | SparkType | None = None,
         key: str | Sequence[str] | None = None,
-        output: str | None = None,
+        output: str | SparkType | None = None,
         event_time: str | None = None,
         watermark: str | None = None,
-        right: str | None = None,
+        right: str | SparkType | None = None,
         right_key: str | Sequence[str] | None = None,
         right_event_time: str | None = None,
         right_watermark: str | None = None,
         order_by: str | Sequence[str] | None = None,
-        sides: Mapping[str, str] | None = None,
+        sides: Mapping[str, str | SparkType] | None = None,
         on_error: OnError | Then = "fail",
         uid: str = "operator",
         backend: BackendName = "filesystem",
@@ -153,9 +154,9 @@ class Harness:
         process: KeyedProcess | KeyedBatchProcess,
         *,
         key: str | Sequence[str],
-        output: str,
+        output: str | SparkType,
         uid: str,
-        sides: Mapping[str, str] | None = None,
+        sides: Mapping[str, str | SparkType] | None = None,
         side: str | None = None,
         max_parallelism: int | None = None,
         on_error: OnError | Then = "fail",

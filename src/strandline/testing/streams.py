@@ -12,13 +12,14 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.checks import check_process
 from strandline.spark.streams.stream import Processed, Stream, listed
 from strandline.testing.events import events
+from strandline.types.given import SparkType
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """One stream, in the user's words."""
 
-    schema: str | None = None
+    schema: str | SparkType | None = None
     key: str | Sequence[str] | None = None
     event_time: str | None = None
     watermark: str | None = None

@@ -117,10 +117,31 @@ def conform(array: pa.Array | pa.ChunkedArray, kind: DataType) -> pa.Array:
             why = f": {error}"
     raise StateTypeError(
         f"expected an Arrow column of {kind.ddl} ({wanted}), got {array.type}{why}",
-        hint="cast the column to the declared type",
+        hint=_to_fit(array.type, kind),
         expected=kind.ddl,
         actual=str(array.type),
+        why=why,
     )
+
+
+def _to_fit(given: pa.DataType, kind: DataType) -> str:
+    """Return what to do about a column of another type: of times, what their units and zones are taken for."""
+    if isinstance(kind, TimestampType):
+        if pa.types.is_timestamp(given) and given.tz is not None:
+            return (
+                "timestamps are in microseconds: column.cast(pa.timestamp('us', 'UTC'), safe=False) cuts off the rest"
+            )
+        if pa.types.is_timestamp(given):
+            return "it has no time zone: pc.assume_timezone(column, 'UTC') gives it one; or declare timestamp_ntz"
+        if pa.types.is_integer(given):
+            return "numbers have no unit: column.cast(pa.timestamp('us', 'UTC')) takes them for microseconds since 1970"
+    if isinstance(kind, TimestampNTZType) and pa.types.is_timestamp(given):
+        if given.tz is not None:
+            return "it has a time zone: declare timestamp, or cast it to pa.timestamp('us') for what clocks show in UTC"
+        return "timestamps are in microseconds: column.cast(pa.timestamp('us'), safe=False) cuts off the rest"
+    if isinstance(kind, IntegralType) and pa.types.is_floating(given):
+        return f"say how to round: pc.round(column).cast('{to_arrow_type(kind)}')"
+    return "cast the column to the declared type"
 
 
 def _may_cast(given: DataType, wanted: DataType) -> bool:

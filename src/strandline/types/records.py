@@ -6,9 +6,11 @@ import keyword
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 from strandline.core.errors import ConfigurationError
+
+_FIXED = "{0}: a record never changes; make another, as in record._replace({1}={2!r}), or a dict of record._asdict()"
 
 
 class Record(tuple[Any, ...]):
@@ -38,6 +40,12 @@ class Record(tuple[Any, ...]):
                 raise KeyError(f"there is no {at!r} here: the names are {', '.join(self._fields)}")
             at = position
         return tuple.__getitem__(self, at)
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(_FIXED.format(f"{name} = {value!r}", name, value))
+
+    def __setitem__(self, name: Any, value: Any) -> NoReturn:
+        raise TypeError(_FIXED.format(f"[{name!r}] = {value!r}", name, value))
 
     def _asdict(self) -> dict[str, Any]:
         """Return a dict of names and values, in order."""

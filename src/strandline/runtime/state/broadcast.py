@@ -18,11 +18,12 @@ from strandline.core.errors import OutputError, UserCodeError
 from strandline.core.keygroups import BROADCAST_GROUP, first_key
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
+from strandline.runtime.given import rows_of
 from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.handles import MapHandle
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.maps import Cell, MapTable
-from strandline.runtime.state.scope import Scope
+from strandline.runtime.state.scope import NoKey, Scope
 from strandline.runtime.state.table import Kept, SomeKeys
 from strandline.types.columns import to_python
 from strandline.types.datatypes import StructType, parse_type
@@ -48,12 +49,13 @@ class BroadcastTable(MapTable):
 class BroadcastHandle(MapHandle):
     """A map of no key, to be changed in on_broadcast only."""
 
-    __slots__ = ("_name",)
+    __slots__ = ()
+
+    what = "Broadcast"
 
     def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
         # A scope of its own, in which there is never a key.
         super().__init__(_Nowhere(scope), table, keys, values, name)  # type: ignore[arg-type]
-        self._name = name
 
     def __setitem__(self, sub: Any, value: Any) -> None:
         self._check()
@@ -73,19 +75,6 @@ class BroadcastHandle(MapHandle):
                 f"operator '{self._scope.uid}', state '{self._name}': a Broadcast was changed outside of on_broadcast",
                 hint="send what is to change as an event of the broadcast stream, so that every partition hears of it",
             )
-
-
-class _NoKey:
-    """The current key in on_broadcast: state of a key finds out that there is none, whatever is done to it."""
-
-    def __init__(self, uid: str) -> None:
-        self._uid = uid
-
-    def __hash__(self) -> int:
-        raise UserCodeError(
-            f"operator '{self._uid}': on_broadcast used the state of a key, and there is no key",
-            hint="use Broadcast states alone there, and the others in on_event or on_timer",
-        )
 
 
 class _Nowhere:
@@ -166,7 +155,8 @@ class Broadcasts:
         self._waiting = []
         # None is only ever compared with None by the flag before it.
         waiting.sort(key=lambda each: each[0])
-        scope.key, scope.in_broadcast = _NoKey(scope.uid), True
+        hint = "use Broadcast states alone there, and the others in on_event or on_timer"
+        scope.key, scope.in_broadcast = NoKey(scope.uid, "on_broadcast", hint), True
         context: Any = _Nowhere(scope)
         try:
             for _, rule, time in waiting:
@@ -176,7 +166,7 @@ class Broadcasts:
                 try:
                     # A generator does nothing until it is asked.
                     given: Any = self._process.on_broadcast(rule, context)  # type: ignore[func-returns-value]
-                    for row in given or ():
+                    for row in rows_of(given):
                         raise OutputError(
                             f"on_broadcast gave the row {row!r}, and it runs in every partition",
                             hint="change Broadcast states there, and give rows in on_event or on_timer",
@@ -186,7 +176,8 @@ class Broadcasts:
                     if said is not None:
                         raise said from error
         finally:
-            scope.key, scope.in_broadcast = None, False
+            scope.in_broadcast = False
+            scope.leave_key()
 
     def forget(self) -> None:
         """Forget the rules of an epoch that failed."""

@@ -12,15 +12,17 @@ import pyarrow as pa
 
 from strandline.api.process import KeyedBatchProcess
 from strandline.backends.base import Backend
-from strandline.core.errors import ConfigurationError, StateTypeError
+from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.schemas import Schemas
 from strandline.format.values import ValueCodec
 from strandline.runtime.own import OwnOperator
+from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import StateTable
 from strandline.runtime.state.values import ValueTable
-from strandline.types.columns import build, conform, to_arrow_type
+from strandline.types.coercion import shown
+from strandline.types.columns import build, conform, from_python, to_arrow_type
 
 Given = tuple[pa.RecordBatch, pa.Array | None]
 """Output rows, and their times in microseconds since 1970."""
@@ -33,6 +35,8 @@ class BatchKeys:
     columns: Sequence[pa.Array]
     groups: pa.Array
     _codec: KeyCodec
+    are_distinct: bool = False
+    """Whether it is known that no key is there twice."""
 
     @classmethod
     def decoded(cls, encoded: list[bytes], codec: KeyCodec) -> BatchKeys:
@@ -64,7 +68,9 @@ class BatchKeys:
         first = np.empty(len(coded.dictionary), dtype=np.int64)
         # Written back to front, so that each key's first row is what stays.
         first[row_of[::-1]] = np.arange(len(row_of) - 1, -1, -1)
-        return self.take(first), row_of
+        keys = self.take(first)
+        keys.are_distinct = True
+        return keys, row_of
 
     def take(self, indices: Any) -> BatchKeys:
         """Return the keys at these rows."""
@@ -72,8 +78,13 @@ class BatchKeys:
         return BatchKeys([c.take(chosen) for c in self.columns], self.groups.take(chosen), self._codec)
 
 
-class VectorValueHandle:
+@refusing(*ALL)
+class VectorValueHandle(Handle):
     """A value state of a vectorised function: `get_many` and `put_many` on the keys of a batch."""
+
+    what = "Value"
+    to_read = "self.{0}.get_many(keys)"
+    has = "get_many() and put_many(), as it is one of a KeyedBatchProcess: .value is a KeyedProcess'"
 
     def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         self._scope = scope
@@ -85,18 +96,23 @@ class VectorValueHandle:
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
         """Return the value of each key, in order; the default, or null, where there is none."""
+        self._check_keys(keys)
         values = self._codec.decode_arrow(self._stored(keys))
         return values if self._default is None else values.fill_null(self._default)
 
-    def put_many(self, keys: BatchKeys, values: pa.Array) -> None:
-        """Set the value of each key; null clears it. Of equal keys the last one counts."""
+    def put_many(self, keys: BatchKeys, values: Any, *, last: bool = False) -> None:
+        """Set the value of each key; null clears it. With `last`, of equal keys the last one counts."""
+        self._check_keys(keys)
+        values = self._as_arrow(values)
         if len(values) != len(keys):
             raise self._error(f"put_many got {len(values)} values for {len(keys)} keys")
         try:
             values = conform(values, self._codec.type)
         except (StateTypeError, ConfigurationError) as error:
-            said = f"put_many got {values.type}, expected {self._arrow_type}: {error.message}"
-            raise self._error(said, error.hint) from None
+            why = error.fields.get("why", f": {error.message}")
+            raise self._error(f"put_many got {values.type}, expected {self._arrow_type}{why}", error.hint) from None
+        if not last and not keys.are_distinct:
+            self._refuse_equal(keys)
         encoded = keys.encoded
         undo = self._table.undo
         before = self._stored(keys)
@@ -109,6 +125,47 @@ class VectorValueHandle:
             each = iter(given)
             stored = [next(each) if valid else None for valid in values.is_valid().to_pylist()]
         self._table.live.update(zip(encoded, self._finished(encoded, before, stored), strict=True))
+
+    def _check_keys(self, keys: Any) -> None:
+        if not isinstance(keys, BatchKeys):
+            raise self._error(
+                f"it was given {shown(keys)} as keys, a {type(keys).__name__}",
+                "give ctx.keys, or the distinct ones: keys, row_of = ctx.keys.unique()",
+            )
+
+    def _as_arrow(self, values: Any) -> pa.Array:
+        """Return what a function gave as an Arrow array: numpy's and pandas' as they are, Python's values checked."""
+        if isinstance(values, pa.Array):
+            return values
+        if isinstance(values, pa.ChunkedArray):
+            return values.combine_chunks()
+        try:
+            if isinstance(values, list | tuple):
+                return from_python(list(values), self._codec.type, self._name)
+            if isinstance(values, np.ndarray) or hasattr(values, "to_numpy"):
+                return pa.array(values)
+        except (OutputError, pa.ArrowException, TypeError, ValueError) as error:
+            why = error.message.partition("does not fit: ")[2] if isinstance(error, OutputError) else str(error)
+            at = f", of which number {error.index} does not fit" if isinstance(error, OutputError) else ""
+            raise self._error(f"put_many got a {type(values).__name__}{at}: {why}") from None
+        raise self._error(
+            f"put_many got {shown(values)}, a {type(values).__name__}, as values",
+            "give one for each key: a pyarrow or numpy array, or a list",
+        )
+
+    def _refuse_equal(self, keys: BatchKeys) -> None:
+        """Refuse equal keys: whoever adds up what `get_many` gave would lose all but one of them."""
+        if len(set(keys.encoded)) == len(keys):
+            keys.are_distinct = True
+            return
+        seen: set[bytes] = set()
+        at = next(at for at, key in enumerate(keys.encoded) if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        key = ", ".join(repr(column[at].as_py()) for column in keys.columns)
+        raise self._error(
+            f"put_many got the key {key} more than once, and only one of its values would be kept",
+            "write keys, row_of = ctx.keys.unique(), put together the rows of each key, and put them at these keys; "
+            "or write put_many(…, last=True) if the last value of each is what is meant",
+        )
 
     def _finished(
         self, encoded: Sequence[bytes], before: Sequence[bytes | None], given: list[bytes | None]

@@ -14,6 +14,7 @@ from strandline.core.errors import StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.misuse import ALL, COMPARED, COMPUTED, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import IntegralType, StringType
@@ -22,8 +23,13 @@ _NEVER: Any = type("_Never", (), {})
 COMPACT_CHUNKS = 32
 
 
-class ValueHandle:
+@refusing(*ALL)
+class ValueHandle(Handle):
     """One value of the current key."""
+
+    what = "Value"
+    to_read = "self.{0}.value"
+    has = ".value, exists() and clear(); in a KeyedBatchProcess get_many() and put_many() instead"
 
     __slots__ = ("_coerce", "_default", "_exact", "_live", "_name", "_scope", "_undo")
 
@@ -118,14 +124,23 @@ class NotedCopyingValueHandle(CopyingValueHandle):
     value = CopyingValueHandle.value.setter(_write_noted)
 
 
-class ReducingHandle:
+@refusing(*ALL)
+class ReducingHandle(Handle):
     """One value of the current key, reduced from what was added."""
+
+    what = "Reducing"
+    to_read = "self.{0}.value"
+    has = ".value, add() and clear()"
 
     __slots__ = ("_cell", "_reduce")
 
     def __init__(self, cell: Any, declared: Reducing) -> None:
         self._cell = cell
         self._reduce = declared.reduce
+
+    @property
+    def state_name(self) -> str:
+        return self._cell.state_name  # type: ignore[no-any-return]
 
     @property
     def value(self) -> Any:
@@ -143,14 +158,23 @@ class ReducingHandle:
         self._cell.clear()
 
 
-class AggregatingHandle:
+@refusing(*ALL)
+class AggregatingHandle(Handle):
     """An accumulator of the current key."""
+
+    what = "Aggregating"
+    to_read = "self.{0}.result()"
+    has = "add(), result() and clear()"
 
     __slots__ = ("_cell", "_declared")
 
     def __init__(self, cell: Any, declared: Aggregating) -> None:
         self._cell = cell
         self._declared = declared
+
+    @property
+    def state_name(self) -> str:
+        return self._cell.state_name  # type: ignore[no-any-return]
 
     def add(self, element: Any) -> None:
         if self._cell.value is None:
@@ -166,13 +190,19 @@ class AggregatingHandle:
         self._cell.clear()
 
 
-class MapHandle(MutableMapping[Any, Any]):
+@refusing("__call__", "__lt__", "__le__", "__gt__", "__ge__", *COMPUTED)
+class MapHandle(Handle, MutableMapping[Any, Any]):
     """The entries of the current key."""
 
-    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_scope", "table")
+    what = "Map"
+    to_read = "self.{0}[key], or dict(self.{0})"
+    has = "what a dict has, but copy() and |"
+
+    __slots__ = ("_coerce_key", "_coerce_value", "_copy", "_name", "_scope", "table")
 
     def __init__(self, scope: Scope, table: MapTable, keys: KeyCodec, values: ValueCodec, name: str) -> None:
         self._scope = scope
+        self._name = name
         self.table = table
         """For operators of ours, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
@@ -207,6 +237,9 @@ class MapHandle(MutableMapping[Any, Any]):
         cell = self.table.entries(self._scope.key)
         return iter([sub for sub, value in cell.items() if value is not None])
 
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
     def __len__(self) -> int:
         return sum(value is not None for value in self.table.entries(self._scope.key).values())
 
@@ -215,16 +248,22 @@ class MapHandle(MutableMapping[Any, Any]):
             self.table.put(self._scope.key, sub, None)
 
 
-class ListHandle:
+@refusing(*COMPARED, "__setitem__", "__delitem__", "__call__", *COMPUTED)
+class ListHandle(Handle):
     """The list of the current key, stored in chunks: what one epoch appends is one chunk, named by the epoch.
 
     An append therefore reads nothing. Reading a list of many chunks rewrites it as one.
     """
 
-    __slots__ = ("_coerce", "_copy", "_scope", "_table")
+    what = "List"
+    to_read = "self.{0}.get(), a list of which self.{0}.set(…) makes the state again"
+    has = "append(), extend(), get(), set(), clear(), len(), iteration and [i]"
+
+    __slots__ = ("_coerce", "_copy", "_name", "_scope", "_table")
 
     def __init__(self, scope: Scope, table: MapTable, element: ValueCodec, name: str) -> None:
         self._scope = scope
+        self._name = name
         self._table = table
         self._coerce = coercion(scope, name, element, "element ")
         self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
@@ -254,6 +293,9 @@ class ListHandle:
 
     def __getitem__(self, index: int | slice) -> Any:
         return self.get()[index]
+
+    def __repr__(self) -> str:
+        return repr(self.get())
 
     def __bool__(self) -> bool:
         return any(self._table.entries(self._scope.key).values())

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
 from strandline.runtime.state.timers import TimerTable
+from strandline.types.coercion import shown
 from strandline.types.scalars import EPOCH, timestamp_to_us
 
 _LATEST = dt.datetime.max.replace(tzinfo=dt.UTC)
 _EARLIEST = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 
+class NoKey:
+    """The current key where there is none: state of a key finds it out, whatever is done to it."""
+
+    def __init__(self, uid: str, where: str, hint: str) -> None:
+        self._uid, self._where, self._hint = uid, where, hint
+
+    def __hash__(self) -> int:
+        raise self.error("used the state of a key")
+
+    def error(self, did: str) -> UserCodeError:
+        """Return the error of whoever needs a key."""
+        return UserCodeError(f"operator '{self._uid}': {self._where} {did}, and there is no key", hint=self._hint)
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Scope:
     """The context of one operator partition. Users know it as `ctx`; times are kept in microseconds since 1970."""
 
+    own_words: ClassVar[tuple[str, Sequence[str]]] = (
+        "ctx", ("key", "keys (of batches)", "timestamp", "watermark", "is_late", "now", "timers", "emit()", "epoch",
+                "partition", "uid"),
+    )  # fmt: skip
     uid: str
     partition: int
     timers: Timers = field(init=False)
@@ -33,6 +52,18 @@ class Scope:
     guard: Any = None
     """Where errors do not end the job: what operators of ours ask for rows whose function may fail."""
     _emit: Callable[[str, Any], None] | None = None
+    _no_key: NoKey = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._no_key = NoKey(
+            self.uid, "something outside of an event, as open() and close() are,",
+            "use state in on_event and on_timer: each key has its own; what open() makes is kept in plain attributes",
+        )  # fmt: skip
+        self.key = self._no_key
+
+    def leave_key(self) -> None:
+        """No event is being handled any more: whoever uses state now is told so."""
+        self.key = self._no_key
 
     @property
     def timestamp(self) -> dt.datetime | None:
@@ -72,6 +103,8 @@ class Scope:
 class Timer:
     """What on_timer is told."""
 
+    own_words: ClassVar[tuple[str, Sequence[str]]] = ("a timer", ("timestamp", "is_processing_time"))
+
     is_processing_time: bool
     time_us: int = 0
 
@@ -83,6 +116,11 @@ class Timer:
 @dataclass(slots=True, eq=False, repr=False)
 class Timers:
     """The timers of the current key. A key has at most one timer of each kind for a time."""
+
+    own_words: ClassVar[tuple[str, Sequence[str]]] = (
+        "ctx.timers",
+        ("set(at)", "delete(at)", "set_processing(at)", "delete_processing(at)"),
+    )
 
     _scope: Scope
     _encode: Callable[[Any], bytes]
@@ -125,6 +163,8 @@ class Timers:
                 f"operator '{self._scope.uid}': on_broadcast cannot set a timer, as there is no key",
                 hint="set timers in on_event or on_timer",
             )
+        if type(key) is NoKey:
+            raise key.error("set or deleted a timer")
         if key is not self._key:
             self._key, self._encoded = key, self._encode(key)
         return self._encoded
@@ -139,9 +179,18 @@ def as_datetime(us: int) -> dt.datetime:
 
 
 def _us(at: Any) -> int:
-    if not isinstance(at, dt.datetime) or at.tzinfo is None:
-        raise StateTypeError(
-            f"a timer's time is {at!r}, expected a datetime with a time zone",
-            hint="compute it from ctx.timestamp or ctx.now, as in ctx.timestamp + timedelta(seconds=10)",
+    if isinstance(at, dt.datetime) and at.tzinfo is not None:
+        return timestamp_to_us(at)
+    hint = "compute it from ctx.timestamp or ctx.now, as in ctx.now + timedelta(seconds=10)"
+    if isinstance(at, dt.timedelta):
+        hint = f"a timer is for a time, not after a duration: write ctx.timestamp + {at!r}, or ctx.now + …"
+    elif isinstance(at, int | float) and not isinstance(at, bool):
+        hint = (
+            f"a number has no unit here: {at} s from now are ctx.now + timedelta(seconds={at}), and {at} ms since 1970 "
+            f"are datetime.fromtimestamp({at} / 1000, timezone.utc)"
         )
-    return timestamp_to_us(at)
+    elif isinstance(at, dt.datetime):
+        hint = "a time without a zone may be any: give it one, as in at.replace(tzinfo=timezone.utc)"
+    raise StateTypeError(
+        f"a timer's time is {shown(at)}, a {type(at).__name__}, expected a datetime with a time zone", hint=hint
+    )

@@ -10,7 +10,7 @@ from strandline.api.joins import KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess
 from strandline.api.states import declared_states
 from strandline.backends.base import Backend, Changes, Entry
-from strandline.core.errors import StateLimitError, StateTypeError
+from strandline.core.errors import IncompatibleStateError, StateLimitError, StateTypeError
 from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
 from strandline.format.keys import KeyCodec
@@ -22,7 +22,7 @@ from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.handles import named
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
-from strandline.runtime.state.scope import Scope, Timers
+from strandline.runtime.state.scope import Scope, Timers, as_datetime
 from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys, StateTable
 from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.runtime.state.ttl.cleaning import Expiry
@@ -145,6 +145,7 @@ class Store:
         self._limit = None if backend.limit_bytes is None else StateLimit(scope, backend.limit_bytes)
         if backend.keeps_all:
             self._adopt()
+        self._refuse_timers_for_ever(timed=program.layout.timed)
 
     # -- keys
 
@@ -271,6 +272,17 @@ class Store:
         why = 'the stream has no event time: call watermark("column") before key_by'
         self._scope.timers = Timers(self._scope, self.keys.encode, event if timed else None, processing, why)
         return event, processing
+
+    def _refuse_timers_for_ever(self, *, timed: bool) -> None:
+        """Refuse a snapshot's timers of event time where there is no event time any more: none would ever fire."""
+        if timed or self.timers is None or (first_us := self.timers[0].next_us()) is None:
+            return
+        raise IncompatibleStateError(
+            f"operator '{self._scope.uid}': the snapshot has timers of event time, the first for "
+            f"{as_datetime(first_us).isoformat()}, and the stream has none any more: they would never fire",
+            hint='call watermark("column") before key_by, as the program did that made the snapshot',
+            operator=self._scope.uid,
+        )
 
     def _bind_states(self, cache_bytes: int) -> list[StateTable[Any]]:
         """Put a handle into the place of each declaration; return their tables."""

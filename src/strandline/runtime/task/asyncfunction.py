@@ -10,15 +10,17 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 from strandline.core.errors import UnavailableError, UserCodeError
-from strandline.runtime.task.rowfunction import RowFunction, user_error
+from strandline.runtime.task.outputs import OutputBuilder
+from strandline.runtime.task.rowfunction import RowFunction
+from strandline.runtime.task.usererrors import step_error
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,11 @@ class Calls:
 class AsyncRowFunction(RowFunction):
     """Calls a function for several rows at once: a coroutine function in the loop, another one in threads."""
 
-    what: ClassVar[str] = "map_async"
     calls: Calls = Calls(1)
 
-    def _run(self, records: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def _run(self, records: Sequence[Any], outputs: OutputBuilder) -> tuple[list[Any], list[int]]:
         threads = ThreadPoolExecutor(self.calls.concurrency, "strandline-map-async")
-        under_way = asyncio.run_coroutine_threadsafe(self._answers(records, threads), _loop(os.getpid()))
+        under_way = asyncio.run_coroutine_threadsafe(self._answers(records, threads, outputs.taken), _loop(os.getpid()))
         try:
             given = under_way.result()
         finally:
@@ -52,14 +53,17 @@ class AsyncRowFunction(RowFunction):
         rows = [(row, at) for at, found in given for row in found]
         return [row for row, _ in rows], [at for _, at in rows]
 
-    async def _answers(self, records: Sequence[Any], threads: ThreadPoolExecutor) -> list[tuple[int, list[Any]]]:
+    async def _answers(
+        self, records: Sequence[Any], threads: ThreadPoolExecutor, taken: Callable[[Any], Any]
+    ) -> list[tuple[int, list[Any]]]:
         """Return what the function gives for each record, by its place; when one fails, give up the others."""
         found: list[tuple[int, list[Any]]] = []
         waiting = iter(enumerate(records))
 
         async def work() -> None:
             for at, record in waiting:
-                found.append((at, await self._answer(record, threads)))
+                # As they are now: the function's other calls go on.
+                found.append((at, list(map(taken, await self._answer(record, threads)))))
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(self.calls.concurrency, len(records)))]
         try:
@@ -90,7 +94,7 @@ class AsyncRowFunction(RowFunction):
                     hint="the job goes back to its last checkpoint and asks again; for an answer of your own, catch "
                     "the time-out in the function: asyncio.wait_for",
                 ) from error
-            raise user_error(self.what, error, record) from error
+            raise step_error(self.step, error, record) from error
         return [] if out is None else out if isinstance(out, list) else [out]
 
 

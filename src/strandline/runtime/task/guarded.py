@@ -21,13 +21,15 @@ from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
 from strandline.core.errors import OutputError, StrandlineError, UserCodeError
+from strandline.runtime.given import rows_of
 from strandline.runtime.operators.joins import called
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.scope import Scope, Timer, as_datetime
 from strandline.runtime.state.timers import TimerTable
-from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls, text_of, user_error
+from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls
 from strandline.runtime.task.outputs import RawOutput
+from strandline.runtime.task.usererrors import text_of, user_error
 from strandline.types.jsonforms import to_json
 
 _BACKENDS = str(Path(strandline.backends.__file__).parent)
@@ -176,31 +178,27 @@ class GuardedCalls(EventCalls):
     ) -> None:
         """Call on_event for each event; with `fitting`, look at each row at once."""
         scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
-        entries, on_event, extend = journal.entries, self._process.on_event, rows.extend
-        is_plain = times is None and fitting is None
-        if times is None:
-            scope.time_us = None
+        entries, on_event, plain = journal.entries, self._process.on_event, self._outputs.main.plain
+        taken, is_stamped = self._outputs.main.taken, times is not None or fitting is not None
         each = repeat(None, len(keys)) if times is None else times
         # A hot loop: nothing in here that is not needed for every event.
         for key, event, time_us in zip(keys, events, each, strict=False):
             scope.key = key
             given, mark = len(rows), len(entries)
             try:
-                if is_plain:
-                    out = on_event(event, scope)
-                    if out is not None:
-                        extend(out)
-                    continue
                 scope.time_us = time_us
-                out = on_event(event, scope)
-                if out is not None:
-                    for row in out:
-                        rows.append(row if fitting is None else fitting(row))
+                for row in rows_of(on_event(event, scope)):
+                    if fitting is None:
+                        rows.append(row if type(row) is plain else taken(row))
+                    else:
+                        rows.append(fitting(row))
+                    if is_stamped:
                         stamps.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 del rows[given:], stamps[given:]
                 journal.undo(mark)
                 self._failures.bear(error, "on_event", key, event, time_us)
+        scope.leave_key()
 
     def on_timers(
         self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], list[Any]]
@@ -217,11 +215,9 @@ class GuardedCalls(EventCalls):
             given = len(rows)
             journal.begin()
             try:
-                out = on_timer(timer, scope)
-                if out is not None:
-                    for row in out:
-                        rows.append(fitting(row))
-                        stamps.append(scope.time_us)
+                for row in rows_of(on_timer(timer, scope)):
+                    rows.append(fitting(row))
+                    stamps.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 del rows[given:], stamps[given:]
                 # The timer stays fired: it would fail again, and hold up all that come after it.
@@ -231,6 +227,7 @@ class GuardedCalls(EventCalls):
             if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
                 yield from self._take()
         scope.in_timer = False
+        scope.leave_key()
         yield from self._take()
 
     def rows_of(self, rows: Iterator[Any], window: Window | None) -> Iterable[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
+from strandline.runtime.given import names_of, taker
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import arrow_schema, conform, from_python
@@ -55,7 +56,7 @@ class RawOutput:
     def add_side(self, side: str, row: Any, time_us: int | None) -> None:
         """Keep a row for a side output."""
         self._check_side(side)
-        self._side_rows[side].append((row, time_us))
+        self._side_rows[side].append((self.sides[side].taken(row), time_us))
         self.waiting += 1
 
     def fitting(self, side: str, row: Any) -> Any:
@@ -123,13 +124,16 @@ class RawOutput:
 
 
 class OutputBuilder:
-    """Checks and converts output rows of one operator."""
+    """Checks and converts output rows of one operator, or of a step."""
 
-    def __init__(self, uid: str, schema: StructType) -> None:
+    def __init__(self, uid: str, schema: StructType, step: str = "") -> None:
         self._uid = uid
+        self._where = step or f"operator '{uid}'"
         self._types = [field.type for field in schema.fields]
         self._names = list(schema.names)
         self.schema = arrow_schema(schema)
+        self.plain, self.taken = taker(self._names, self._types)
+        """Rows of which class can be kept as they are given, and what makes such of others."""
         self._record = record_type(self._names)
         self._coerce = coercion(schema)
 
@@ -176,7 +180,8 @@ class OutputBuilder:
             try:
                 arrays.append(conform(column, type_))
             except (StateTypeError, ConfigurationError) as error:
-                said = f"column '{field.name}' is {column.type}, expected {field.type}: {error.message}"
+                why = error.fields.get("why", f": {error.message}")
+                said = f"{what} the column '{field.name}' as {column.type}, expected {field.type}{why}"
                 raise self._error(said, error.hint) from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
@@ -202,7 +207,7 @@ class OutputBuilder:
 
     def _as_tuple(self, row: Any) -> tuple[Any, ...]:
         expected = ", ".join(self._names)
-        names = _names_of(row)
+        names = names_of(row)
         by_name = dict(zip(names, row, strict=False)) if names else row
         if len(set(names)) < len(names):
             raise self._error(f"the output row {row!r} has a name twice; expected the columns {expected}")
@@ -225,19 +230,13 @@ class OutputBuilder:
         )
 
     def _error(self, message: str, hint: str = "make the rows fit, or change `output` of process()") -> OutputError:
-        return OutputError(f"operator '{self._uid}': {message}", hint=hint, operator=self._uid)
+        return OutputError(f"{self._where}: {message}", hint=hint, **({"operator": self._uid} if self._uid else {}))
 
 
 def _names(rows: list[Any], kinds: set[type]) -> set[tuple[str, ...]]:
     """Return the orders of names that tuples come with: a kind of tuple has them, and Spark's Row in each object."""
     found = {tuple(kind._fields) for kind in kinds if hasattr(kind, "_fields")}
     if any(kind.__dictoffset__ and not hasattr(kind, "_fields") for kind in kinds):
-        found.update(map(_names_of, rows))
+        found.update(map(names_of, rows))
     found.discard(())
     return found
-
-
-def _names_of(row: Any) -> tuple[str, ...]:
-    if not isinstance(row, tuple):
-        return ()
-    return tuple(getattr(row, "_fields", ()) or getattr(row, "__fields__", ()))

@@ -22,9 +22,10 @@ from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.task.badrows import bad_rows, values_at, without
-from strandline.runtime.task.calls import EventCalls, user_error
+from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.guarded import Failures, GuardedCalls
 from strandline.runtime.task.outputs import RawOutput
+from strandline.runtime.task.usererrors import user_error
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type

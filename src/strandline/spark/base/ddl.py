@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pyspark.errors import PySparkException
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
+from pyspark.sql import types
+from pyspark.sql.types import ArrayType, DataType, DecimalType, MapType, StructField, StructType
 
 from strandline.plan.columns import quoted
+from strandline.types import datatypes
 
 
 def ddl_of(kind: DataType) -> str:
@@ -27,6 +29,21 @@ def schema_of(ddl: str) -> StructType:
     schema = DataType.fromDDL(ddl)
     assert isinstance(schema, StructType)
     return schema
+
+
+def spark_type(kind: datatypes.DataType) -> DataType:
+    """Return a type as Spark has it, without its JVM."""
+    if isinstance(kind, datatypes.StructType):
+        return StructType([StructField(field.name, spark_type(field.type)) for field in kind.fields])
+    if isinstance(kind, datatypes.ArrayType):
+        return ArrayType(spark_type(kind.element))
+    if isinstance(kind, datatypes.MapType):
+        return MapType(spark_type(kind.key), spark_type(kind.value))
+    if isinstance(kind, datatypes.DecimalType):
+        return DecimalType(kind.precision, kind.scale)
+    # Of all others, the classes have the same names here and there.
+    found: DataType = getattr(types, type(kind).__name__)()
+    return found
 
 
 def first_line(error: PySparkException) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from strandline.api.config import Checkpoints, Restart
-from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.jobdir import JobDirectory, check_job_name
 from strandline.control.status import Savepoint
 from strandline.core import failpoints
 from strandline.core.clock import SystemClock
@@ -61,6 +61,7 @@ class Job:
         trigger: str | int | float | None = None,
         settings: Settings | None = None,
     ) -> None:
+        _check_given(name, checkpoints, restart, settings)
         self.name = name
         self.checkpoints = checkpoints
         self.restart = restart or Restart()
@@ -69,10 +70,6 @@ class Job:
         self._plan = Plan(sinks)
         in_job(sinks)
         self._run: Run | None = None
-        if not isinstance(checkpoints, Checkpoints):
-            raise ConfigurationError(
-                f"job '{name}': checkpoints is {checkpoints!r}", hint="write checkpoints=Checkpoints('…', every='10s')"
-            )
         watched.made(self)
 
     def start(
@@ -226,6 +223,20 @@ class Job:
             clock=SystemClock(),
             wanted=wanted,
         )
+
+
+def _check_given(name: Any, checkpoints: Any, restart: Any, settings: Any) -> None:
+    """Refuse arguments of another kind, before anything is made of them."""
+    check_job_name(name)
+    for what, given, kind, example in (
+        ("checkpoints", checkpoints, Checkpoints, 'sl.Checkpoints("…", every="10s")'),
+        ("restart", restart, Restart, "sl.Restart(attempts=5)"),
+        ("settings", settings, Settings, "sl.Settings(parallelism=4)"),
+    ):
+        if not isinstance(given, kind) and not (given is None and what != "checkpoints"):
+            raise ConfigurationError(
+                f"job '{name}': {what} is {given!r:.200}, expected {kind.__name__}(…)", hint=f"write {what}={example}"
+            )
 
 
 def _trigger(trigger: str | int | float | None) -> dict[str, Any]:

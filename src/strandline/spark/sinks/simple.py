@@ -9,8 +9,9 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, unique_name
+from strandline.plan.callables import check_function, check_shippable
 from strandline.spark.sinks.base import Sink, Visibility
 
 
@@ -69,6 +70,8 @@ class ForeachSink(Sink):
 
     def __init__(self, function: Callable[[Row], Any], *, name: str | None = None) -> None:
         super().__init__(name=name)
+        check_function("sinks.foreach(): the function", function, ["row"])
+        check_shippable("sinks.foreach(): the function", function)
         self._function = function
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
@@ -86,6 +89,7 @@ class ForeachBatchSink(Sink):
 
     def __init__(self, function: Callable[[DataFrame, int], Any], *, name: str | None = None) -> None:
         super().__init__(name=name)
+        check_function("sinks.foreach_batch(): the function", function, ["df", "epoch"])
         self._function = function
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
@@ -97,6 +101,8 @@ class ConsoleSink(Sink):
 
     def __init__(self, *, rows: int = 20, name: str | None = None) -> None:
         super().__init__(name=name)
+        if not isinstance(rows, int) or rows < 0:
+            raise ConfigurationError(f"sinks.console(): rows is {rows!r}, expected how many rows of an epoch to print")
         self._rows = rows
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:

@@ -7,16 +7,21 @@ from typing import Any, Self
 
 from pyspark.sql import Column, DataFrame
 
+from strandline.core.errors import ConfigurationError
 from strandline.plan.asyncmaps import map_async
+from strandline.plan.callables import check_function, check_shippable
 from strandline.plan.columns import Columns
-from strandline.plan.graph import MapNode, Node
+from strandline.plan.graph import MapNode, Node, sources_of
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
-from strandline.spark.streams.frames import Step, probe_of, transformed
-from strandline.types.datatypes import parse_schema
+from strandline.runtime.task.rowfunction import OneRow
+from strandline.spark.base.ddl import spark_type
+from strandline.spark.streams.frames import FrameSource, Step, probe_of, transformed
+from strandline.spark.streams.words import Worded
+from strandline.types.given import SparkType, schema_given
 
 
-class Steps:
+class Steps(Worded):
     """Rows, and the stateless steps on them. Every method gives a new stream."""
 
     def __init__(self, node: Node) -> None:
@@ -28,16 +33,29 @@ class Steps:
         return self._node.columns.names
 
     @property
+    def types(self) -> dict[str, str]:
+        """The stream's columns and their types, as text: `sl.Value(stream.types["amount"])` declares a state alike."""
+        columns = self._node.columns
+        return {name: columns.ddl_of(name) for name in columns.names}
+
+    @property
     def schema(self) -> Any:
         """The stream's Spark schema."""
+        if not all(isinstance(source, FrameSource) for source in sources_of(self._node)):
+            # A test's events: there is no Spark, and no type that only Spark knows.
+            return spark_type(self._node.columns.schema("schema"))
         return probe_of(self._node).drop(*self._node.columns.hidden).schema
 
     def select(self, *columns: str | Column) -> Self:
         """Keep or compute columns, as DataFrame.select does."""
+        if len(columns) == 1 and isinstance(columns[0], list):
+            columns = tuple(columns[0])
+        _check_columns("select", *columns, expected="a column's name or a Column")
         return self._select("select", lambda df, hidden: df.select(*columns, *hidden))
 
     def select_expr(self, *expressions: str) -> Self:
         """Keep or compute columns with SQL expressions."""
+        _check_columns("select_expr", *expressions)
         return self._select("select_expr", lambda df, hidden: df.selectExpr(*expressions, *hidden))
 
     def _select(self, what: str, step: Callable[[DataFrame, list[str]], DataFrame]) -> Self:
@@ -49,10 +67,12 @@ class Steps:
 
     def with_column(self, name: str, column: Column) -> Self:
         """Add or replace a column."""
+        _check_columns("with_column", column, expected="a Column", of=(Column,))
         return self._step("with_column", lambda df: df.withColumn(name, column))
 
     def where(self, condition: str | Column) -> Self:
         """Keep the rows that fulfil a condition, SQL or a Column."""
+        _check_columns("where", condition)
         return self._step("where", lambda df: df.where(condition))
 
     filter = where
@@ -67,20 +87,25 @@ class Steps:
     def _step(self, what: str, step: Step) -> Self:
         return type(self)(transformed(self._node, step, what))
 
-    def map(self, function: Callable[[Any], Any], output: str) -> Self:
+    def map(self, function: Callable[[Any], Any], output: str | SparkType) -> Self:
         """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
-        return self.flat_map(lambda row: (function(row),), output)
+        return self._mapped("map", OneRow(function), function, output)
 
-    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str) -> Self:
+    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str | SparkType) -> Self:
         """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        given, ddl = self._node.columns.schema("map").ddl, parse_schema(output).ddl
+        return self._mapped("flat_map", function, function, output)
+
+    def _mapped(self, step: str, rows: Any, function: Any, output: str | SparkType) -> Self:
+        check_function(f"{step}: the function", function, ["row"], f'write {step}(function, "user string, n int")')
+        check_shippable(f"{step}: the function", function)
+        given, ddl = self._node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
         columns = Columns.of(ddl, self._node.columns.hidden)
-        return type(self)(MapNode(columns, self._node, function=function, input=given, output=ddl))
+        return type(self)(MapNode(columns, self._node, function=rows, input=given, output=ddl, step=step))
 
     def map_async(
         self,
         function: Callable[[Any], Any],
-        output: str,
+        output: str | SparkType,
         *,
         concurrency: int = 10,
         timeout: str | None = None,
@@ -109,3 +134,21 @@ class Steps:
         What operators give has the time of the event, or the timer, that it came of.
         """
         return type(self)(watermark_on(self._node, column, delay, per, idle))
+
+
+def _check_columns(
+    step: str, *given: Any, expected: str = "SQL or a Column", of: tuple[type, ...] = (str, Column)
+) -> None:
+    """Refuse what Spark takes for no column."""
+    for each in given:
+        if callable(each) and not isinstance(each, of):
+            raise ConfigurationError(
+                f"{step}() was given a function, expected {expected}: Spark computes it, not Python",
+                hint='write it as SQL, "amount > 10", or as F.col("amount") > 10; for what only Python can say: '
+                'flat_map(lambda row: [row] if … else [], output="…")',
+            )
+        if not isinstance(each, of):
+            raise ConfigurationError(
+                f"{step}() was given {each!r:.100}, a {type(each).__name__}, expected {expected}",
+                hint='a column is F.col("amount"), a constant F.lit(5)',
+            )

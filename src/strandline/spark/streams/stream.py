@@ -31,6 +31,8 @@ from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import read
 from strandline.spark.streams.steps import Steps
+from strandline.spark.streams.words import Worded
+from strandline.types.given import SparkType, check_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +114,10 @@ class Stream(Steps):
         return output
 
 
-class Aggregates:
+class Aggregates(Worded):
     """The methods that keyed and windowed streams have for built-in aggregation."""
+
+    _is_before_key_by = True
 
     def _cut(self) -> tuple[Keyed, WindowKind | None, Rules]:
         """Return the keyed rows, and the kind of window if there is one, with its rules."""
@@ -169,8 +173,10 @@ class Aggregates:
 _Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
 
 
-class Processed(Generic[_Process]):
+class Processed(Worded, Generic[_Process]):
     """Rows partitioned by key, of one stream or of two: the place for a function with state."""
+
+    _is_before_key_by = True
 
     def __init__(self, keyed: Keyed) -> None:
         self._keyed = keyed
@@ -178,10 +184,10 @@ class Processed(Generic[_Process]):
     def process(
         self,
         process: _Process,
-        output: str,
+        output: str | SparkType,
         uid: str,
         *,
-        sides: Mapping[str, str] | None = None,
+        sides: Mapping[str, str | SparkType] | None = None,
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
@@ -206,13 +212,19 @@ class Processed(Generic[_Process]):
 class ConnectedStreams(Processed[KeyedCoProcess]):
     """Two streams that are keyed alike: the place for a function that sees the events of both."""
 
+    _is_called = "a pair of connected streams"
+
 
 class BroadcastStream(Processed[KeyedBroadcastProcess]):
     """A keyed stream, and another of which every partition hears: the place for a KeyedBroadcastProcess."""
 
+    _is_called = "a stream with a broadcast one"
+
 
 class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     """A stream partitioned by key: the place for functions with state."""
+
+    _is_called = "a keyed stream"
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -266,7 +278,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
 
     def fold(
         self,
-        output: str,
+        output: str | SparkType,
         initial: Any,
         function: Callable[[Any, Any], Any],
         uid: str,
@@ -386,6 +398,8 @@ class WindowedStream(Aggregates):
     whose result fails is a dead letter itself; it gives nothing, and ends as any other.
     """
 
+    _is_called = "a windowed stream"
+
     keyed: Keyed
     kind: WindowKind
     rules: Rules
@@ -395,7 +409,7 @@ class WindowedStream(Aggregates):
 
     def fold(
         self,
-        output: str,
+        output: str | SparkType,
         initial: Any,
         function: Callable[[Any, Any], Any],
         uid: str,
@@ -436,13 +450,13 @@ class WindowedStream(Aggregates):
 
     def aggregate(
         self,
-        type: str,
+        type: str | SparkType,
         *,
         create: Callable[[], Any],
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = lambda accumulator: accumulator,
         merge: Callable[[Any, Any], Any] | None = None,
-        output: str,
+        output: str | SparkType,
         uid: str,
         name: str | None = None,
         parallelism: int | None = None,
@@ -460,13 +474,13 @@ class WindowedStream(Aggregates):
         ...     merge=lambda a, b: (a.n + b.n, a.total + b.total), result=lambda acc: acc.total / acc.n,
         ...     output="mean double", uid="mean")
         """
-        aggregated = windows.aggregate(type, create, add, result, merge, output)
+        aggregated = windows.aggregate(type, create, add, result, merge, output, uid)
         return self._run(aggregated, uid, name, parallelism, max_parallelism, on_error)
 
     def process(
         self,
         function: Callable[[Any, Any, list[Any]], Iterable[Any] | None],
-        output: str,
+        output: str | SparkType,
         uid: str,
         *,
         name: str | None = None,
@@ -524,4 +538,5 @@ def stream(df: DataFrame, name: str | None = None) -> Stream:
 def source_stream(df: DataFrame, name: str | None = None, cleaning: Cleaning | None = None) -> Stream:
     """Return the stream of a source, checked."""
     check_source(df)
+    check_names(df.columns, "stream()")
     return Stream(read(df, check_source_name(name), cleaning))

@@ -10,6 +10,7 @@ from strandline.api.windows import Window
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
+from strandline.runtime.given import frozen, rows_of
 from strandline.runtime.state.handles import coercion
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
@@ -137,8 +138,8 @@ class Keeping(Contents):
 
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Call the function; return its rows, dicts or tuples."""
-        found = self._function(key, window, self._events.get(at))
-        return [] if found is None else [as_row(self._names, row) for row in found]
+        for row in rows_of(self._function(key, window, self._events.get(at))):
+            yield frozen(as_row(self._names, row))
 
     def clear(self, at: int) -> None:
         self._events.clear(at)

@@ -13,8 +13,9 @@ import pyarrow as pa
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec, expiry_of, pack_expiry, with_expiry, without_expiry
 from strandline.runtime.state.columnar import BatchKeys, VectorValueHandle
-from strandline.runtime.state.handles import COMPACT_CHUNKS, ListHandle, MapHandle, coercion
+from strandline.runtime.state.handles import COMPACT_CHUNKS, ListHandle, MapHandle, ValueHandle, coercion
 from strandline.runtime.state.maps import MapTable
+from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
@@ -22,16 +23,20 @@ from strandline.runtime.state.values import ValueTable
 _HEAD = -1
 
 
-class ExpiringValueHandle:
+@refusing(*ALL)
+class ExpiringValueHandle(Handle):
     """One value of the current key, which expires."""
 
-    __slots__ = ("_coerce", "_copy", "_default", "_life", "_scope", "_table")
+    what, to_read, has = ValueHandle.what, ValueHandle.to_read, ValueHandle.has
+
+    __slots__ = ("_coerce", "_copy", "_default", "_life", "_name", "_scope", "_table")
 
     def __init__(
         self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any, life: Lifetime
     ) -> None:
         self._scope = scope
         self._table = table
+        self._name = name
         self._coerce = coercion(scope, name, codec)
         self._copy: Callable[[Any], Any] | None = codec.copy if codec.mutable else None
         self._default = None if default is None else codec.coerce(default)
@@ -243,6 +248,7 @@ class ExpiringVectorHandle(VectorValueHandle):
         self._life = life
 
     def get_many(self, keys: BatchKeys) -> pa.Array:
+        self._check_keys(keys)
         life, stored = self._life, self._stored(keys)
         living = [None if data is None or life.is_over(expiry_of(data)) else data for data in stored]
         if life.on_read:

@@ -1,0 +1,55 @@
+"""Functions that a program gives: whether they can be called as they will be, and sent to where they will be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+
+from strandline.core.errors import ConfigurationError
+
+
+def check_function(what: str, function: Any, args: Sequence[str], example: str = "") -> None:
+    """Refuse what cannot be called with these arguments, which are given by position; errors begin with `what`."""
+    called = f"({', '.join(args)})"
+    if not callable(function):
+        raise ConfigurationError(
+            f"{what} is {function!r:.200}, expected a function", hint=example or f"give a function of {called}"
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigurationError(
+            f"{what} is an async function, and calls are not awaited",
+            hint="write it with def; ask other systems in batches, in a KeyedBatchProcess or in a sink",
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Of functions written in C, that is not known.
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{what} is called with {called}, and it takes {signature}: {error}",
+            hint=f"write it for {called}",
+        ) from None
+
+
+def check_shippable(what: str, function: Any) -> None:
+    """Refuse a function that cannot be sent to other processes; errors begin with `what`."""
+    try:
+        cloudpickle.dumps(function)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{what} cannot be sent to other processes: {_why(error)}",
+            hint="let it use no connection, lock, open file, session or DataFrame of the program: make those where it "
+            "runs, as open() of a KeyedProcess does",
+        ) from None
+
+
+def _why(error: Exception) -> str:
+    """Return why something cannot be pickled, in one line: Spark raises pages."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

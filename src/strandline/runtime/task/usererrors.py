@@ -1,0 +1,76 @@
+"""What a user is told of an exception in a function: whose it was, for which event, and what was meant."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.runtime.operators.joins import called
+from strandline.runtime.own import OwnOperator
+from strandline.runtime.program import Process
+from strandline.runtime.state.misuse import no_attribute
+
+_PACKAGE = f"{Path(__file__).parent.parent.parent}{os.sep}"
+_TO_FIX = "fix the function and start again: the job goes on from its last checkpoint"
+
+
+def user_error(
+    uid: str, process: Process, error: BaseException, method: str, key: Any = None, event: Any = None
+) -> StrandlineError:
+    """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
+    method, event = called(process, method, event)
+    what = "for the timer" if method == "on_timer" else "in the event"
+    where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
+    trace = error.__traceback__
+    if isinstance(process, OwnOperator) and process.own_function:
+        whose, error = process.own_function, process.explained(error)
+    else:
+        whose = f"{method} of {type(process).__name__}"
+    said, text = told(error, trace)
+    kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
+    return kind(
+        f"operator '{uid}': {whose} raised{where}: {said}\n{text}".rstrip(),
+        hint=getattr(error, "hint", "") or _TO_FIX,
+        operator=uid,
+        key=repr(key),
+        event=repr(event),
+        traceback=text,
+    )
+
+
+def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
+    """Return the error of a stateless function, which says for which row it raised."""
+    said, text = told(error, error.__traceback__)
+    kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
+    return kind(
+        f"{step}: the function raised on the row {row!r}: {said}\n{text}".rstrip(),
+        hint=getattr(error, "hint", "") or _TO_FIX,
+        event=repr(row),
+        traceback=text,
+    )
+
+
+def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
+    """Return what an exception says, in the user's words, and the traceback without the frames of this package.
+
+    A handle that refuses a value is no help to look at. What we say ourselves is not said again below the traceback.
+    """
+    found = traceback.TracebackException(type(error), error, trace)
+    found.stack = traceback.StackSummary.from_list([f for f in found.stack if not f.filename.startswith(_PACKAGE)])
+    ours = error.message if isinstance(error, StrandlineError) else no_attribute(error)
+    if ours:
+        stack = "".join(["Traceback (most recent call last):\n", *found.stack.format()]) if found.stack else ""
+        return ours, stack.rstrip()
+    return f"{type(error).__name__}: {text_of(error)}", "".join(found.format()).rstrip()
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever the user made of it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raises {type(another).__name__}>"

@@ -1,0 +1,75 @@
+"""The command line, and snapshots looked at without a job: what is not there, or not so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from typer.testing import CliRunner
+
+import strandline as sl
+from strandline.cli.main import app
+from strandline.core.errors import NotFoundError
+from tests.cli.fabricate import FabricatedJob
+from tests.mistakes.table import Mistake, Stage, mistake
+
+
+class CommandFailedError(Exception):
+    """A command has ended with another exit code than 0, and has said this."""
+
+
+def command(name: str, args: str, *said: str, job: bool = False) -> Mistake:
+    """Return the mistake of a command; `{}` in its arguments is the directory, with checkpoints of a job if wanted."""
+
+    def program(stage: Stage) -> None:
+        if job:
+            FabricatedJob(stage.directory / "ck").checkpoint()
+        stage.place = "run"
+        given = [arg.format(stage.directory) for arg in args.split()]
+        done = CliRunner().invoke(app, given, prog_name="strandline", env={"COLUMNS": "200"})
+        assert done.exit_code in (1, 2), done
+        raise CommandFailedError(done.stderr)
+
+    return mistake(name, "run", program, *said, error=CommandFailedError)
+
+
+def asked(name: str, ask: Callable[[Any], Any], *said: str) -> Mistake:
+    """Return the mistake of what is asked of snapshots in Python."""
+
+    def program(stage: Stage) -> None:
+        stage.place = "run"
+        ask(stage.directory)
+
+    return mistake(name, "run", program, *said, error=NotFoundError)
+
+
+LOCAL = "--local-dir {}/l"
+
+MISTAKES = [
+    command("checkpoints of nowhere", "checkpoints list {}/typo", "error: ", "typo", "next step:"),
+    command("checkpoints of another job", "checkpoints list {}/ck --job alert", "alert", "next step:", job=True),
+    command("a checkpoint that is no number", "checkpoints show {}/ck last", "expected a number", job=True),
+    command("a checkpoint that is not there", "checkpoints show {}/ck 77", "77", job=True),
+    command(
+        "snapshots of nowhere", "snapshots list {}/nowhere", "expected a directory, and it is not there", "next step:"
+    ),
+    command("a snapshot of nowhere", "snapshots show {}/nowhere", "expected a directory, and it is not there"),
+    command("a copy of nothing", "snapshots copy {}/nowhere {}/to", "expected a directory, and it is not there"),
+    command("state of nowhere", "state tables {}/nowhere", "expected a directory, and it is not there"),
+    command("a table of nowhere", "state show {}/nowhere count.n", "expected a directory, and it is not there"),
+    command(
+        "a job that does not run",
+        f"status visits {LOCAL}",
+        "no driver of job 'visits' runs on this machine",
+        "next step:",
+    ),
+    command("a stop of what does not run", f"stop visits {LOCAL}", "no driver of job 'visits' runs on this machine"),
+    command("a checkpoint of what does not run", f"checkpoint visits {LOCAL}", "no driver of job 'visits'"),
+    command("a savepoint of what does not run", f"savepoint visits {{}}/sp {LOCAL}", "no driver of job 'visits'"),
+    command("a look-up in what does not run", f"lookup visits count.n ann {LOCAL}", "no driver of job 'visits'"),
+    command("a program that is not there", "run {}/app.py", "app.py"),
+    asked(
+        "tables of nowhere in Python", lambda at: sl.state.tables(at / "nowhere"), "expected a directory", "next step:"
+    ),
+    asked("a look-up in nowhere", lambda at: sl.state.lookup(at / "nowhere", "count.n", "ann"), "expected a directory"),
+]

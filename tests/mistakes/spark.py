@@ -1,0 +1,152 @@
+"""What only Spark can be asked for, or only a job shows. Jobs that run cost seconds: few of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+from strandline.core.errors import ConfigurationError, NotFoundError, OutputError, UserCodeError
+from tests.mistakes.functions import Gives
+from tests.mistakes.table import Mistake, Stage, mistake
+from tests.spark import small
+
+
+def stream(stage: Stage) -> Any:
+    """Return a stream of two events with seq, user, kind and v."""
+    small.write_rows(stage.directory / "in", 0, [("ann", "a", 1), ("bob", "b", 2)])
+    return sl.stream(small.source(stage.spark, stage.directory / "in"))
+
+
+def job(stage: Stage, made: Any, local_dir: Path | None = None, **given: Any) -> sl.Job:
+    """Return a job that processes what is there, and is never restarted."""
+    settings = sl.Settings(parallelism=1, local_dir=local_dir or stage.directory / "l", state_memory="64MB")
+    given = {"checkpoints": sl.Checkpoints(stage.directory / "ck"), "restart": sl.Restart.never(), **given}
+    return sl.Job("j", sinks=[made.to(sl.sinks.memory())], trigger="available-now", settings=settings, **given)
+
+
+def step(name: str, write: Callable[[Any], Any], *said: str) -> Mistake:
+    """Return the mistake of a step of Spark's."""
+    return mistake(name, "declaration", lambda s: write(stream(s)), *said)
+
+
+def started(
+    name: str, make: Callable[[Stage], sl.Job], *said: str, error: type[Exception] = ConfigurationError, **more: Any
+) -> Mistake:
+    """Return the mistake of a job that does not begin."""
+    return mistake(name, "start", lambda s: s.start(make(s), **more), *said, error=error)
+
+
+def ran(name: str, make: Callable[[Any], Any], *said: str, error: type[Exception]) -> Mistake:
+    """Return the mistake of a job that ends with its first epoch."""
+    return mistake(name, "run", lambda s: s.start(job(s, make(stream(s)))), *said, error=error)
+
+
+def counted(made: Any, does: Callable[[Any, Any], Any] = lambda e, c: None) -> Any:
+    """Return the stream's events in a process function."""
+    return made.key_by("user").process(Gives(does), output=small.OUTPUT, uid="count")
+
+
+def a_file(stage: Stage) -> Path:
+    """Return a path below a file."""
+    (stage.directory / "file").write_text("")
+    return stage.directory / "file" / "l"
+
+
+def ends_with_a_number(event: Any, ctx: Any) -> Any:
+    yield ctx.key, 1
+    return 5
+
+
+MISTAKES = [
+    step(
+        "select an unknown column",
+        lambda s: s.select("usr"),
+        "does not fit the stream's columns (seq, user, kind, v)",
+        "usr",
+    ),
+    step(
+        "where of an unknown column",
+        lambda s: s.where("w > 1"),
+        "does not fit the stream's columns (seq, user, kind, v)",
+        "`w`",
+    ),
+    step("where that is no SQL", lambda s: s.where("v >"), "does not fit the stream's columns", "PARSE_SYNTAX_ERROR"),
+    step(
+        "where with a lambda",
+        lambda s: s.where(lambda row: row.v > 1),
+        "where() was given a function",
+        "flat_map(lambda row:",
+    ),
+    step(
+        "a sum of text that is no SQL",
+        lambda s: s.key_by("user").agg(n=sl.agg.sum("v +"), uid="n"),
+        "does not fit the stream's columns",
+        "PARSE_SYNTAX_ERROR",
+    ),
+    step(
+        "map with the session",
+        lambda s: s.map(lambda row: (s._node.df.sparkSession, row.v), "n int"),
+        "map: the function cannot be sent",
+        "session",
+    ),
+    started(
+        "checkpoints in memory",
+        lambda s: job(s, counted(stream(s)), checkpoints=sl.Checkpoints("memory://x")),
+        "memory:// is a store of one process",
+    ),
+    started(
+        "a local_dir below a file",
+        lambda s: job(s, counted(stream(s)), a_file(s)),
+        "local_dir",
+        "cannot be used",
+        "Settings(local_dir=…)",
+    ),
+    started(
+        "a local_dir that is too long",
+        lambda s: job(s, counted(stream(s)), s.directory / ("x" * 90)),
+        "is too long",
+        "give a shorter local_dir",
+    ),
+    step(
+        "a lock in a process function",
+        lambda s: counted(s, threading.Lock().acquire),
+        "Gives cannot be shipped",
+        "open()",
+    ),
+    step(
+        "the session in a process function",
+        lambda s: counted(s, lambda e, c: s._node.df),
+        "Gives cannot be shipped",
+        "open()",
+    ),
+    started(
+        "a restore of nothing",
+        lambda s: job(s, counted(stream(s))),
+        "chk-17: expected a directory, and it is not there",
+        restore="/nowhere/chk-17",
+        error=NotFoundError,
+    ),
+    ran(
+        "an unknown column in a job",
+        lambda s: counted(s, lambda e, c: e.usr),
+        "there is no column 'usr'; there are seq, user, kind, v",
+        "did you mean 'user'?",
+        error=UserCodeError,
+    ),
+    ran(
+        "a number at a generator's end in a job",
+        lambda s: counted(s, ends_with_a_number),
+        "it returned 5, a int, expected rows",
+        error=OutputError,
+    ),
+    ran(
+        "map of an unknown column in a job",
+        lambda s: s.map(lambda row: (row.usr, 1), small.OUTPUT),
+        "map: the function raised on the row",
+        "there is no column 'usr'",
+        error=UserCodeError,
+    ),
+]

@@ -1,0 +1,336 @@
+"""Streams: keys, event time, windows, joins, broadcasts, built-in aggregates; refused as they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import strandline as sl
+from strandline.testing import events
+from tests.mistakes.table import Mistake, mistake
+
+PLAIN = events("user string, v bigint, vs array<int>, m map<string, int>, at string, ts timestamp")
+TIMED = PLAIN.watermark("ts")
+KEYED, TIMED_KEYED = PLAIN.key_by("user"), TIMED.key_by("user")
+NARROW = events("user string, w int, ts timestamp").watermark("ts").key_by("user")
+TUMBLING = TIMED_KEYED.window(sl.Tumbling("1s"))
+JOIN = ("0s", "1s")
+N = sl.agg.count()
+
+
+class Each(sl.KeyedProcess):
+    def on_event(self, event: Any, ctx: Any) -> Any: ...
+
+
+class Match(sl.KeyedCoProcess):
+    def on_left(self, event: Any, ctx: Any) -> None: ...
+
+    def on_right(self, event: Any, ctx: Any) -> None: ...
+
+
+class Half(sl.KeyedCoProcess):
+    def on_left(self, event: Any, ctx: Any) -> None: ...
+
+
+class Overridden(Match):
+    def on_event(self, event: Any, ctx: Any) -> None: ...
+
+
+class Ruled(sl.KeyedBroadcastProcess):
+    def on_event(self, event: Any, ctx: Any) -> None: ...
+
+
+def written(name: str, write: Callable[[], Any], *said: str) -> Mistake:
+    """Return the mistake of a pipeline."""
+    return mistake(name, "declaration", lambda s: write(), *said)
+
+
+def asked(name: str, ask: Callable[[], Any], *said: str) -> Mistake:
+    """Return the mistake of a name that is not there."""
+    return mistake(name, "declaration", lambda s: ask(), *said, error=AttributeError)
+
+
+MISTAKES = [
+    # -- names that are not there
+    asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
+    asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
+    asked("writeStream", lambda: PLAIN.writeStream, "write .to(sl.sinks.files(…))"),
+    asked("dropDuplicates", lambda: PLAIN.dropDuplicates(["user"]), "with a Value that remembers what was seen"),
+    asked(
+        "withColumnRenamed", lambda: PLAIN.withColumnRenamed("a", "b"), ".transform(lambda df: df.withColumnRenamed(…))"
+    ),
+    asked("a misspelt step", lambda: PLAIN.flatmap(len, "n int"), "did you mean 'flat_map'?"),
+    asked("process without keys", lambda: PLAIN.process(Each(), "n int", "u"), "write .key_by(…).process(…)"),
+    asked(
+        "a step behind key_by",
+        lambda: KEYED.where("v > 1"),
+        "a keyed stream has no 'where': write .where(…) before .key_by(…)",
+    ),
+    asked("a sink behind key_by", lambda: KEYED.to(sl.sinks.noop()), "it has keys and no rows yet", "then .to(…)"),
+    asked("a sink of windows", lambda: TUMBLING.to(sl.sinks.noop()), "a windowed stream has no 'to'"),
+    asked(
+        "Flink's name",
+        lambda: sl.KeyedProcessFunction,
+        "has no attribute 'KeyedProcessFunction': did you mean 'KeyedProcess'?",
+    ),
+    asked("Spark's name", lambda: sl.ValueState, "did you mean 'Value'?"),
+    written("no schema", lambda: events(""), "events(): the schema: cannot read the schema", "expected a name"),
+    written("a schema that is a type", lambda: events("bigint"), "events(): the schema", "expected a type"),
+    # -- keys
+    written(
+        "an unknown key",
+        lambda: PLAIN.key_by("usr"),
+        "key_by: there is no column 'usr'; the stream has user, v, vs, m, at, ts",
+    ),
+    written("no key", lambda: PLAIN.key_by(), "at least one column", 'write key_by("customer")'),
+    written("a key twice", lambda: PLAIN.key_by("v", "v"), "the column 'v' is given more than once"),
+    written(
+        "keys in a list",
+        lambda: PLAIN.key_by(["user", "v"]),
+        "key_by was given ['user', 'v'], expected a column's name",
+    ),  # type: ignore[arg-type]
+    written(
+        "a function as key",
+        lambda: PLAIN.key_by(lambda row: row.user),
+        "expected a column's name",
+        'with_column("k", expression)',
+    ),  # type: ignore[arg-type]
+    written("an array as key", lambda: PLAIN.key_by("vs"), "'vs' cannot be a key", "arrays and maps cannot be keys"),
+    written(
+        "order by a number", lambda: PLAIN.key_by("user", order_by=5), "order_by was given 5, expected a column's name"
+    ),  # type: ignore[arg-type]
+    written(
+        "order by an unknown column",
+        lambda: PLAIN.key_by("user", order_by="z"),
+        "order_by: there is no column 'z'; the stream has user",
+    ),
+    written(
+        "order by a map",
+        lambda: PLAIN.key_by("user", order_by="m"),
+        "order_by names 'm', a map<string,int>, and maps have no order",
+    ),
+    # -- event time
+    written(
+        "a watermark of a bigint",
+        lambda: PLAIN.watermark("v"),
+        "the column 'v' is bigint, expected timestamp",
+        "with_column(",
+    ),
+    written("a watermark of text", lambda: PLAIN.watermark("at"), "the column 'at' is string, expected timestamp"),
+    written("a second watermark", lambda: TIMED.watermark("ts"), "has a watermark already", "call it once"),
+    written(
+        "a watermark of an unknown column",
+        lambda: PLAIN.watermark("time"),
+        "watermark: column='time' is no column; the stream has user",
+    ),
+    written(
+        "a watermark per unknown column", lambda: PLAIN.watermark("ts", per="z"), "watermark: per='z' is no column"
+    ),
+    written(
+        "a delay without unit",
+        lambda: PLAIN.watermark("ts", delay="soon"),
+        "delay is 'soon', expected a duration",
+        "'10s'",
+    ),
+    written(
+        "a side output of no operator",
+        lambda: TIMED.side("late"),
+        "no side output 'late'",
+        "call side() on what process",
+    ),
+    # -- windows
+    written(
+        "windows without event time",
+        lambda: KEYED.window(sl.Tumbling("1s")),
+        "the stream has no watermark",
+        'time="processing"',
+    ),
+    written("a window as text", lambda: TIMED_KEYED.window("10s"), "expected a kind of window", 'sl.Tumbling("10s")'),  # type: ignore[arg-type]
+    written("a window of nothing", lambda: sl.Tumbling("0s"), "a window's size is 0 ms, expected more than 0"),
+    written("a window without unit", lambda: sl.Tumbling("10"), "Tumbling: size is '10', expected a duration"),
+    written("a window that never ends", lambda: sl.Global(), "a Global window never ends", "write Global(count=100)"),
+    written("a window of -1 events", lambda: sl.Global(count=-1), "count is -1, expected a positive number"),
+    written("late events of a count", lambda: TIMED_KEYED.window(sl.Global(count=1), late="late"), "no late events"),
+    written(
+        "a third kind of time", lambda: TIMED_KEYED.window(sl.Session("1s"), time="any"), "'event' or 'processing'"
+    ),  # type: ignore[arg-type]
+    written(
+        "early of nothing",
+        lambda: TIMED_KEYED.window(sl.Session("1s"), early="0s"),
+        "early is '0s', expected more than 0",
+    ),
+    written(
+        "sessions that cannot merge",
+        lambda: TIMED_KEYED.window(sl.Session("1s")).fold("n int", 0, max, uid="x"),
+        "no `merge`",
+        "give it merge=",
+    ),
+    written(
+        "a fold that begins with text",
+        lambda: TUMBLING.fold("n int", "0", max, uid="x"),
+        "fold 'x': the initial value does not fit 'n int'",
+    ),
+    written(
+        "a fold of one argument",
+        lambda: TUMBLING.fold("n int", 0, lambda e: e, uid="x"),
+        "fold 'x': function is called with (value, event), and it takes (e)",
+    ),  # type: ignore[misc,arg-type]
+    written(
+        "a fold of the key's name", lambda: TUMBLING.fold("user int", 0, max, uid="x"), "'user' has a name of the key's"
+    ),
+    written(
+        "a fold of a misspelt type",
+        lambda: TUMBLING.fold("n itn", 0, max, uid="x"),
+        "fold 'x': output: cannot read the schema",
+    ),
+    written(
+        "a process of windows of two",
+        lambda: TUMBLING.process(lambda key, rows: [], "n int", uid="x"),
+        "called with (key, window, events)",
+    ),  # type: ignore[misc,arg-type]
+    written(
+        "a process function in windows",
+        lambda: TUMBLING.process(Each(), "n int", uid="x"),
+        "process 'x': function is",
+        "expected a function",
+    ),  # type: ignore[arg-type]
+    written(
+        "an accumulator of Python's",
+        lambda: TUMBLING.aggregate(int, create=int, add=max, output="n int", uid="x"),
+        "the accumulator's type is <class 'int'>",
+        "'bigint'",
+    ),  # type: ignore[arg-type]
+    written(
+        "an accumulator made of something",
+        lambda: TUMBLING.aggregate("int", create=lambda e: 0, add=max, output="n int", uid="x"),
+        "create is called with ()",
+    ),  # type: ignore[misc,arg-type]
+    # -- two streams
+    written(
+        "other keys",
+        lambda: TIMED_KEYED.connect(TIMED.key_by("v")),
+        "connect: the keys of the streams differ: user string here, v bigint there",
+    ),
+    written(
+        "a stream without key",
+        lambda: TIMED_KEYED.connect(TIMED),
+        "the other stream is a Stream, expected a keyed stream",
+        "b.key_by(…)",
+    ),  # type: ignore[arg-type]
+    written("time on one side", lambda: TIMED_KEYED.connect(KEYED), "connect: only the left stream has event time"),
+    written(
+        "a process of one for two",
+        lambda: KEYED.connect(KEYED).process(Each(), "a int", "u"),
+        "was given Each, expected a KeyedCoProcess",
+    ),  # type: ignore[arg-type]
+    written(
+        "a process of two for one",
+        lambda: KEYED.process(Match(), "a int", "u"),
+        "after key_by(), process() was given Match",
+        "connect(b.key_by(…))",
+    ),
+    written(
+        "half a process of two",
+        lambda: KEYED.connect(KEYED).process(Half(), "a int", "u"),
+        "Half does not define on_right",
+        "write def on_right(self, event, ctx)",
+    ),
+    written(
+        "on_event of two",
+        lambda: KEYED.connect(KEYED).process(Overridden(), "a int", "u"),
+        "defines on_event, which a KeyedCoProcess must not",
+    ),
+    written(
+        "rules without on_broadcast",
+        lambda: KEYED.broadcast(PLAIN).process(Ruled(), "a int", "u"),
+        "Ruled does not define on_broadcast",
+    ),
+    written(
+        "rules with a key", lambda: KEYED.broadcast(KEYED), "broadcast() was given a KeyedStream, expected a Stream"
+    ),  # type: ignore[arg-type]
+    written(
+        "rules in an unknown order",
+        lambda: KEYED.broadcast(PLAIN, order_by="z"),
+        "broadcast: order_by names 'z'; the broadcast stream has user",
+    ),
+    written(
+        "time of rules alone", lambda: KEYED.broadcast(TIMED), "broadcast: only the broadcast stream has event time"
+    ),
+    written(
+        "a join that ends before it begins",
+        lambda: TIMED_KEYED.join(TIMED_KEYED, ("1s", "0s"), "u"),
+        "its first bound is the later one",
+    ),
+    written(
+        "a join within one bound",
+        lambda: TIMED_KEYED.join(TIMED_KEYED, "1s", "u"),
+        "join: within is '1s', expected a pair of durations",
+    ),  # type: ignore[arg-type]
+    written(
+        "a join with columns twice",
+        lambda: TIMED_KEYED.join(TIMED_KEYED, JOIN, "u"),
+        "the column at, m, ts, v, vs twice",
+        "prefixes=('', 'right_')",
+    ),
+    written(
+        "an outer join",
+        lambda: NARROW.join(NARROW, JOIN, "u", how="outer", prefixes=("", "r_")),
+        "how='outer', expected one of inner, left",
+    ),  # type: ignore[arg-type]
+    written("a join without uid", lambda: NARROW.join(NARROW, JOIN, "", prefixes=("", "r_")), "has no uid"),
+    written(
+        "a join without event time",
+        lambda: KEYED.join(KEYED, JOIN, "u"),
+        "join: the streams have no event time",
+        'call watermark("column")',
+    ),
+    # -- aggregates
+    written("no aggregate", lambda: KEYED.agg(uid="n"), "agg() was given no aggregate", "write n=sl.agg.count()"),
+    written("a number as aggregate", lambda: KEYED.agg(n=3, uid="n"), "is 3, expected one of sl.agg"),  # type: ignore[arg-type]
+    written(
+        "an aggregate without name",
+        lambda: KEYED.agg(N, uid="n"),
+        "agg() was given Aggregate",
+        "write agg(n=sl.agg.count(), …)",
+    ),  # type: ignore[arg-type]
+    written("the key's name", lambda: KEYED.agg(user=N, uid="n"), "'user' has the name of another column"),
+    written(
+        "the window's name", lambda: TUMBLING.agg(window_end=N, uid="n"), "'window_end' has the name of another column"
+    ),
+    written(
+        "a sum of arrays",
+        lambda: KEYED.agg(n=sl.agg.sum("vs"), uid="n"),
+        "sum of 'vs' is over array<int>, expected a number",
+    ),
+    written(
+        "a sum of an unknown column", lambda: KEYED.agg(n=sl.agg.sum("z"), uid="n"), "'z'", "user, v, vs, m, at, ts"
+    ),
+    written(
+        "a maximum of an array",
+        lambda: KEYED.agg(n=sl.agg.max("vs"), uid="n"),
+        "max of 'vs' is over array<int>, expected",
+    ),
+    written(
+        "a count of distinct maps",
+        lambda: KEYED.agg(n=sl.agg.count_distinct("m"), uid="n"),
+        "over map<string,int>, expected",
+    ),
+    written("a function as a column", lambda: sl.agg.sum(len), "sum() was given", 'write sl.agg.sum("amount")'),  # type: ignore[arg-type]
+    written(
+        "early results of a count",
+        lambda: KEYED.window(sl.Global(count=3), early="1s").count(uid="n"),
+        "no early results",
+    ),
+    written(
+        "aggregates until a function says so",
+        lambda: KEYED.window(sl.Global(when=lambda e, n: n == 3)).count(uid="n"),
+        "when= runs Python",
+        "use fold()",
+    ),
+    # -- names
+    written("a uid that was itself", lambda: sl.uid("a", was="a"), "which is the same", "leave was= out"),
+    written("a uid of nothing", lambda: sl.uid("", was="a"), "its name is '', expected text"),
+    written(
+        "a sink that is none", lambda: PLAIN.to("out/"), "to() was given 'out/', expected a sink", "strandline.sinks"
+    ),  # type: ignore[arg-type]
+]
