@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from strandline.api.process import KeyedProcess
 from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.core.failure import shortened
 from strandline.runtime.operators.joins import called
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.program import Process
@@ -22,6 +23,7 @@ from strandline.runtime.task.outputs import RawOutput
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _OUTPUT_ROWS = 20_000
+_MOST_TRACE = 20_000
 
 
 class EventCalls:
@@ -122,9 +124,10 @@ def user_error(
     method, event = called(process, method, event)
     # The first frame is ours; what comes after it is the user's.
     trace = error.__traceback__.tb_next if error.__traceback__ else None
-    text = _users_trace(error, trace)
+    text = users_trace(error, trace)
     what = "for the timer" if method == "on_timer" else "in the event"
-    where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
+    shown_key, shown_event = shortened(repr(key)), shortened(repr(event))
+    where = f" for key {shown_key}, {what} {shown_event}" if event is not None else ""
     if isinstance(process, WindowOperator):
         whose, error = "the function of windows", process.explained(error)
     else:
@@ -132,16 +135,29 @@ def user_error(
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
     return kind(
-        f"operator '{uid}': {whose} raised{where}: {said}\n{text}".rstrip(),
+        f"operator '{uid}': {whose} raised{where}: {shortened(said)}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or "fix the function and start again: the job goes on from its last checkpoint",
+        discreet=discreetly(f"operator '{uid}': {whose} raised", error, trace),
         operator=uid,
-        key=repr(key),
-        event=repr(event),
+        key=shown_key,
+        event=shown_event,
         traceback=text,
     )
 
 
-def _users_trace(error: BaseException, trace: TracebackType | None) -> str:
+def discreetly(what: str, error: BaseException, trace: TracebackType | None, *, everywhere: bool = False) -> str:
+    """Return what is said of an error where no values may stand: of which kind it is, and on which lines it arose.
+
+    What an error says may quote any value, and so may the errors that it came of. Lines of ours only `everywhere`.
+    """
+    frames = [f for f in traceback.extract_tb(trace) if everywhere or not f.filename.startswith(_PACKAGE)]
+    lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in frames]
+    if isinstance(error, StrandlineError) and error._discreet:
+        return "\n".join([f"{what}: {error.discreet}", *lines])
+    return "\n".join([f"{what} {type(error).__name__} (what it says may quote values, and is not shown here)", *lines])
+
+
+def users_trace(error: BaseException, trace: TracebackType | None) -> str:
     """Format a traceback without the frames of this package: a handle that refuses a value is no help to look at.
 
     What an error of ours says is said beside it.
@@ -150,4 +166,4 @@ def _users_trace(error: BaseException, trace: TracebackType | None) -> str:
     said.stack = traceback.StackSummary.from_list([f for f in said.stack if not f.filename.startswith(_PACKAGE)])
     if isinstance(error, StrandlineError):
         return "".join(["Traceback (most recent call last):\n", *said.stack.format()]).rstrip() if said.stack else ""
-    return "".join(said.format()).rstrip()
+    return shortened("".join(said.format()).rstrip(), _MOST_TRACE)

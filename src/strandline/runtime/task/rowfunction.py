@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import UserCodeError
+from strandline.core.failure import shortened
+from strandline.runtime.task.calls import discreetly, users_trace
 from strandline.runtime.task.outputs import OutputBuilder
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
@@ -59,10 +60,11 @@ class RowFunction:
 
 def _user_error(error: Exception, row: Any) -> UserCodeError:
     trace = error.__traceback__.tb_next if error.__traceback__ else None
-    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    text, shown = users_trace(error, trace), shortened(repr(row))
     return UserCodeError(
-        f"map: the function raised on the row {row!r}: {type(error).__name__}: {error}\n{text}",
+        f"map: the function raised on the row {shown}: {type(error).__name__}: {shortened(str(error))}\n{text}",
         hint="fix the function and start again: the job goes on from its last checkpoint",
-        event=repr(row),
+        discreet=discreetly("map: the function raised", error, trace),
+        event=shown,
         traceback=text,
     )

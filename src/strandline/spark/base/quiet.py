@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import shlex
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -18,6 +20,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 
 _STDERR = 2
+_KEPT_LOGS = 40
 _OWN_CONFIGURATION = "log4j2.configurationFile"
 _STARTUP_LINES = (
     # The JVM's, about a module that Spark itself asks for: no option of Java turns it off.
@@ -36,14 +39,28 @@ _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 _is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=False)
 
 
-def java_options(given: str) -> str:
+def java_options(given: str, log_file: Path, *, log_values: bool = False) -> str:
     """Return the driver's Java options, the user's last; the log is ours unless they configure it themselves."""
     # Spark cuts up long error texts with a recursive pattern; an ordinary thread stack overflows on that.
     options = ["-Xss16m"]
     if _OWN_CONFIGURATION not in given:
         ours = Path(str(files("strandline.spark").joinpath("log4j2.properties")))
-        options.append(f"-D{_OWN_CONFIGURATION}={ours.as_uri()}")
+        options += [f"-D{_OWN_CONFIGURATION}={ours.as_uri()}", f"-Dstrandline.log={shlex.quote(str(log_file))}"]
+        options += ["-Dstrandline.log.words=whole"] if log_values else []
     return " ".join([*options, given]).rstrip()
+
+
+def new_log_file(directory: Path, app_name: str) -> Path:
+    """Return where this process' JVM logs, and remove the oldest of what earlier ones have left."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", app_name)[:40] or "spark"
+    with contextlib.suppress(OSError):
+        for each in (directory.parent, directory):
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs = sorted(directory.glob("*.log*"), key=lambda path: path.stat().st_mtime)
+        for old in logs[:-_KEPT_LOGS]:
+            # Of one that is alive, too: it has been silent for as long as so many others came.
+            old.unlink(missing_ok=True)
+    return directory / f"{name}-{os.getpid()}.log"
 
 
 def start_jvm(conf: SparkConf) -> None:

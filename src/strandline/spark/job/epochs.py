@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from pyspark.sql import DataFrame
@@ -23,11 +24,13 @@ from strandline.runtime.reached import WatermarkStatus
 from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.marks import FIRST_FAILURE
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.said import find_error
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.lower.limits import refusal
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
 from strandline.spark.lower.reduction import limit_shuffle
@@ -76,6 +79,10 @@ class EpochDriver:
     _clock: Clock
     _by_time: bool = False
     """Whether rows of a key come in the order of their times, where the program says no other."""
+    failures: Path | None = None
+    """Where tasks note what has failed, and need not be tried again."""
+    max_row_bytes: int = 0
+    """How large a row may be on its way to an operator; 0: any."""
 
     def __post_init__(self) -> None:
         self._looked_us = self.steady_us
@@ -206,6 +213,8 @@ class EpochDriver:
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
+        if self.failures is not None:
+            df.sparkSession.sparkContext.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{epoch}")
         if self._plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators))
         trigger = self._trigger(epoch)
@@ -263,7 +272,8 @@ class EpochDriver:
         to = None if node.broadcast_order is None else TO
         order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
         exchange = self._exchanges.of(node.uid)
-        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to)
+        too_large = refusal(node, self.max_row_bytes)
+        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
@@ -301,6 +311,12 @@ class EpochDriver:
             if trigger is None and slot in before and ack.keeper != before[slot].keeper:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
                 self._coordinator.retake(*slot)
+                died = self._fleet.death_of(before[slot])
+                log.warning(
+                    "%s; process %d took its place, and the job goes on",
+                    died.discreet if died else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
+                    ack.pid,
+                )
             for report in ack.reports:
                 if report.info is not None:
                     self._coordinator.report(*slot, report.checkpoint, report.info)

@@ -108,6 +108,7 @@ class Job:
         read = [relation for node in self._plan.sources.nodes for relation in relations_of(node.df)]
         for warning in [*session_warnings(spark), *source_warnings(read)]:
             log.warning("%s", warning)
+        self._plan.check_sinks()
         failpoints.arm_from_environment()
         run = self._run = Run(self._blueprint(spark, wanted), self.restart)
         try:

@@ -50,6 +50,12 @@ class Sink(ABC):
         self.name = name
         self.visibility: Visibility = visibility
 
+    def check(self, empty: DataFrame) -> None:  # noqa: B027
+        """Before the job starts: raise ConfigurationError for what would fail in each epoch.
+
+        `empty` has the columns that `write` will be given, and no rows. Nothing may be left of what is tried.
+        """
+
     def open(self, context: SinkContext) -> None:  # noqa: B027
         """Get ready for a run, the first or one after a failure."""
 

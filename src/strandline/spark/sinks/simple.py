@@ -11,7 +11,9 @@ from pyspark.sql import DataFrame, Row
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import Epoch, unique_name
-from strandline.spark.sinks.base import Sink, Visibility
+from strandline.spark.base.marks import SEAL
+from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.blame import ForEach
 
 
 class MemorySink(Sink):
@@ -70,9 +72,13 @@ class ForeachSink(Sink):
     def __init__(self, function: Callable[[Row], Any], *, name: str | None = None) -> None:
         super().__init__(name=name)
         self._function = function
+        self._called = name or "foreach"
+
+    def open(self, context: SinkContext) -> None:
+        self._called = context.sink
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
-        df.foreach(self._function)
+        df.foreachPartition(ForEach(SEAL, self._called, self._function))
 
 
 class ForeachBatchSink(Sink):
