@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError, KeeperError
+from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
@@ -118,8 +118,13 @@ class EpochDriver:
                 self._sources.begin(batch)
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
-            except BaseException as error:
+            except Exception as error:
                 self.error = find_error(error)
+                self.failed.set()
+                # Spark writes what this says into its log, which need not be the one that leaves words out.
+                raise KeeperError(discreet(self.error)) from None
+            except BaseException as error:
+                self.error = error
                 self.failed.set()
                 raise
             finally:
