@@ -106,6 +106,22 @@ def test_without_a_directory_a_task_runs_again(noted: Path, monkeypatch: pytest.
         assert (ran, type(found)) == (1, errors.UserCodeError)
 
 
+def session(process: Any = None, *, stopped: bool = False) -> Any:
+    """Return a Spark session as far as it can be told whether there still is one."""
+    core = SimpleNamespace(isStopped=lambda: stopped)
+    gateway = SimpleNamespace(proc=process) if process else None
+    return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway, _jsc=SimpleNamespace(sc=lambda: core)))
+
+
+def test_a_session_that_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.spark.job.failing._AWAIT_END_S", 0.1)
+    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), session(stopped=True))
+    found = telling.complete(errors.SparkError("Spark failed: SparkContext was shut down"))
+    assert "Spark's session has been stopped" in str(found)
+    interrupted = KeyboardInterrupt()
+    assert telling.complete(interrupted) is interrupted
+
+
 def test_what_is_discreet() -> None:
     assert errors.discreet(user_error(discreet="in short")) == "in short"
     assert SECRET not in errors.discreet(user_error())
@@ -120,9 +136,9 @@ def test_what_is_discreet() -> None:
     ("shown", "program", "logs"), [("nowhere", False, False), ("errors", True, False), ("logs", True, True)]
 )
 def test_where_values_are_shown(tmp_path: Path, shown: Any, program: bool, logs: bool) -> None:
-    alive = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
+    alive = session()
     places = Places(tmp_path, "file:///x", "job")
-    telling = Telling(Settings(show_values=shown), places, alive)  # type: ignore[arg-type]
+    telling = Telling(Settings(show_values=shown), places, alive)
     error = user_error()
     assert (SECRET in str(telling.to_program(error))) is program
     assert type(telling.to_program(error)) is errors.UserCodeError
@@ -140,8 +156,8 @@ def test_where_values_are_shown(tmp_path: Path, shown: Any, program: bool, logs:
 
 def test_what_spark_said_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strandline.spark.job.failing._MOST_BYTES", 1000)
-    alive = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=None))
-    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), alive)  # type: ignore[arg-type]
+    alive = session()
+    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), alive)
     for _ in range(100):
         failed = errors.SparkError("Spark failed")
         vars(failed)["whole"] = "\tat x.y(Z.java:1)\n" * 10
@@ -154,9 +170,9 @@ def test_what_spark_said_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pyt
     [(52, "ran out of memory"), (-9, "signal 9 (SIGKILL)"), (137, "SIGKILL"), (1, "exit code 1"), (-15, "signal 15")],
 )
 def test_a_jvm_that_has_ended(tmp_path: Path, code: int, said: str) -> None:
-    gateway = SimpleNamespace(proc=SimpleNamespace(poll=lambda: code, pid=77))
-    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))
-    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), spark)  # type: ignore[arg-type]
+    codes = iter([None, None])
+    process = SimpleNamespace(poll=lambda: next(codes, code), pid=77)
+    telling = Telling(Settings(), Places(tmp_path, "file:///x", "job"), session(process, stopped=True))
     found = telling.complete(errors.SparkError("Spark failed: Answer from Java side is empty"))
     assert type(found) is errors.SparkError
     assert "Spark's JVM, process 77, has ended" in str(found)

@@ -7,13 +7,14 @@ import logging
 import os
 import re
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from importlib.resources import files
 from pathlib import Path
 from types import CodeType
-from typing import IO
+from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
@@ -32,6 +33,9 @@ _STARTUP_LINES = (
     b"To adjust logging level use",
     b"Setting Spark log level to",
 )
+_UNCAUGHT = b'Exception in thread "'
+_OF_UNCAUGHT = (b"\tat ", b"\t...", b"Caused by: ", b"\tSuppressed: ")
+_KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )[\w.$]+")
 _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -63,8 +67,10 @@ def new_log_file(directory: Path, app_name: str) -> Path:
     return directory / f"{name}-{os.getpid()}.log"
 
 
-def start_jvm(conf: SparkConf) -> None:
+def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
     """Start the driver's JVM with its standard error passed on line by line, but for start-up lines.
+
+    Of exceptions that nobody has caught, as where a thread finds Spark stopped, kinds and stacks go to the log.
 
     Does nothing when there is one already, of an earlier session or of spark-submit.
     """
@@ -75,8 +81,22 @@ def start_jvm(conf: SparkConf) -> None:
         gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
     finally:
         os.close(write)
-        threading.Thread(target=_pass_on, args=(os.fdopen(read, "rb"),), name="strandline-jvm-log", daemon=True).start()
+        threading.Thread(
+            target=_pass_on, args=(os.fdopen(read, "rb"), log_file), name="strandline-jvm-log", daemon=True
+        ).start()
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def ignore_lost_updates(context: SparkContext) -> None:
+    """Have the server of accumulators say nothing when the JVM goes away: who needs it says so."""
+    server: Any = getattr(context, "_accumulatorServer", None) or SparkContext._accumulatorServer
+    told = server.handle_error
+
+    def handle_error(request: Any, address: Any) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            told(request, address)
+
+    server.handle_error = handle_error
 
 
 def hide_errors_of(function: CodeType) -> None:
@@ -115,8 +135,21 @@ def _is_news(record: logging.LogRecord) -> bool:
     return True
 
 
-def _pass_on(lines: IO[bytes]) -> None:
-    with lines, contextlib.suppress(OSError):
+def _pass_on(lines: IO[bytes], log_file: Path | None) -> None:
+    uncaught = False
+    with lines:
         for line in lines:
-            if not line.startswith(_STARTUP_LINES):
-                os.write(_STDERR, line)
+            # What belongs to one is indented, or says what it came of.
+            uncaught = line.startswith(_UNCAUGHT) or (uncaught and line.startswith(_OF_UNCAUGHT))
+            if uncaught:
+                _log(line, log_file)
+            elif not line.startswith(_STARTUP_LINES):
+                with contextlib.suppress(OSError):
+                    os.write(_STDERR, line)
+
+
+def _log(line: bytes, log_file: Path | None) -> None:
+    if log_file is not None:
+        with contextlib.suppress(OSError), log_file.open("ab") as file:
+            kind = _KIND.match(line)
+            file.write(kind[0] + b"\n" if kind else line)

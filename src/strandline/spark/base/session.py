@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
-from strandline.spark.base.quiet import java_options, new_log_file, start_jvm
+from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, start_jvm
 
 log = logging.getLogger(__name__)
 
@@ -89,12 +89,13 @@ def session(
     log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
     settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""), log_file, log_values=log_values)
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    start_jvm(given)
+    start_jvm(given, log_file)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
     made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    ignore_lost_updates(made.sparkContext)
     if ui and (address := made.sparkContext.uiWebUrl):
         log.warning("Spark's UI is at %s", address)
     return made

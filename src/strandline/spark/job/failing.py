@@ -17,7 +17,7 @@ from strandline.spark.base.said import frames_of, whole_of
 _MOST_BYTES = 4 << 20
 _OUT_OF_MEMORY = 52
 """The exit code of a JVM that Spark has ended for want of memory."""
-_AWAIT_END_S = 1.0
+_AWAIT_END_S = 5.0
 
 
 class Telling:
@@ -43,8 +43,8 @@ class Telling:
 
     def complete(self, error: BaseException) -> BaseException:
         """Return the error with what else is known: that the JVM has ended, and where all is that Spark said."""
-        if (ended := _end_of_jvm(self._spark)) is not None:
-            return _jvm_ended(*ended)
+        if isinstance(error, Exception) and (gone := _gone(self._spark)) is not None:
+            return gone
         if not (whole := whole_of(error)) or not isinstance(error, StrandlineError):
             return error
         where = self._keep(whole)
@@ -68,22 +68,32 @@ class Telling:
         return path
 
 
-def _end_of_jvm(spark: SparkSession) -> tuple[int, int] | None:
-    """Return the pid and the exit code of the driver's JVM, if this process started it and it has ended."""
-    gateway: Any = spark.sparkContext._gateway
-    process = getattr(gateway, "proc", None)
-    if process is None:
-        return None
+def _gone(spark: SparkSession) -> SparkError | None:
+    """Return the error that says that there is no Spark any more, if there is none."""
+    context: Any = spark.sparkContext
+    process = getattr(context._gateway, "proc", None)
     deadline = time.monotonic() + _AWAIT_END_S
-    while (code := process.poll()) is None and not _answers(gateway) and time.monotonic() < deadline:
+    while (code := None if process is None else process.poll()) is None and not (alive := _is_alive(context)):
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
-    return None if code is None else (process.pid, code)
+    if code is not None:
+        return _jvm_ended(process.pid, code)
+    if alive:
+        return None
+    return SparkError(
+        "Spark's session has been stopped, or does not answer any more",
+        hint="end the job before the session: run.stop(), or run.await_termination()",
+        jvm_ended=True,
+    )
 
 
-def _answers(gateway: Any) -> bool:
+def _is_alive(context: Any) -> bool:
+    """Whether Spark works: one that runs out of memory stops, and its JVM ends a moment later."""
     try:
-        return bool(gateway.jvm.java.lang.System.nanoTime())
+        return not context._jsc.sc().isStopped()
     except Exception:
+        # The program has stopped it, or its JVM has ended.
         return False
 
 

@@ -30,6 +30,9 @@ def named(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseExcept
     if isinstance(found, StrandlineError) and type(found) not in (SparkError, ConfigurationError):
         return found
     where = f"sink '{sink}'" + ("" if epoch is None else f", epoch {epoch}")
+    if type(found) is SparkError and epoch is not None:
+        # It may be the sink's, or that of the steps before it, which run only now.
+        where = f"while the rows of epoch {epoch} were made and given to sink '{sink}'"
     lines = _users_lines(error.__traceback__)
     at = f" (at {lines[-1].strip()})" if lines else ""
     if isinstance(found, StrandlineError):
