@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from pyspark.logger import PySparkLogger
 
 from strandline.spark.base import quiet
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.keepers.quietly import end_quietly
 
 
 def test_only_what_is_reported_is_not_logged(caplog: Any) -> None:
@@ -73,3 +77,35 @@ def test_logs_of_sessions_do_not_become_ever_more(tmp_path: Path) -> None:
     left = sorted(int(path.stem) for path in directory.iterdir())
     assert left == list(range(19, quiet._KEPT_LOGS + 20))
     assert directory.stat().st_mode & 0o77 == 0
+
+
+def test_workers_that_spark_needs_no_more_say_nothing(capfd: Any) -> None:
+    """Those that look for data sources: Spark forks them from a daemon of its own."""
+    end = (
+        b"Traceback (most recent call last):\n"
+        b'  File "/x/site-packages/pyspark/daemon.py", line 264, in manager\n'
+        b"    code = worker(sock, authenticated)\n"
+        b'  File "/x/site-packages/pyspark/daemon.py", line 95, in worker\n'
+        b"    outfile.flush()\n"
+    )
+    gone, other = b"BrokenPipeError: [Errno 32] Broken pipe\n", b"OSError: [Errno 9] Bad file descriptor\n"
+    own = b'Traceback (most recent call last):\n  File "/app.py", line 1, in <module>\n'
+    quiet._pass_on(io.BytesIO(end + gone + b"said\n" + end + other + own + gone + end), None)
+    assert capfd.readouterr().err.encode() == b"said\n" + end + other + own + gone + end
+
+
+def test_a_worker_of_sparks_own_daemon_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(sock: Any, authenticated: bool) -> int:
+        raise BrokenPipeError
+
+    daemon = SimpleNamespace(__spec__=SimpleNamespace(name="pyspark.daemon"), worker=closed)
+    monkeypatch.setitem(sys.modules, "__main__", daemon)  # type: ignore[arg-type]
+    end_quietly()
+    patched = daemon.worker
+    end_quietly()
+    assert daemon.worker is patched
+    assert daemon.worker(None, True) == 1
+    other = SimpleNamespace(__spec__=SimpleNamespace(name="app"), worker=closed)
+    monkeypatch.setitem(sys.modules, "__main__", other)  # type: ignore[arg-type]
+    end_quietly()
+    assert other.worker is closed

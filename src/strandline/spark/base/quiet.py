@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from importlib.resources import files
 from pathlib import Path
@@ -33,6 +33,7 @@ _STARTUP_LINES = (
     b"To adjust logging level use",
     b"Setting Spark log level to",
 )
+_TRACEBACK = b"Traceback (most recent call last):\n"
 _UNCAUGHT = b'Exception in thread "'
 _OF_UNCAUGHT = (b"\tat ", b"\t...", b"Caused by: ", b"\tSuppressed: ")
 _KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )[\w.$]+")
@@ -138,7 +139,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _pass_on(lines: IO[bytes], log_file: Path | None) -> None:
     uncaught = False
     with lines:
-        for line in lines:
+        for line in _without_ends_of_workers(lines):
             # What belongs to one is indented, or says what it came of.
             uncaught = line.startswith(_UNCAUGHT) or (uncaught and line.startswith(_OF_UNCAUGHT))
             if uncaught:
@@ -146,6 +147,28 @@ def _pass_on(lines: IO[bytes], log_file: Path | None) -> None:
             elif not line.startswith(_STARTUP_LINES):
                 with contextlib.suppress(OSError):
                     os.write(_STDERR, line)
+
+
+def _without_ends_of_workers(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Leave out that a Python worker, which Spark needs no more, found its connection closed.
+
+    Ours end without a word. Those that Spark asks for data sources are forked by its own daemon, whatever the session
+    says.
+    """
+    held: list[bytes] = []
+    for line in lines:
+        if line == _TRACEBACK or (held and line.startswith(b" ")):
+            if line == _TRACEBACK:
+                yield from held
+                held = []
+            held.append(line)
+            continue
+        frame = held[1] if len(held) > 1 else b""
+        is_end = b"pyspark/daemon.py" in frame and b", in manager" in frame
+        if not (is_end and line.startswith(b"BrokenPipeError")):
+            yield from (*held, line)
+        held = []
+    yield from held
 
 
 def _log(line: bytes, log_file: Path | None) -> None:

@@ -33,6 +33,7 @@ from strandline.runtime.state.lookups import Asked
 from strandline.spark.base.marks import SEAL, Seal, marking
 from strandline.spark.keepers.deaths import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
+from strandline.spark.keepers.quietly import end_quietly
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
 
@@ -162,6 +163,7 @@ class EpochWorker:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
+        end_quietly()
         first = next(batches, None)
         if first is None:
             return
