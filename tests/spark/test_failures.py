@@ -14,8 +14,8 @@ import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
+from strandline.spark.base.quiet import spark_log
 from strandline.spark.base.said import find_error, frames_of, reason_of
-from strandline.spark.base.session import spark_log
 from tests.spark import functions, small
 from tests.spark.harness import Case, eventually, settle
 
@@ -202,7 +202,7 @@ def test_no_file_and_no_status_has_what_events_hold(
     assert status.restarts == 1
     assert "operator 'count': on_event of Asking raised ValueError" in status.last_failure
     assert "test_failures.py, line" in status.last_failure
-    log = spark_log(spark)
+    log = spark_log()
     assert log is not None
     assert "PythonException" in log.read_text()
     files = [path for path in case.local_dir.rglob("*") if path.is_file()]

@@ -6,6 +6,7 @@ import io
 import os
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,18 +95,18 @@ def test_workers_that_spark_needs_no_more_say_nothing(capfd: Any) -> None:
     assert capfd.readouterr().err.encode() == b"said\n" + end + other + own + gone + end
 
 
-def test_a_worker_of_sparks_own_daemon_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(sock: Any, authenticated: bool) -> int:
-        raise BrokenPipeError
-
-    daemon = SimpleNamespace(__spec__=SimpleNamespace(name="pyspark.daemon"), worker=closed)
+@pytest.mark.parametrize(("name", "said"), [("pyspark.daemon", ["OSError"]), ("app", ["BrokenPipeError", "OSError"])])
+def test_a_worker_of_sparks_own_daemon_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capfd: Any, name: str, said: list[str]
+) -> None:
+    daemon = SimpleNamespace(__spec__=SimpleNamespace(name=name), traceback=traceback)
     monkeypatch.setitem(sys.modules, "__main__", daemon)  # type: ignore[arg-type]
     end_quietly()
-    patched = daemon.worker
-    end_quietly()
-    assert daemon.worker is patched
-    assert daemon.worker(None, True) == 1
-    other = SimpleNamespace(__spec__=SimpleNamespace(name="app"), worker=closed)
-    monkeypatch.setitem(sys.modules, "__main__", other)  # type: ignore[arg-type]
-    end_quietly()
-    assert other.worker is closed
+    for error in (BrokenPipeError(32, "x"), OSError(9, "x")):
+        try:
+            raise error
+        except OSError:
+            daemon.traceback.print_exc()
+    printed = [line.partition(":")[0] for line in capfd.readouterr().err.splitlines() if "Error:" in line]
+    assert printed == said
+    assert daemon.traceback.format_exc is traceback.format_exc

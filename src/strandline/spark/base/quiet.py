@@ -37,6 +37,7 @@ _TRACEBACK = b"Traceback (most recent call last):\n"
 _UNCAUGHT = b'Exception in thread "'
 _OF_UNCAUGHT = (b"\tat ", b"\t...", b"Caused by: ", b"\tSuppressed: ")
 _KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )[\w.$]+")
+_jvm_log: Path | None = None
 _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
@@ -75,8 +76,10 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
 
     Does nothing when there is one already, of an earlier session or of spark-submit.
     """
+    global _jvm_log
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
+    _jvm_log = log_file
     read, write = os.pipe()
     try:
         gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
@@ -88,9 +91,16 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
     SparkContext._ensure_initialized(gateway=gateway)
 
 
+def spark_log() -> Path | None:
+    """Return the file that the log of this process' JVM goes to, if `session()` has started it."""
+    return _jvm_log if _jvm_log is not None and _jvm_log.exists() else None
+
+
 def ignore_lost_updates(context: SparkContext) -> None:
     """Have the server of accumulators say nothing when the JVM goes away: who needs it says so."""
-    server: Any = getattr(context, "_accumulatorServer", None) or SparkContext._accumulatorServer
+    server: Any = getattr(context, "_accumulatorServer", None)
+    if server is None:
+        return
     told = server.handle_error
 
     def handle_error(request: Any, address: Any) -> None:

@@ -16,12 +16,11 @@ from pyspark.sql import SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
-from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, start_jvm
+from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
 
 log = logging.getLogger(__name__)
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-_LOG_FILE = "spark.strandline.log"
 _LOG_VALUES = "spark.strandline.log.values"
 _DAEMON = "spark.python.daemon.module"
 _OLDEST_JAVA = 17
@@ -60,9 +59,9 @@ def session(
 
     With `ui`, True or a port, Spark's web UI listens, of a local master on loopback alone; a warning says where.
 
-    Spark's own log goes to a file, `spark_log(spark)` says which: in `log_dir`, or in `spark-logs` of the directory
-    that jobs use unless told otherwise. It has what Spark warns of, `spark_log_level="INFO"` more; the last 40 MB are
-    kept. Of errors it has kinds and stacks, and not what they say, which may quote rows:
+    Spark's own log goes to a file, of the session's name and this process' number: in `log_dir`, or in `spark-logs` of
+    the directory that jobs use unless told otherwise. It has what Spark warns of, `spark_log_level="INFO"` more; the
+    last 40 MB are kept. Of errors it has kinds and stacks, and not what they say, which may quote rows:
     `spark_strandline_log_values="true"` has it write that, too.
     """
     check_java()
@@ -85,7 +84,6 @@ def session(
         # Whatever else Spark listens on, it does on the address of its driver.
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     log_file = new_log_file(Path(log_dir) if log_dir else default_local_dir() / "spark-logs", app_name)
-    settings[_LOG_FILE] = str(log_file)
     log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
     settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""), log_file, log_values=log_values)
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -95,16 +93,11 @@ def session(
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
     made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    log.info("Spark's own log is %s", spark_log())
     ignore_lost_updates(made.sparkContext)
     if ui and (address := made.sparkContext.uiWebUrl):
         log.warning("Spark's UI is at %s", address)
     return made
-
-
-def spark_log(spark: SparkSession) -> Path | None:
-    """Return the file that Spark's own log goes to, if the session is one that `session()` has made."""
-    said = spark.sparkContext.getConf().get(_LOG_FILE, "")
-    return Path(said) if said else None
 
 
 def has_one_process(master: str) -> bool:

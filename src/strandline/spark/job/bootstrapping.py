@@ -264,6 +264,8 @@ class Replay(Starting):
         finally:
             why = "the bootstrap ended"
             end(self._b, why, self._driver, None, self._coordinator, self._fleet, self._cleanup)
+            if self.claim is not None:
+                self._b.places.forget_failures(self.claim.generation)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
         b, found = self._b, self._open()
@@ -284,6 +286,7 @@ class Replay(Starting):
             b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
             Progress(found.epoch), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
+            b.places.failures(found.claim.generation), b.settings.max_row_bytes,
         )  # fmt: skip
         driver.progress.acks.update(found.acks)
         return driver, coordinator

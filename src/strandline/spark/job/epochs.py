@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
@@ -218,8 +219,6 @@ class EpochDriver:
     def _run(self, df: DataFrame, epoch: Epoch, looked_us: int | None = None) -> None:
         started = time.perf_counter()
         prepare_session(df.sparkSession)
-        if self.failures is not None:
-            df.sparkSession.sparkContext.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{epoch}")
         if self._plan.reductions:
             limit_shuffle(df.sparkSession, max(operator.parallelism for operator in self.operators))
         trigger = self._trigger(epoch)
@@ -227,7 +226,8 @@ class EpochDriver:
         instructions = self._instructions(epoch, trigger)
         built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions), self._operators)
         try:
-            acks = self._write(built, epoch)
+            with self._noting_failures(df, epoch):
+                acks = self._write(built, epoch)
         finally:
             built.close()
         missing = self._fleet.slots - acks.keys()
@@ -247,6 +247,18 @@ class EpochDriver:
             self.epoch_carries_trigger = False
         self._heed(acks, trigger)
         failpoints.hit("epoch.done")
+
+    @contextmanager
+    def _noting_failures(self, df: DataFrame, epoch: Epoch) -> Iterator[None]:
+        """Meanwhile, tasks that this thread starts note what has failed for good, and are not run again for it."""
+        context: Any = df.sparkSession.sparkContext
+        if self.failures is not None:
+            context.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{epoch}")
+        try:
+            yield
+        finally:
+            with suppress(Exception):
+                context.setLocalProperty(FIRST_FAILURE, None)
 
     def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
         """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""

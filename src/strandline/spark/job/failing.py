@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from strandline.core.errors import SparkError, StrandlineError, discreet
 from strandline.core.settings import Settings
 from strandline.keeper.paths import Places
+from strandline.spark.base.quiet import spark_log
 from strandline.spark.base.said import frames_of, whole_of
 
 _MOST_BYTES = 4 << 20
@@ -71,7 +72,7 @@ class Telling:
 def _gone(spark: SparkSession) -> SparkError | None:
     """Return the error that says that there is no Spark any more, if there is none."""
     context: Any = spark.sparkContext
-    process = getattr(context._gateway, "proc", None)
+    process: Any = getattr(context._gateway, "proc", None)
     deadline = time.monotonic() + _AWAIT_END_S
     while (code := None if process is None else process.poll()) is None and not (alive := _is_alive(context)):
         if time.monotonic() > deadline:
@@ -105,7 +106,7 @@ def _jvm_ended(pid: int, code: int) -> SparkError:
     else:
         how = f"it was ended by signal {-code}" if code < 0 else f"exit code {code}"
     return SparkError(
-        f"Spark's JVM, process {pid}, has ended: {how}",
+        f"Spark's JVM, process {pid}, has ended: {how}{f'; its log is {log}' if (log := spark_log()) else ''}",
         hint="start the program again: the job goes on from its last checkpoint. For more memory: "
         "sl.session(spark_driver_memory='4g'), or spark-submit --driver-memory; a row needs several times its size",
         jvm_ended=True,
