@@ -20,10 +20,12 @@ from strandline.core.ids import Generation, Partition
 from strandline.core.settings import Settings
 from strandline.keeper.paths import Places
 from strandline.keeper.pieces import in_pieces
+from strandline.runtime.task.calls import user_error as user_error_of
 from strandline.spark.base import marks
 from strandline.spark.base.marks import SEAL, Seal, marking
 from strandline.spark.job.failing import Telling
 from strandline.spark.keepers.deaths import death_of, is_dead
+from tests.spark import functions
 
 SECRET = "ann@example.org"
 
@@ -111,6 +113,21 @@ def session(process: Any = None, *, stopped: bool = False) -> Any:
     core = SimpleNamespace(isStopped=lambda: stopped)
     gateway = SimpleNamespace(proc=process) if process else None
     return SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway, _jsc=SimpleNamespace(sc=lambda: core)))
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"), [(MemoryError(), "no more memory"), (ValueError(SECRET), "fix the function")]
+)
+def test_what_a_function_raised_says_what_to_do(error: Exception, hint: str) -> None:
+    try:
+        raise error
+    except Exception as raised:
+        found = user_error_of("op", functions.Boom(), raised, "on_event", SECRET, {"mail": SECRET * 10_000})
+    assert hint in found.hint
+    assert len(str(found)) < 10_000
+    assert SECRET in str(found)
+    assert SECRET not in found.discreet
+    assert "on_event of Boom raised" in found.discreet
 
 
 def test_a_session_that_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

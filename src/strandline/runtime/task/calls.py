@@ -24,6 +24,11 @@ from strandline.runtime.task.outputs import RawOutput
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 _OUTPUT_ROWS = 20_000
 _MOST_TRACE = 20_000
+_FIX = "fix the function and start again: the job goes on from its last checkpoint"
+_MEMORY = (
+    "the keeper could have no more memory: have the function hold less, lower state_memory in Settings, or give the "
+    "machine or container more, and start again"
+)
 
 
 class EventCalls:
@@ -136,7 +141,7 @@ def user_error(
     said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
     return kind(
         f"operator '{uid}': {whose} raised{where}: {shortened(said)}\n{text}".rstrip(),
-        hint=getattr(error, "hint", "") or "fix the function and start again: the job goes on from its last checkpoint",
+        hint=getattr(error, "hint", "") or (_MEMORY if isinstance(error, MemoryError) else _FIX),
         discreet=discreetly(f"operator '{uid}': {whose} raised", error, trace),
         operator=uid,
         key=shown_key,
