@@ -201,7 +201,7 @@ def test_how_a_keepers_death_is_told(tmp_path: Path) -> None:
     log.write_text(
         "2026-11-22 22:59:15,947 11 INFO opened at epoch 1 in 74 ms\n"
         "2026-11-22 22:59:16,779 12 INFO of another one\n"
-        "2026-11-22 22:59:17,779 11 ERROR the last words\nTraceback\n"
+        "2026-11-22T22:59:17.779+00:00 11 ERROR the last words\nTraceback\n"
         "2026-11-22 22:59:18,779 12 INFO of another one\n"
     )
     found = death_of("op", Partition(3), 11, log, -signal.SIGKILL)
@@ -212,7 +212,7 @@ def test_how_a_keepers_death_is_told(tmp_path: Path) -> None:
     )
     assert [line.strip() for line in found.message.splitlines()[1:]] == [
         "2026-11-22 22:59:15,947 11 INFO opened at epoch 1 in 74 ms",
-        "2026-11-22 22:59:17,779 11 ERROR the last words",
+        "2026-11-22T22:59:17.779+00:00 11 ERROR the last words",
         "Traceback",
     ]
     assert "the last words" not in found.discreet

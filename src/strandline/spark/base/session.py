@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from strandline.control.telling import tell
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
 from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
@@ -87,6 +89,9 @@ def session(
     log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
     settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""), log_file, log_values=log_values)
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    began, is_new = time.monotonic(), SparkContext._active_spark_context is None
+    if is_new:
+        tell("starting Spark")
     start_jvm(given, log_file)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
@@ -97,6 +102,8 @@ def session(
     ignore_lost_updates(made.sparkContext)
     if ui and (address := made.sparkContext.uiWebUrl):
         log.warning("Spark's UI is at %s", address)
+    if is_new:
+        tell(f"Spark {made.version} is there, after {time.monotonic() - began:.1f} s")
     return made
 
 

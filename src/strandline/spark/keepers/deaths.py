@@ -16,7 +16,7 @@ from strandline.keeper.watchdog import process_start
 _LAST_LINES = 5
 _LINE = 300
 _SOON_S = 1.0
-_HEAD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ (\d+) ")
+_HEAD = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]\d+\S* (\d+) ")
 """How a line of a keeper's log begins: when, and which process."""
 
 
