@@ -13,6 +13,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
@@ -73,7 +74,11 @@ class Plan:
             if type(sink).try_out is not Sink.try_out:
                 try:
                     with errors_reported():
-                        sink.try_out(probe_of(node).drop(*node.columns.hidden))
+                        schema = probe_of(node).drop(*node.columns.hidden).schema
+                        # A probe streams, and Spark writes no stream so.
+                        with users_session_active(self.sources.session):
+                            empty = self.sources.session.createDataFrame([], schema)
+                        sink.try_out(empty)
                 except Exception as error:
                     raise named(error, name) from None
 
