@@ -38,7 +38,7 @@ from examples.payments.oracle import oracle  # noqa: E402
 
 CARDS = 50_000
 PER_FILE = 5_000
-PACE_S = 0.5
+PACE_S = 0.8
 ENDLESS = 100_000
 KEEPERS = 2
 PATIENCE_S = 60.0
@@ -96,7 +96,7 @@ def tell(home: Path, monitor: Monitor, seconds: float, seed: int, cleanup: conte
         raise DemoError(f"the generator of payments ended with exit code {generator.returncode}")
     end_process(generator)
     monitor.say("no more payments come; waiting until all are processed")
-    run.process_all_available(PATIENCE_S)
+    run.process_all_available(2 * PATIENCE_S)
     monitor.say("taking the final checkpoint: it makes the last alerts visible")
     run.stop(checkpoint=True, timeout=PATIENCE_S)
     monitor.sample()

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from strandline.api import aggregates as agg
+from strandline.api.badrecords import OnError
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
@@ -49,6 +50,7 @@ __all__ = [  # noqa: RUF022
     "KeyedStream",
     "List",
     "Map",
+    "OnError",
     "Reducing",
     "Restart",
     "Run",

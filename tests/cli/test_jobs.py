@@ -148,6 +148,9 @@ def test_a_job_that_ended_has_a_status_of_its_end(local_dir: Path, strandline: C
     assert (found.code, found.json[0]["state"]) == (1, "failed")
     assert f"has failed at {time_text(1_700_000_060_000)}: no more room" in found.stderr
     assert found.json[0]["ended_at"] == time_text(1_700_000_060_000)
+    # Whatever else is asked for, one is told where to look.
+    found = strandline("checkpoint", "broke", "--local-dir", local_dir)
+    assert "next step: what became of it: `strandline status broke`; give the job's Settings.local_dir" in found.stderr
     # Of another directory nothing is known.
     other = strandline("status", "broke", "--local-dir", local_dir, "--directory", "/elsewhere")
     assert "no driver of job 'broke' with the checkpoint directory" in other.stderr

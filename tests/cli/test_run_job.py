@@ -128,6 +128,9 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     told = [line for line in said.splitlines() if line.startswith("strandline: ")]
     assert told[0] == "strandline: starting Spark"
     assert f"strandline: job 'counts' is starting: its checkpoints are in {(base / 'ck').as_uri()}" in told
+    # Where it begins is said once, as everything.
+    assert told.count(f"strandline: job 'counts' starts afresh in {(base / 'ck').as_uri()}/counts") == 1
+    assert len(told) == len(set(told))
     assert any(line.startswith("strandline: job 'counts': epoch 1 is the first to be done, 3 rows in") for line in told)
     after = strandline("status", "counts", "--local-dir", base / "l")
     assert (after.code, after.stdout) == (1, "")

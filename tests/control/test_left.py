@@ -134,3 +134,31 @@ logging.getLogger("strandline.spark").info("not this")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == (f"{shown}\n" if shown else "")
     assert all(Path(tmp_path, name).read_text().endswith("WARNING look\n") for name in "ab")
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        ("", "strandline: it begins"),
+        # The program keeps a log: there, and once.
+        ("logging.basicConfig(format='mine: %(message)s')", "mine: it begins"),
+        # Somebody shows it, or leaves it out, as `strandline run` does.
+        ("screen = listening(lambda text, detail: None, shows=True); screen.__enter__()", ""),
+    ],
+)
+def test_what_everybody_is_to_know_is_said_once(tmp_path: Path, before: str, shown: str) -> None:
+    code = f"""
+import logging
+from pathlib import Path
+from strandline.control.driverlog import DriverLog
+from strandline.control.telling import listening, tell, tell_everybody
+{before}
+for name in "ab":
+    DriverLog(Path({str(tmp_path)!r}, name)).open()
+tell("not this")
+tell_everybody("it begins")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == (f"{shown}\n" if shown else "")
+    for name in "ab":
+        assert [line[-9:] for line in Path(tmp_path, name).read_text().splitlines()] == [" not this", "it begins"]

@@ -137,6 +137,36 @@ def test_broadcasts() -> None:
     refused(lambda: KEYED.broadcast(TIMED), "broadcast: only the broadcast stream has event time")
 
 
+def test_errors_that_are_to_be_borne(tmp_path: Path) -> None:
+    def refused_with(said: str, process: Any = None, **given: Any) -> None:
+        given = {"output": "user string, n bigint", "uid": "n", **given}
+        refused(lambda: KEYED.process(process or functions.Count(), **given), said)
+
+    refused_with("operator 'n': on_error is 'ignore', expected 'fail', 'skip' or 'dead-letter'", on_error="ignore")
+    refused_with("operator 'n': on_error is True, expected", on_error=True)
+
+    class Batches(sl.KeyedBatchProcess):
+        def on_batch(self, batch: Any, ctx: Any) -> None:
+            return None
+
+    refused_with("on_error is 'skip', and Batches is a KeyedBatchProcess", Batches(), on_error="skip")
+    taken = {"dead_letters": "user string"}
+    refused_with("its side output 'dead_letters' has the name", sides=taken, on_error="dead-letter")
+    window = TIMED_KEYED.window(sl.Tumbling("1s"))
+    refused(
+        lambda: window.fold("n int", 0, lambda n, e: n, uid="n", on_error="drop"),  # type: ignore[arg-type]
+        "operator 'n': on_error is 'drop'",
+    )
+    skipping = KEYED.process(functions.Count(), output="user string, n bigint", uid="count", on_error="skip")
+    refused(lambda: skipping.dead_letters, "dead_letters: there are none here")
+    giving = KEYED.process(functions.Count(), output="user string, n bigint", uid="count", on_error="dead-letter")
+    job = {"checkpoints": sl.Checkpoints(tmp_path / "ck")}
+    refused(
+        lambda: sl.Job("j", sinks=[giving.to(sl.sinks.memory())], **job),
+        "operator 'count': on_error is 'dead-letter', and its dead letters go to no sink",
+    )
+
+
 def test_aggregates() -> None:
     agg, tumbling, n = KEYED.agg, TIMED_KEYED.window(sl.Tumbling("1s")), sl.agg.count()
     refused(

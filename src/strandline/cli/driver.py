@@ -97,7 +97,8 @@ def prepare(program: Path, args: list[str]) -> None:
     # The JVM hands its environment on to workers and keepers: so they find the program's own modules, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    handler = ShortLines()
+    # What is no warning is told otherwise.
+    handler = ShortLines(logging.WARNING)
     # A program that sets up logging itself gets our records its own way, and only once.
     handler.addFilter(lambda _: not logging.getLogger().handlers)
     logging.getLogger("strandline").addHandler(handler)

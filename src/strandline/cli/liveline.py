@@ -28,11 +28,12 @@ _STYLES = {"running": "green", "failed": "red", "finished": "dim", "stopped": "d
 def showing_progress(*, quiet: bool) -> Iterator[None]:
     """Show on standard error what this process's jobs do, unless it is to be quiet."""
     if quiet:
-        yield
+        with listening(lambda text, detail: None, shows=True):
+            yield
         return
     screen = console(stderr=True)
     shown = _Terminal() if screen.is_terminal and not screen.is_dumb_terminal else _Lines()
-    with listening(shown.hear), shown.shown():
+    with listening(shown.hear, shows=True), shown.shown():
         yield
 
 

@@ -71,10 +71,11 @@ def _facts(driver: Driver, found: Status) -> list[tuple[str, object]]:
         ("rows", f"{found.rows_in:,} in its life; now {rate_text(found.rows_per_s)}"),
         ("watermark", watermark_text(found.watermark) if found.watermark else "-"),
         ("late rows", f"{found.late_rows:,}"),
+        ("failed events", f"{found.failed_events:,}"),
         ("last checkpoint", f"{newest}{checkpoint_text(found)}"),
         ("not in a checkpoint", f"for {age_text(found.uncovered_ms / 1000)}" if found.uncovered_ms else "nothing"),
         ("checkpoints", named or "-"),
-        ("state", f"{size_text(state_bytes)}, in keepers of {size_text(memory_bytes)} of memory"),
+        ("size of state", f"{size_text(state_bytes)}, in keepers of {size_text(memory_bytes)} of memory"),
     ]
     return facts
 

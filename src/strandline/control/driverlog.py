@@ -9,7 +9,7 @@ import threading
 from datetime import datetime
 from pathlib import Path
 
-from strandline.control.telling import listening
+from strandline.control.telling import is_logged, listening
 
 MOST_BYTES = 8 << 20
 """How long it gets before it is put aside; one older file is kept."""
@@ -17,6 +17,8 @@ MOST_BYTES = 8 << 20
 
 class DriverLog(logging.Handler):
     """Writes a driver's log while it is open. Of several jobs in one process, each log has what concerns them all."""
+
+    shows_nothing = True
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)
@@ -47,8 +49,7 @@ class DriverLog(logging.Handler):
             text += "\n" + logging.Formatter().formatException(record.exc_info)
         with contextlib.suppress(OSError):
             self._write(record.levelname, text)
-        others = [*logging.getLogger("strandline").handlers, *logging.getLogger().handlers]
-        if all(isinstance(other, DriverLog) for other in others) and self is others[0] and logging.lastResort:
+        if not is_logged() and self is logging.getLogger("strandline").handlers[0] and logging.lastResort:
             # Python shows warnings where no handler is; there is one now, and it shows nothing.
             logging.lastResort.handle(record)
 

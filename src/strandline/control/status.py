@@ -129,6 +129,8 @@ class Status:
     """How far each watermark() is: who holds up the job shows here."""
     late_rows: int = 0
     """Events older than the watermark, in the job's whole life."""
+    failed_events: int = 0
+    """Events that functions failed for, and that `on_error` has left out, in the job's whole life."""
     source_progress: list[SourceStatus] = field(default_factory=list)
     """How far each source was read."""
     keepers: list[KeeperStatus] = field(default_factory=list)

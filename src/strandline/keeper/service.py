@@ -25,11 +25,12 @@ from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructio
 from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
-from strandline.runtime.task.task import EpochTimes
+from strandline.runtime.task.task import EpochTimes, Task
 
 log = logging.getLogger("strandline.keeper")
 
 _METRICS_S = 2.0
+_TELL_S = 10.0
 
 
 class PartitionService:
@@ -47,6 +48,8 @@ class PartitionService:
         self._restore_ms = 0.0
         self._metrics: dict[str, int] = {}
         self._measured = -_METRICS_S
+        self._failed = self._failed_untold = 0
+        self._told = -_TELL_S
 
     @property
     def version(self) -> Epoch:
@@ -164,13 +167,26 @@ class PartitionService:
             "rows_in": kept.input.rows,
             "rows_out": rows_out,
             "late_rows": task.late_rows,
+            "failed_events": task.failed_events,
             "source_rows": task.source_rows,
             "newest_us": task.newest_us,
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
         }
+        self._count_failed(task)
         self._ack = self._make_ack(opened, **self._brought, pause_ms=round(pause_ms, 3))
         connection.send(p.ACK, self._ack)
         opened.snapshots.write_behind()
+
+    def _count_failed(self, task: Task) -> None:
+        """Say once in a while that events fail: what, where and how many, and nothing of the events themselves."""
+        self._failed += task.failed_events
+        self._failed_untold += task.failed_events
+        if self._failed_untold and task.failures is not None and time.monotonic() - self._told > _TELL_S:
+            log.warning(
+                "operator '%s', partition %d: %d events failed and were left out (%d since this process began); the "
+                "last one: %s", self._uid, self._partition, self._failed_untold, self._failed, task.failures.last,
+            )  # fmt: skip
+            self._told, self._failed_untold = time.monotonic(), 0
 
     def _received(self, connection: Connection, begin: Begin, kept: KeptOutput) -> Iterator[pa.RecordBatch]:
         """Give the epoch's rows as they come, and note which they were; raise KeeperError if some are missing."""
@@ -240,6 +256,8 @@ class PartitionService:
         if time.monotonic() - self._measured > _METRICS_S:
             # Asking RocksDB for its figures costs more than a small epoch: they may be a moment old.
             self._metrics = task.store.metrics() | {"process_bytes": resident_bytes()}
+            if task.failures is not None:
+                self._metrics["failed_events"] = self._failed
             self._measured = time.monotonic()
         next_event_us, next_processing_us = task.next_timers_us
         return msgspec.structs.replace(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from strandline.api.badrecords import OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.program import line_of_program
 from strandline.plan.aggregates import Part
@@ -203,6 +204,8 @@ class OperatorNode(Node):
     parallelism: int | None = None
     """Its own; None: as the job says."""
     max_parallelism: int | None = None
+    on_error: OnError = field(default_factory=lambda: OnError("fail"))
+    """What becomes of an event that its function fails for."""
     line: str = field(default_factory=line_of_program, kw_only=True)
     """Where in the program it was written."""
 

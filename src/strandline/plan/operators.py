@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
-from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
+from strandline.plan.checks import check_inputs, check_numbers, check_on_error, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import (
     Keyed,
@@ -96,15 +97,19 @@ def process_on(
     name: str | None = None,
     parallelism: int | None = None,
     max_parallelism: int | None = None,
+    on_error: OnError | str = "fail",
 ) -> OperatorNode:
     """Return the node of a function with state; raise ConfigurationError for what cannot run."""
     check_uid(f"process() of {type(process).__name__}", uid)
     check_process(process, uid)
     check_sides(uid, sides or {})
+    bears = check_on_error(process, uid, on_error, sides or {})
     check_inputs(process, uid, keyed.made_by)
     state_infos(process)
     schema = parse_schema(output).ddl
     raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
+    if bears.gives:
+        raw_sides[DEAD_LETTERS] = parse_schema(DEAD_LETTER).ddl
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     return make_operator(
         keyed.node,
@@ -115,6 +120,7 @@ def process_on(
         keys=keyed.keys,
         order_by=keyed.order_by,
         sides=raw_sides,
+        on_error=bears,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )

@@ -88,6 +88,7 @@ class Operator:
             input_schema=node.input_schema,
             output_schema=node.output_schema,
             sides=node.sides,
+            on_error=node.on_error,
             layout=node.layout,
             measured=self.is_measured,
             broadcast_order=list(node.broadcast_order or ()),

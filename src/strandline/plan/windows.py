@@ -8,6 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
+from strandline.api.badrecords import OnError
 from strandline.api.windows import WINDOW_END, WINDOW_START, Early, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
@@ -179,6 +180,7 @@ def windows_on(
     name: str | None,
     parallelism: int | None,
     max_parallelism: int | None,
+    on_error: OnError | str,
 ) -> OperatorNode:
     """Return the node of a function of each window's events."""
     contents, schema, keys = function.contents, _events(keyed, uid), keyed.keys
@@ -196,6 +198,7 @@ def windows_on(
         name=name or f"{type(kind).__name__}.{function.what}",
         parallelism=parallelism,
         max_parallelism=max_parallelism,
+        on_error=on_error,
     )
 
 

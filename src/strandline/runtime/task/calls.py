@@ -22,7 +22,8 @@ from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.outputs import RawOutput
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
-_OUTPUT_ROWS = 20_000
+OUTPUT_ROWS = 20_000
+"""Of how many rows that timers give a batch is made."""
 _MOST_TRACE = 20_000
 _FIX = "fix the function and start again: the job goes on from its last checkpoint"
 _MEMORY = (
@@ -84,7 +85,7 @@ class EventCalls:
                         times.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            if len(rows) + self._outputs.waiting >= _OUTPUT_ROWS:
+            if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
                 yield from self._take()
         scope.in_timer = False
         yield from self._take()
@@ -138,7 +139,7 @@ def user_error(
     else:
         whose = f"{method} of {type(process).__name__}"
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
-    said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
+    said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {text_of(error)}"
     return kind(
         f"operator '{uid}': {whose} raised{where}: {shortened(said)}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or (_MEMORY if isinstance(error, MemoryError) else _FIX),
@@ -148,6 +149,14 @@ def user_error(
         event=shown_event,
         traceback=text,
     )
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever the user made of it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raises {type(another).__name__}>"
 
 
 def discreetly(what: str, error: BaseException, trace: TracebackType | None, *, everywhere: bool = False) -> str:

@@ -36,8 +36,14 @@ class RowFunction:
         outputs = OutputBuilder(self.what, parse_schema(self.output_schema))
         for batch in batches:
             columns = [to_python(c, f.type) for c, f in zip(batch.columns[: len(fields)], fields, strict=True)]
-            rows, came_of = self._run(list(map(make, zip(*columns, strict=True))))
-            built = outputs.from_rows(rows) if rows else None
+            records = list(map(make, zip(*columns, strict=True)))
+            rows, came_of = self._run(records)
+            try:
+                built = outputs.from_rows(rows) if rows else None
+            except UserCodeError:
+                raise
+            except Exception as error:
+                raise user_error(self.what, error, records[-1]) from error
             if built is not None:
                 yield self._with_hidden(built, batch, came_of) if self.hidden else built
 

@@ -42,7 +42,6 @@ _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Where PySpark logs what Spark says of an expression that fails, with its stack."""
-_told = logging.getLogger("strandline.told")
 _is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=False)
 
 
@@ -127,17 +126,6 @@ def errors_reported() -> Iterator[None]:
         yield
     finally:
         _is_reported.reset(before)
-
-
-def tell(text: str) -> None:
-    """Say what everybody is to know though it is no warning: in the log, or on the console where nobody keeps one."""
-    if not _told.hasHandlers():
-        print(f"strandline: {text}", file=sys.stderr)
-        return
-    if _told.level == logging.getLogger("strandline").level == logging.NOTSET:
-        # By default, a log takes warnings alone.
-        _told.setLevel(logging.INFO)
-    _told.info(text)
 
 
 def _filter(logger: logging.Logger, wanted: Callable[[logging.LogRecord], bool]) -> None:

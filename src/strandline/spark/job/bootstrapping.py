@@ -339,6 +339,8 @@ class Replay(Starting):
 
     def _save(self, driver: EpochDriver, coordinator: Coordinator) -> Savepoint:
         b, wish, work, started = self._b, self.wish, self.work, time.monotonic()
+        if failed := driver.progress.failed_events:
+            log.warning("%d events of the history failed and were left out: it gives no dead letters", failed)
         number = self._wait(coordinator.request(), driver, coordinator)
         failpoints.hit("bootstrap.checkpointed")
         assert self.claim is not None

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _ROWS_IN = "rows_in"
 _LATE_ROWS = "late_rows"
+_FAILED_EVENTS = "failed_events"
 
 
 @dataclass
@@ -62,6 +63,7 @@ class Progress:
     late_rows: int = 0
     last_epoch_ms: float = 0.0
     last_rows: int = 0
+    failed_events: int = 0
     epochs: int = 0
     """Of this attempt."""
     acks: dict[Slot, Ack] = field(default_factory=dict)
@@ -71,11 +73,13 @@ class Progress:
     @classmethod
     def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> Progress:
         """Return what there is to go on from: a checkpoint's epoch and totals."""
-        return cls(epoch, totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0))
+        counted = totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0)
+        return cls(epoch, *counted, failed_events=totals.get(_FAILED_EVENTS, 0))
 
     def totals(self) -> dict[str, int]:
         """Return what a checkpoint of the last epoch keeps."""
-        return {_ROWS_IN: self.rows_in, _LATE_ROWS: self.late_rows}
+        failed = {_FAILED_EVENTS: self.failed_events} if self.failed_events else {}
+        return {_ROWS_IN: self.rows_in, _LATE_ROWS: self.late_rows, **failed}
 
 
 class Progressing(Protocol):
@@ -387,6 +391,7 @@ class EpochDriver:
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
         progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in pipeline.measuring)
+        progress.failed_events += sum(ack.failed_events for ack in acks.values())
         for slot, ack in acks.items():
             work = progress.work.setdefault(slot, Work())
             work.rows_in += ack.rows_in

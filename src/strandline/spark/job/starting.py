@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.start import Start, load_start
+from strandline.control.telling import tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Generation
@@ -26,7 +27,7 @@ from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
-from strandline.spark.base.quiet import errors_reported, tell
+from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
@@ -134,7 +135,7 @@ class Starting:
         verify(b.jobdir, origin, found)
         origin.make_base(owned)
         if not quietly:
-            tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)

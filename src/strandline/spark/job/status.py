@@ -55,6 +55,7 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
         "last_epoch_ms": progress.last_epoch_ms,
         "last_epoch_rows": progress.last_rows,
         "late_rows": progress.late_rows,
+        "failed_events": progress.failed_events,
         "watermark": time_text(driver.watermarks.reached_us),
         "watermarks": driver.look_at_watermarks(),
         "keepers": [

@@ -197,13 +197,11 @@ class Supervised:
         ))  # fmt: skip
 
     def _tell_begin(self, attempt: Attempt) -> None:
-        name, restored = self._b.name, attempt.restored
-        begins = "begins anew: it has no checkpoint"
-        if restored is not None:
-            whose = "" if attempt.restored_own else f" of {attempt.coordinator.depends_on or 'another snapshot'}"
-            begins = f"goes on from checkpoint {restored.checkpoint}{whose}, epoch {restored.epoch}"
-        keepers = sum(operator.parallelism for operator in attempt.driver.operators)
-        tell(f"job '{name}' runs, and {begins}; operators: {len(attempt.driver.operators)}, keepers: {keepers}")
+        # From where, everybody has been told.
+        operators, epoch = attempt.driver.operators, attempt.driver.progress.epoch
+        after = f", after epoch {epoch}" if epoch else ""
+        keepers = sum(operator.parallelism for operator in operators)
+        tell(f"job '{self._b.name}' runs{after}; operators: {len(operators)}, keepers: {keepers}")
 
     def _tell_end(self) -> None:
         done = self._attempt.driver.progress if self._attempt is not None else None

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
+from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
-from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode, above
+from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, OutputNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.keepers.exchange import users_session_active
@@ -43,6 +44,7 @@ class Plan:
             )
         self._outputs = list(outputs)
         self.pipeline = Pipeline([output.stream._node for output in outputs])
+        self._check_dead_letters()
         self.sources = Sources(self.pipeline.sources)
         self._kept = self._find_branches()
         self.sinks = self._named_sinks()
@@ -114,6 +116,17 @@ class Plan:
             hidden = node.columns.hidden
             outputs.append((name, sink, made[node].drop(*hidden) if hidden else made[node]))
         return Built(outputs, {node.uid: made[node] for node in self.pipeline.operators}, kept)
+
+    def _check_dead_letters(self) -> None:
+        """Refuse dead letters that go nowhere: whoever asked for them does not mean to lose them."""
+        read = {(node.parent, node.side) for node in self.pipeline.nodes if isinstance(node, OutputNode)}
+        for node in self.pipeline.operators:
+            if node.on_error.gives and (node, 1 + list(node.sides).index(DEAD_LETTERS)) not in read:
+                raise ConfigurationError(
+                    f"operator '{node.uid}': on_error is 'dead-letter', and its dead letters go to no sink",
+                    hint='send them to one, as in totals.dead_letters.to(sl.sinks.files("dead/", format="json")), '
+                    "or say on_error='skip'",
+                )
 
     def _find_branches(self) -> set[Node]:
         """Return the nodes behind an operator, or calls of other systems, that more than one reader reads."""

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from pyspark.sql import Column, DataFrame
 
 from strandline.api.aggregates import Aggregate
+from strandline.api.badrecords import DEAD_LETTERS, OnError, Then
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL
@@ -58,6 +59,21 @@ class Stream(Steps):
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
             )
         return Stream(output_of(self._operator, name))
+
+    @property
+    def dead_letters(self) -> Stream:
+        """The events that the operator just before failed for, where its `on_error` is "dead-letter".
+
+        Rows of `operator`, `step` (the method that failed, or "key_by", "read"), `reason`, `key` and `event` as JSON,
+        `event_time` and `traceback`: the same columns of every operator. Each failing event gives exactly one.
+        """
+        if self._operator is None or not self._operator.on_error.gives:
+            raise ConfigurationError(
+                "dead_letters: there are none here",
+                hint='say process(…, on_error="dead-letter"), and take dead_letters of what that gave, before any '
+                "other step",
+            )
+        return self.side(DEAD_LETTERS)
 
     def union(self, *others: Stream) -> Stream:
         """Return the rows of this stream and of others as one stream; the same one twice gives its rows twice.
@@ -169,6 +185,7 @@ class Processed(Generic[_Process]):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Run a function with state on each event, of both streams if there are two, or on each Arrow batch.
 
@@ -176,11 +193,12 @@ class Processed(Generic[_Process]):
         sends there is read with `side(name)` of the result. `uid` names the operator's state in every checkpoint:
         `uid=sl.uid("new", was="old")` to rename it. `parallelism` is its number of partitions where that is not to be
         the job's, and may change at every start; `max_parallelism` bounds it, and changes through a savepoint alone
-        (`sl.state.patch`).
+        (`sl.state.patch`). `on_error` says what becomes of an event that the function fails for: "fail", "skip",
+        "dead-letter", or an `sl.OnError`; see `dead_letters`.
         """
         operator = process_on(
             self._keyed, process, output, uid,
-            sides=sides, name=name, parallelism=parallelism, max_parallelism=max_parallelism,
+            sides=sides, name=name, parallelism=parallelism, max_parallelism=max_parallelism, on_error=on_error,
         )  # fmt: skip
         return _main_output(operator)
 
@@ -364,7 +382,8 @@ class WindowedStream(Aggregates):
 
     What they give are rows of the key's columns, `window_start`, `window_end` (neither for Global windows) and the
     columns of the result. A row's time is the last one in its window, so that a following window of the same size
-    takes it in. `uid`, `parallelism` and `max_parallelism` are as in process() of a keyed stream.
+    takes it in. `uid`, `parallelism`, `max_parallelism` and `on_error` are as in process() of a keyed stream. A window
+    whose result fails is a dead letter itself; it gives nothing, and ends as any other.
     """
 
     keyed: Keyed
@@ -385,6 +404,7 @@ class WindowedStream(Aggregates):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Fold each window's events into one value: `function(value, event)` gives the next value.
 
@@ -394,7 +414,9 @@ class WindowedStream(Aggregates):
         >>> hours = sales.window(Tumbling("1h"))
         >>> totals = hours.fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        return self._run(windows.fold(output, initial, function, merge, uid), uid, name, parallelism, max_parallelism)
+        return self._run(
+            windows.fold(output, initial, function, merge, uid), uid, name, parallelism, max_parallelism, on_error
+        )
 
     def reduce(
         self,
@@ -404,12 +426,13 @@ class WindowedStream(Aggregates):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Reduce each window's events to one: `function(event, event)` gives a row of the same columns.
 
         >>> top = sales.window(Tumbling("1h")).reduce(lambda a, b: a if a.amount >= b.amount else b, uid="top")
         """
-        return self._run(windows.reduce(self.keyed, function, uid), uid, name, parallelism, max_parallelism)
+        return self._run(windows.reduce(self.keyed, function, uid), uid, name, parallelism, max_parallelism, on_error)
 
     def aggregate(
         self,
@@ -424,6 +447,7 @@ class WindowedStream(Aggregates):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Aggregate each window's events: `create()`, `add(acc, event) -> acc`, `result(acc)`, as sl.Aggregating does.
 
@@ -437,7 +461,7 @@ class WindowedStream(Aggregates):
         ...     output="mean double", uid="mean")
         """
         aggregated = windows.aggregate(type, create, add, result, merge, output)
-        return self._run(aggregated, uid, name, parallelism, max_parallelism)
+        return self._run(aggregated, uid, name, parallelism, max_parallelism, on_error)
 
     def process(
         self,
@@ -448,6 +472,7 @@ class WindowedStream(Aggregates):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Keep each window's events and call `function(key, window, events)` with all of them.
 
@@ -460,7 +485,9 @@ class WindowedStream(Aggregates):
         ...         yield {"amount": event.amount}
         >>> best = sales.window(Tumbling("1h")).process(top3, output="amount bigint", uid="top3")
         """
-        return self._run(windows.process(self.keyed, function, output, uid), uid, name, parallelism, max_parallelism)
+        return self._run(
+            windows.process(self.keyed, function, output, uid), uid, name, parallelism, max_parallelism, on_error
+        )
 
     def _run(self, function: windows.WindowFunction, uid: str, *numbered: Any) -> Stream:
         return _main_output(windows.windows_on(self.keyed, self.kind, self.rules, function, uid, *numbered))

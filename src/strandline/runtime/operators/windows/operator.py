@@ -8,7 +8,7 @@ gives one result a window, however many late events it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -128,10 +128,14 @@ class WindowOperator(OwnOperator, KeyedProcess):
         else:
             ctx.emit(self._rules.late, event)
 
-    def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterator[Row]:
+    def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterable[Row]:
         """Give a window's rows. Their time is the last one in the window."""
         ctx.time_us = window.end_us - 1
-        return self._rows(ctx.key, window, at, value)
+        return self._borne(self._rows(ctx.key, window, at, value), window, ctx)
+
+    def _borne(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
+        """Return a window's rows. Where its function fails and the job goes on, none: the window goes its way."""
+        return rows if ctx.guard is None else ctx.guard.rows_of(rows, window)
 
     def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
         """Give a window's rows: the key, the window, the result."""
@@ -273,7 +277,7 @@ class GlobalWindows(WindowOperator):
         events = self._counts(counted) if self._early_events else 0
         self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
         if n == self._count or (self._when is not None and self._when(event, n)):
-            rows = list(self.shown(ctx.key))
+            rows = list(self._borne(self.shown(ctx.key), None, ctx))
             self._contents.clear(0)
             self.windows.clear()
             return rows
@@ -289,7 +293,7 @@ class GlobalWindows(WindowOperator):
         return self._so_far(ctx) if entry is not None and entry.fresh else None
 
     def _so_far(self, ctx: Any) -> list[Row]:
-        rows = list(self.shown(ctx.key))
+        rows = list(self._borne(self.shown(ctx.key), None, ctx))
         n, _, value, *_ = self.windows.value
         if self._purges:
             value = self._emptied(0)
