@@ -97,8 +97,8 @@ def test_a_keeper_looks_and_answers_like_one_that_was_started(births: Births) ->
     assert births.ping(0).pid == pid
     stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     parent, session = int(stat[1]), int(stat[3])
-    # Nobody's child, and out of reach of a terminal's signals.
-    assert parent not in (os.getpid(), *nurseries(os.getpid()))
+    # Its nursery's child, which learns how it ends, and out of reach of a terminal's signals.
+    assert parent in nurseries(os.getpid())
     assert session == pid
     assert str(Path(f"/proc/{pid}/fd/0").readlink()) == "/dev/null"
     assert {Path(f"/proc/{pid}/fd/{stream}").readlink() for stream in (1, 2)} == {births.log(0)}
@@ -115,6 +115,22 @@ def test_all_come_of_one_nursery_which_they_outlive(births: Births) -> None:
     births.one(3)
     assert births.ping(3).pid == births.pids[3]
     assert nurseries(os.getpid()) != [nursery]
+
+
+def test_how_a_keeper_ended_is_known(births: Births) -> None:
+    first, second = births.one(0), births.one(1)
+    births.ping(0), births.ping(1)
+    assert births.nursery.ended(first) is None
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: births.nursery.ended(first) == -signal.SIGKILL, "the signal is known")
+    assert births.nursery.ended(second) is None
+    os.kill(second, signal.SIGSEGV)
+    eventually(lambda: births.nursery.ended(second) == -signal.SIGSEGV, "so is the other")
+    # What crashes in native code leaves where Python was.
+    assert "Segmentation fault" in births.log(1).read_text()
+    assert births.nursery.ended(os.getpid()) is None
+    births.nursery.close()
+    assert births.nursery.ended(first) is None
 
 
 def test_no_file_of_the_nursery_is_a_keepers(births: Births) -> None:

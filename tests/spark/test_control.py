@@ -20,7 +20,7 @@ from strandline.keeper import protocol as p
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Connection, Found, Instructions
 from strandline.runtime.state.lookups import Answered
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.said import find_error
 from strandline.spark.keepers import worker
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.keepers.worker import ControlWorker, KeeperRef

@@ -38,7 +38,7 @@ def fail(spark: Any, case: Case, process: Any, rows: list[tuple[Any, ...]], **gi
     with pytest.raises(sl.errors.StrandlineError) as caught:
         run.await_termination(60)
     assert run.status().state == "failed"
-    assert str(caught.value) == run.status().last_failure
+    assert caught.value.discreet == run.status().last_failure
     assert not keepers(case.local_dir)
     for noise in NOISE:
         assert noise not in str(caught.value)

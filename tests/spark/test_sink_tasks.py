@@ -16,7 +16,7 @@ from pyspark import TaskContext
 import strandline as sl
 from strandline.core import failpoints
 from strandline.format.manifest import MANIFEST, Manifest
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.said import find_error
 from strandline.spark.job.staging import Staging
 from strandline.spark.sinks import tasks
 from strandline.spark.sinks.base import committables_of

@@ -14,14 +14,21 @@ BEGIN_ANEW = (
 class StrandlineError(Exception):
     """Root of every error that Strandline raises on purpose.
 
-    The message names what, where, expected and actual; `hint` names the next step.
+    The message names what, where, expected and actual; `hint` names the next step. `discreet` is what may be said where
+    no keys, events or other values may stand: in log files and in a job's status. Unless given, it is the message.
     """
 
-    def __init__(self, message: str, *, hint: str = "", **fields: Any) -> None:
+    def __init__(self, message: str, *, hint: str = "", discreet: str = "", **fields: Any) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.fields = fields
+        self._discreet = discreet
+
+    @property
+    def discreet(self) -> str:
+        """The message without the program's data."""
+        return self._discreet or str(self)
 
     def __str__(self) -> str:
         return f"{self.message}\n  next step: {self.hint}" if self.hint else self.message
@@ -33,11 +40,23 @@ class StrandlineError(Exception):
         raise AttributeError(name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.fields)
+        return _rebuild, (type(self), self.message, self.hint, self.fields, self._discreet)
 
 
-def _rebuild(kind: type[StrandlineError], message: str, hint: str, fields: dict[str, Any]) -> StrandlineError:
-    return kind(message, hint=hint, **fields)
+def _rebuild(
+    kind: type[StrandlineError], message: str, hint: str, fields: dict[str, Any], discreet: str = ""
+) -> StrandlineError:
+    return kind(message, hint=hint, discreet=discreet, **fields)
+
+
+def discreet(error: BaseException) -> str:
+    """Return what may be said of any error where no keys, events or other values may stand.
+
+    Of an error that is not ours, what it says may be a value: ValueError and KeyError quote them.
+    """
+    if isinstance(error, StrandlineError):
+        return error.discreet
+    return f"{type(error).__name__}: {error}" if isinstance(error, OSError) else type(error).__name__
 
 
 class ConfigurationError(StrandlineError):
@@ -80,8 +99,22 @@ class KeeperError(StrandlineError):
     """A keeper died, could not be started or broke the protocol: the job must be restored."""
 
 
+class SparkError(StrandlineError):
+    """Spark failed at a part of the job. The message has its reason; all it said is in the file that is named."""
+
+
+class SinkError(StrandlineError):
+    """A function of a sink raised, or a sink failed: what it writes to may be gone for now. The job is restarted."""
+
+
 class UserCodeError(StrandlineError):
     """The user's function raised. Carries operator, key, event and the user's own traceback."""
+
+    @property
+    def discreet(self) -> str:
+        """The message without the program's data: of what holds values everywhere, not more than what it is."""
+        where = f"operator '{self.fields['operator']}': " if "operator" in self.fields else ""
+        return self._discreet or f"{where}{type(self).__name__}; what it says may quote values, and is not shown here"
 
 
 class OutputError(UserCodeError):

@@ -17,12 +17,16 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     hint: str = ""
     fields: dict[str, Any] = {}
+    discreet: str = ""
 
 
 def to_failure(error: StrandlineError) -> Failure:
     """Make an error fit for sending, whatever the user's function put into it."""
     fields = {name: _sendable(value) for name, value in error.fields.items()}
-    return Failure(kind=type(error).__name__, message=_text(error.message), hint=_text(error.hint), fields=fields)
+    return Failure(
+        kind=type(error).__name__, message=_text(error.message), hint=_text(error.hint), fields=fields,
+        discreet=_text(error._discreet),
+    )  # fmt: skip
 
 
 def _sendable(value: Any) -> Any:
@@ -39,5 +43,10 @@ def _text(text: str) -> str:
 def from_failure(failure: Failure) -> StrandlineError:
     """Make the error again on the other side."""
     kind = getattr(errors, failure.kind, StrandlineError)
-    error: StrandlineError = kind(failure.message, hint=failure.hint, **failure.fields)
+    error: StrandlineError = kind(failure.message, hint=failure.hint, discreet=failure.discreet, **failure.fields)
     return error
+
+
+def shortened(text: str, most: int = 2000) -> str:
+    """Return a text that quotes values, or its beginning: one of them may be a whole file."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"

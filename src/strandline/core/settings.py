@@ -14,6 +14,8 @@ from strandline.core.errors import ConfigurationError
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
+ShowValues = Literal["nowhere", "errors", "logs"]
+_SHOW_VALUES: tuple[ShowValues, ...] = ("nowhere", "errors", "logs")
 
 _DURATION_MS = {
     "ms": 1, "s": 1000, "sec": 1000, "secs": 1000, "second": 1000, "seconds": 1000,
@@ -109,6 +111,13 @@ class Settings:
     it, seconds later. A crash of processes then still loses nothing; a power cut or a crash of the machine may lose or
     tear checkpoints that were complete, with rows that were made visible since: exactly once does not outlive it.
     Object storage does not know this setting.
+
+    `show_values` says where keys, events and what else a program's data may be are quoted when something fails. With
+    "errors", in what is raised in the program, and not in log files, nor in the status; "nowhere": not there either;
+    "logs": everywhere.
+
+    `max_row` is how large a row may be that is sent to an operator, or that it gives: Spark holds several copies of it,
+    and ends its JVM where they do not fit.
     """
 
     backend: BackendName = "rocksdb"
@@ -118,6 +127,8 @@ class Settings:
     local_dir: str | Path = field(default_factory=default_local_dir)
     keeper_lease: str | int | float = "10 min"
     fsync: bool = True
+    show_values: ShowValues = "errors"
+    max_row: str | int = "64MB"
 
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
@@ -130,8 +141,12 @@ class Settings:
             )
         if not isinstance(self.fsync, bool):
             raise ConfigurationError(f"fsync is {self.fsync!r}, expected True or False")
+        if self.show_values not in _SHOW_VALUES:
+            raise ConfigurationError(
+                f"show_values is {self.show_values!r}, expected one of {', '.join(map(repr, _SHOW_VALUES))}"
+            )
         # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
-        _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms)
+        _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms, self.max_row_bytes)
 
     @property
     def fixed_parallelism(self) -> int | None:
@@ -152,6 +167,11 @@ class Settings:
     def memory_backend_limit_bytes(self) -> int:
         """How far one partition's state may grow in the `memory` backend."""
         return parse_size_bytes(self.memory_backend_limit, "memory_backend_limit")
+
+    @property
+    def max_row_bytes(self) -> int:
+        """How large a row may be on its way to and from operators."""
+        return parse_size_bytes(self.max_row, "max_row")
 
     @property
     def keeper_lease_ms(self) -> int:

@@ -62,6 +62,15 @@ class Nursery:
             self._made_for = made_for
             return self._ask(birth)
 
+    def ended(self, pid: int) -> int | None:
+        """Return a keeper's exit code, or the signal that ended it, negative; None if it is alive, or nobody knows."""
+        with self._lock:
+            # The nursery may be that of another process, from which this one was forked.
+            if self._channel is None or self._made_for is None or self._made_for[0] != os.getpid():
+                return None
+            answer = self._answer(msgspec.msgpack.encode(pid)).strip()
+        return int(answer) if answer else None
+
     @contextlib.contextmanager
     def at_rest(self, patience_s: float) -> Iterator[None]:
         """Meanwhile no keeper is being started that does not yet have its name, unless that takes too long."""
@@ -87,15 +96,19 @@ class Nursery:
         self._channel = ours
 
     def _ask(self, birth: bytes) -> int | None:
-        assert self._channel is not None
-        try:
-            self._channel.send(birth)
-            pid = int(self._channel.recv(MESSAGE_BYTES) or 0)
-        except OSError:
-            pid = 0
+        pid = int(self._answer(birth) or 0)
         if not pid:
             self._close()
         return pid or None
+
+    def _answer(self, message: bytes) -> bytes:
+        """Return what the nursery says; nothing if it is gone."""
+        assert self._channel is not None
+        try:
+            self._channel.send(message)
+            return self._channel.recv(MESSAGE_BYTES)
+        except OSError:
+            return b""
 
     def _close(self) -> None:
         if self._channel is not None:

@@ -3,7 +3,8 @@
     python -m strandline.keeper.nursery CHANNEL WATCHED_PID ROOM
 
 The driver starts it with its first keeper, and it serves all jobs of the driver. It ends with the driver, or when it
-has had nothing to do for a minute; keepers go on without it. Where there is none, keepers are started as programs.
+has had nothing to do for a minute and none of its keepers is alive; keepers go on without it. As their parent it knows
+how each of them ended. Where there is none, keepers are started as programs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from strandline.keeper.birth import MESSAGE_BYTES, Birth
 from strandline.keeper.lean import ready_to_fork, renew_randomness
 
 _IDLE_S = 60.0
+_REAP_S = 1.0
+_MOST_ENDS = 1000
 
 
 def main() -> None:
@@ -39,21 +42,53 @@ def main() -> None:
     for descriptor in held:
         waiting.register(descriptor, select.POLLIN)
     ready_to_fork()
-    while waiting.poll(_IDLE_S * 1000) == [(held[0], select.POLLIN)] and (data := channel.recv(MESSAGE_BYTES)):
-        channel.send(_born(msgspec.msgpack.decode(data, type=Birth), held))
+    born = Born()
+    while True:
+        found = waiting.poll((_REAP_S if born.alive else _IDLE_S) * 1000)
+        born.look()
+        if not found and born.alive:
+            continue
+        if found != [(held[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
+            break
+        asked = msgspec.msgpack.decode(data, type=Birth | int)
+        if isinstance(asked, int):
+            channel.send(str(born.ends.get(asked, "")).encode() or b" ")
+        else:
+            channel.send(_born(asked, held, born))
 
 
-def _born(birth: Birth, held: list[int]) -> bytes:
-    """Return a new keeper's pid, once others can see what it is; it is nobody's child."""
+class Born:
+    """The keepers that were born here, and how those ended that are not alive."""
+
+    def __init__(self) -> None:
+        self.alive: set[int] = set()
+        self.ends: dict[int, int] = {}
+        """Exit codes, and numbers of signals, negative."""
+
+    def look(self) -> None:
+        """Find out who has ended."""
+        for pid in list(self.alive):
+            with contextlib.suppress(ChildProcessError):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if not ended:
+                    continue
+                self.ends.pop(pid, None)
+                self.ends[pid] = os.waitstatus_to_exitcode(status)
+            self.alive.discard(pid)
+        for oldest in list(self.ends)[: len(self.ends) - _MOST_ENDS]:
+            del self.ends[oldest]
+
+
+def _born(birth: Birth, held: list[int], born: Born) -> bytes:
+    """Return a new keeper's pid, once others can see what it is."""
     told, tells = os.pipe()
-    between = os.fork()
-    if between == 0:
+    child = os.fork()
+    if child == 0:
         code = 1
         try:
-            if os.fork() == 0:
-                for descriptor in (told, *held):
-                    os.close(descriptor)
-                _become(birth, tells)
+            for descriptor in (told, *held):
+                os.close(descriptor)
+            _become(birth, tells)
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)
@@ -62,7 +97,7 @@ def _born(birth: Birth, held: list[int]) -> bytes:
         finally:
             os._exit(code)
     os.close(tells)
-    os.waitpid(between, 0)
+    born.alive.add(child)
     with os.fdopen(told, "rb") as pipe:
         return pipe.read()
 

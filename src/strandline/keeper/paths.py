@@ -64,6 +64,20 @@ class Places:
             )
         return path
 
+    def failures(self, generation: Generation) -> Path:
+        """Where tasks of a run note what has failed, on their machine; the epoch and `.tmp` follow."""
+        return self.root / f"failed-{generation}"
+
+    def forget_failures(self, generation: Generation) -> None:
+        """Remove what tasks of a run have noted on this machine."""
+        for path in self.root.glob(f"failed-{generation}-*"):
+            path.unlink(missing_ok=True)
+
+    @property
+    def spark_failures(self) -> Path:
+        """The file that has all of what Spark said when something failed."""
+        return self.logs / "spark-failures.log"
+
     def state(self, uid: str, partition: Partition) -> Path:
         """The directory of one operator partition."""
         return self.root / f"{_safe(uid)}-{_short(uid)}-{partition}"
@@ -241,7 +255,7 @@ def _is_ours(path: Path) -> bool:
     """Return whether a job's directory may hold this: sockets, locks, partitions, Spark's progress, scratch."""
     if path.is_dir():
         return path.name.startswith(("spark-", "savepoint-")) or (path / "keeper.lock").exists()
-    return path.suffix in (".sock", ".tmp") or path.name == _DRIVER_LOCK
+    return path.suffix in (".sock", ".tmp") or path.name == _DRIVER_LOCK or path.name.startswith("failed-")
 
 
 def _held(lock: Path) -> bool:

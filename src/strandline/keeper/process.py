@@ -8,6 +8,7 @@ and stops itself and hands epochs to the main thread.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import logging
 import os
@@ -27,8 +28,8 @@ import msgspec
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import KeeperError, StrandlineError
-from strandline.core.failure import to_failure
+from strandline.core.errors import KeeperError, StrandlineError, discreet
+from strandline.core.failure import shortened, to_failure
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
@@ -38,6 +39,7 @@ from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog
+from strandline.runtime.task.usererrors import discreetly
 
 log = logging.getLogger("strandline.keeper")
 
@@ -157,8 +159,8 @@ class Keeper:
             found = self._service.look_up(msgspec.msgpack.decode(payload, type=Lookup))
         except Exception as error:
             if not isinstance(error, StrandlineError):
-                log.exception("a look-up failed")
-                error = KeeperError(f"the look-up failed: {type(error).__name__}: {error}")
+                self._log_whole("a look-up failed", error)
+                error = _failed("the look-up", error)
             connection.send(p.FAILED, to_failure(error))
             return True
         if found is not None:
@@ -180,12 +182,12 @@ class Keeper:
             else:
                 self._service.poll(connection, msgspec.msgpack.decode(payload, type=Instructions))
         except (KeeperError, OSError) as error:
-            log.warning("epoch given up at version %d: %s", self._service.version, error)
+            log.warning("epoch given up at version %d: %s", self._service.version, self._logged(error))
         except StrandlineError as error:
             self._say_failed(connection, error)
         except Exception as error:
-            log.exception("internal error")
-            self._say_failed(connection, KeeperError(f"the keeper failed: {type(error).__name__}: {error}"))
+            self._log_whole("internal error", error)
+            self._say_failed(connection, _failed("the keeper", error))
         finally:
             self._serving = None
             connection.close()
@@ -193,8 +195,18 @@ class Keeper:
                 self._watchdog.lease_ms = lease_ms
             self._watchdog.release()
 
+    def _logged(self, error: BaseException) -> str:
+        """Return what the log may have of an error: it is no place for keys and events, unless somebody says so."""
+        return str(error) if self._service.log_values else discreet(error)
+
+    def _log_whole(self, what: str, error: Exception) -> None:
+        if self._service.log_values:
+            log.exception("%s", what)
+        else:
+            log.error("%s: %s", what, discreetly("this raised", error, error.__traceback__, everywhere=True))
+
     def _say_failed(self, connection: Connection, error: StrandlineError) -> None:
-        log.error("%s", error)
+        log.error("%s", self._logged(error))
         try:
             connection.send(p.FAILED, to_failure(error))
         except OSError:
@@ -246,6 +258,18 @@ class Keeper:
             self._collected = time.monotonic()
 
 
+def _failed(who: str, error: Exception) -> KeeperError:
+    if isinstance(error, MemoryError):
+        return KeeperError(
+            f"{who} ran out of memory{f': {error}' if str(error) else ''}",
+            hint="lower state_memory in Settings, have functions hold less, or give the machine or container more",
+        )
+    return KeeperError(
+        f"{who} failed: {type(error).__name__}: {shortened(str(error))}",
+        discreet=f"{who} failed: {discreet(error)}",
+    )
+
+
 def _bound_name(socket_path: Path) -> Path:
     return socket_path.with_suffix(".tmp")
 
@@ -263,6 +287,8 @@ def serve(arguments: Sequence[str]) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(Zoned("%(asctime)s %(process)d %(levelname)s %(message)s"))
+    # What crashes in native code leaves a stack in the log.
+    faulthandler.enable()
     failpoints.arm_from_environment()
     defer_pandas()
     # RocksDB keeps its files open where it may: closing and opening them again costs reads.

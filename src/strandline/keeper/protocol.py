@@ -132,8 +132,12 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
         self._sock = sock
+        self.peer_pid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        """The process at the other end: of whoever listens, the one that began to."""
         self.heard = False
         """Whether a whole frame has come from the other side."""
+        self.is_broken = False
+        """Whether it ended before the conversation did: nobody has said why."""
 
     def send(self, kind: int, payload: Any = b"") -> None:
         """Send one frame; `payload` is bytes, a buffer or a message."""
@@ -183,8 +187,10 @@ class Connection:
             try:
                 got = self._sock.recv_into(view[at:])
             except OSError as error:
+                self.is_broken = True
                 raise KeeperError(f"the connection broke: {error}") from error
             if not got:
+                self.is_broken = True
                 raise KeeperError("the connection was closed in the middle of an epoch")
             at += got
         return buffer

@@ -20,6 +20,7 @@ from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.memory import resident_bytes
 from strandline.keeper.opening import Opened, open_partition
+from strandline.keeper.pieces import in_pieces
 from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup
 from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
@@ -61,6 +62,11 @@ class PartitionService:
         return self._opened.program.lease_ms if self._opened else None
 
     @property
+    def log_values(self) -> bool:
+        """Whether keys and events may stand in the log: not before the program says so."""
+        return self._opened is not None and self._opened.program.log_values
+
+    @property
     def _uid(self) -> str:
         return self._opened.program.uid if self._opened else ""
 
@@ -77,7 +83,7 @@ class PartitionService:
             if self._opened is not None:
                 self._opened.partition.task.close()
         except StrandlineError as error:
-            log.error("%s", error)
+            log.error("%s", error if self.log_values else error.discreet)
 
     def begin(self, connection: Connection, begin: Begin) -> None:
         """Process an epoch, or give again what came of it; raise VersionMismatchError if it is another one's turn."""
@@ -136,9 +142,10 @@ class PartitionService:
             with closing(partition.run(epoch, times, self._received(connection, begin, kept))) as outputs:
                 for output in outputs:
                     rows_out += output.num_rows
-                    frame = output.serialize()
-                    kept.add(frame)
-                    connection.send(p.OUTPUT, frame)
+                    for piece in in_pieces(output, opened.program.uid, opened.program.max_row_bytes):
+                        frame = piece.serialize()
+                        kept.add(frame)
+                        connection.send(p.OUTPUT, frame)
         except BaseException:
             # The state stays at the version before: whoever tries again starts from there.
             with _or_end():

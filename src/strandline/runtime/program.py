@@ -138,6 +138,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """States in what is restored that are to be forgotten."""
     python_path: list[str] = []
     """The driver's: modules that lie beside the main script are found on the same machine."""
+    log_values: bool = False
+    """Whether keys, events and other values may stand in the keepers' logs."""
+    max_row_bytes: int = 64 << 20
+    """How large a row may be that the function gives."""
 
     def load(self) -> Process:
         """Unpickle the user's function."""

@@ -6,7 +6,7 @@ See docs/format.md, "State as tables".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -133,7 +133,7 @@ class TableColumns:
             raise self.refused(column, row, last.message, hint=last.hint) from None
 
     def refused(
-        self, column: str, row: int, why: str, kind: DataType | None = None, *, hint: str = "", **fields: object
+        self, column: str, row: int, why: str, kind: DataType | None = None, *, hint: str = "", **fields: Any
     ) -> StateTypeError:
         """Return the error for a value that does not fit."""
         expected = "" if kind is None else f" (a {kind.ddl})"

@@ -369,7 +369,8 @@ def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], An
 def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTypeError:
     """Return the error with the operator and the state it is about."""
     message = f"operator '{uid}', state '{name}': {what}{error.message}"
-    return StateTypeError(message, hint=error.hint, **error.fields)
+    discreet = f"operator '{uid}', state '{name}': {what}a value does not fit its type (it is not shown here)"
+    return StateTypeError(message, hint=error.hint, discreet=discreet, **error.fields)
 
 
 def wrapped(cell: Any, declared: Any) -> Any:

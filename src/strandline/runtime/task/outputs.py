@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
+from strandline.core.failure import shortened
 from strandline.runtime.given import names_of, taker
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
 from strandline.types.coercion import MisfitError, coercion
@@ -160,7 +161,7 @@ class OutputBuilder:
                 arrays.append(from_python(values, type_, name))
             except OutputError as error:
                 row = rows[error.fields["index"]] if "index" in error.fields else None
-                raise self._error(f"{error.message}, in the output row {row!r}") from None
+                raise self._error(f"{error.message}, in the output row {_shown(row)}") from None
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def from_arrow(self, result: Any, what: str = "on_batch returned") -> pa.RecordBatch | None:
@@ -210,27 +211,34 @@ class OutputBuilder:
         names = names_of(row)
         by_name = dict(zip(names, row, strict=False)) if names else row
         if len(set(names)) < len(names):
-            raise self._error(f"the output row {row!r} has a name twice; expected the columns {expected}")
+            raise self._error(f"the output row {_shown(row)} has a name twice; expected the columns {expected}")
         if isinstance(by_name, dict):
             missing = [name for name in self._names if name not in by_name]
             unknown = [str(name) for name in by_name if name not in self._names]
             if missing or unknown:
                 said = [f"{what} {', '.join(n)}" for what, n in (("misses", missing), ("has unknown", unknown)) if n]
-                raise self._error(f"the output row {row!r} {' and '.join(said)}; expected the columns {expected}")
+                raise self._error(f"the output row {_shown(row)} {' and '.join(said)}; expected the columns {expected}")
             return tuple(by_name[name] for name in self._names)
         if isinstance(row, tuple | list):
             if len(row) != len(self._names):
                 raise self._error(
-                    f"the output row {row!r} has {len(row)} values, expected {len(self._names)}: {expected}"
+                    f"the output row {_shown(row)} has {len(row)} values, expected {len(self._names)}: {expected}"
                 )
             return tuple(row)
         raise self._error(
-            f"an output row is {row!r}, a {type(row).__name__}; expected a dict or a tuple of {expected}",
+            f"an output row is {_shown(row)}, a {type(row).__name__}; expected a dict or a tuple of {expected}",
             "yield each row, or return a list of rows",
         )
 
     def _error(self, message: str, hint: str = "make the rows fit, or change `output` of process()") -> OutputError:
-        return OutputError(f"{self._where}: {message}", hint=hint, **({"operator": self._uid} if self._uid else {}))
+        whose = f"{self._where}: "
+        discreet = f"{whose}an output row does not fit the declared columns (its values are not shown here)"
+        operator = {"operator": self._uid} if self._uid else {}
+        return OutputError(whose + message, hint=hint, discreet=discreet, **operator)
+
+
+def _shown(row: Any) -> str:
+    return shortened(repr(row))
 
 
 def _names(rows: list[Any], kinds: set[type]) -> set[tuple[str, ...]]:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.backends.base import Backend
 from strandline.core.errors import NullKeyError, StateTypeError
+from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.runtime.operators.joins import given_event
 from strandline.runtime.program import Process, Program
@@ -385,7 +386,9 @@ class Task:
                 event = given_event(record_type(names)._make(values), names)
                 raise NullKeyError(
                     f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in the event "
-                    f"{event!r}",
+                    f"{shortened(repr(event))}",
+                    discreet=f"operator '{self._program.uid}': the key column '{self._schema.names[at]}' is null in an "
+                    "event",
                     hint='drop such events before key_by, as with where("key is not null"), or give them a key',
                     operator=self._program.uid,
                 )

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.core.failure import shortened
 from strandline.runtime.operators.joins import called
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process
@@ -16,6 +17,11 @@ from strandline.runtime.state.misuse import no_attribute
 
 _PACKAGE = f"{Path(__file__).parent.parent.parent}{os.sep}"
 _TO_FIX = "fix the function and start again: the job goes on from its last checkpoint"
+_MOST_TRACE = 20_000
+_MEMORY = (
+    "the keeper could have no more memory: have the function hold less, lower state_memory in Settings, or give the "
+    "machine or container more, and start again"
+)
 
 
 def user_error(
@@ -24,7 +30,8 @@ def user_error(
     """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
     method, event = called(process, method, event)
     what = "for the timer" if method == "on_timer" else "in the event"
-    where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
+    shown_key, shown_event = shortened(repr(key)), shortened(repr(event))
+    where = f" for key {shown_key}, {what} {shown_event}" if event is not None else ""
     trace = error.__traceback__
     if isinstance(process, OwnOperator) and process.own_function:
         whose, error = process.own_function, process.explained(error)
@@ -33,11 +40,12 @@ def user_error(
     said, text = told(error, trace)
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
-        f"operator '{uid}': {whose} raised{where}: {said}\n{text}".rstrip(),
-        hint=getattr(error, "hint", "") or _TO_FIX,
+        f"operator '{uid}': {whose} raised{where}: {shortened(said)}\n{text}".rstrip(),
+        hint=getattr(error, "hint", "") or (_MEMORY if isinstance(error, MemoryError) else _TO_FIX),
+        discreet=discreetly(f"operator '{uid}': {whose} raised", error, trace),
         operator=uid,
-        key=repr(key),
-        event=repr(event),
+        key=shown_key,
+        event=shown_event,
         traceback=text,
     )
 
@@ -45,11 +53,13 @@ def user_error(
 def step_error(step: str, error: BaseException, row: Any) -> UserCodeError:
     """Return the error of a stateless function, which says for which row it raised."""
     said, text = told(error, error.__traceback__)
+    shown = shortened(repr(row))
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
-        f"{step}: the function raised on the row {row!r}: {said}\n{text}".rstrip(),
+        f"{step}: the function raised on the row {shown}: {shortened(said)}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or _TO_FIX,
-        event=repr(row),
+        discreet=discreetly(f"{step}: the function raised", error, error.__traceback__),
+        event=shown,
         traceback=text,
     )
 
@@ -65,7 +75,19 @@ def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
     if ours:
         stack = "".join(["Traceback (most recent call last):\n", *found.stack.format()]) if found.stack else ""
         return ours, stack.rstrip()
-    return f"{type(error).__name__}: {text_of(error)}", "".join(found.format()).rstrip()
+    return f"{type(error).__name__}: {text_of(error)}", shortened("".join(found.format()).rstrip(), _MOST_TRACE)
+
+
+def discreetly(what: str, error: BaseException, trace: TracebackType | None, *, everywhere: bool = False) -> str:
+    """Return what is said of an error where no values may stand: of which kind it is, and on which lines it arose.
+
+    What an error says may quote any value, and so may the errors that it came of. Lines of ours only `everywhere`.
+    """
+    frames = [f for f in traceback.extract_tb(trace) if everywhere or not f.filename.startswith(_PACKAGE)]
+    lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in frames]
+    if isinstance(error, StrandlineError) and error._discreet:
+        return "\n".join([f"{what}: {error.discreet}", *lines])
+    return "\n".join([f"{what} {type(error).__name__} (what it says may quote values, and is not shown here)", *lines])
 
 
 def text_of(error: BaseException) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -13,7 +14,8 @@ from urllib.parse import unquote, urlparse
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.ids import unique_name
 from strandline.storage.local import if_allowed, sync_directory, sync_file
 
 
@@ -41,6 +43,20 @@ class LocalFiles:
     def __init__(self, root: Path, *, fsync: bool = True) -> None:
         self._root = root
         self._fsync = fsync
+
+    def check_writable(self) -> None:
+        """Raise ConfigurationError if no files can be made below the root, or it cannot be made; leave nothing."""
+        there = self._root
+        try:
+            while not there.exists():
+                there = there.parent
+            with tempfile.TemporaryFile(dir=there, prefix=".strandline-try-"):
+                pass
+        except OSError as error:
+            raise ConfigurationError(
+                f"the directory {self._root} cannot be written: {there}: {error.strerror}",
+                hint="give a directory that this user may write to, or have it made",
+            ) from None
 
     def list(self, path: str) -> list[tuple[str, int]]:
         """Return names and sizes of the files in a directory; nothing if it is not there."""
@@ -149,6 +165,19 @@ class HadoopFiles:
         self._jvm: Any = spark._jvm
         self._root = root.rstrip("/")
         self._fs: Any = self._path("").getFileSystem(spark._jsc.hadoopConfiguration())
+
+    def check_writable(self) -> None:
+        name = f"_strandline-try-{unique_name()[:8]}"
+        try:
+            with closing(self._fs.create(self._path(name), False)):
+                pass
+            self._fs.delete(self._path(name), False)
+        except Py4JJavaError as error:
+            said = error.java_exception
+            raise ConfigurationError(
+                f"{self._root} cannot be written: {said.getClass().getSimpleName()}: {said.getMessage()}",
+                hint="give a place that this user may write to, with Spark's settings for it",
+            ) from None
 
     def list(self, path: str) -> list[tuple[str, int]]:
         return [(status.getPath().getName(), status.getLen()) for status in self._inside(path) if status.isFile()]

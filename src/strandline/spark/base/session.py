@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -16,9 +17,13 @@ from pyspark.sql import SparkSession
 
 from strandline.control.telling import tell
 from strandline.core.errors import ConfigurationError
-from strandline.spark.base.quiet import java_options, start_jvm
+from strandline.core.settings import default_local_dir
+from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
+
+log = logging.getLogger(__name__)
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOG_VALUES = "spark.strandline.log.values"
 _DAEMON = "spark.python.daemon.module"
 _OLDEST_JAVA = 17
 _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
@@ -40,13 +45,26 @@ def spark_settings() -> dict[str, str]:
     }
 
 
-def session(app_name: str = "strandline", master: str | None = None, **conf: str) -> SparkSession:
+def session(
+    app_name: str = "strandline",
+    master: str | None = None,
+    *,
+    ui: bool | str = False,
+    log_dir: str | Path | None = None,
+    **conf: str,
+) -> SparkSession:
     """Return a classic SparkSession with the right settings and a quiet log.
 
     `master` defaults to what spark-submit or the environment says, else to all local cores with task retries.
     Further settings are given with `_` for `.`: `spark_driver_memory="4g"`; or as a dict:
     `**{"spark.driver.memory": "4g"}`.
-    Spark's own log is off; `spark_log_level="WARN"` turns it on.
+
+    With `ui`, True or a port, Spark's web UI listens, of a local master on loopback alone; a warning says where.
+
+    Spark's own log goes to a file, of the session's name and this process' number: in `log_dir`, or in `spark-logs` of
+    the directory that jobs use unless told otherwise. It has what Spark warns of, `spark_log_level="INFO"` more; the
+    last 40 MB are kept. Of errors it has kinds and stacks, and not what they say, which may quote rows:
+    `spark_strandline_log_values="true"` has it write that, too.
     """
     check_java()
     # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
@@ -58,22 +76,32 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     settings |= {
-        "spark.ui.enabled": "false",
+        "spark.ui.enabled": "true" if ui else "false",
+        **({"spark.ui.port": ui} if isinstance(ui, str) else {}),
         "spark.ui.showConsoleProgress": "false",
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
-    settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""))
+    if ui and master.startswith("local"):
+        # Whatever else Spark listens on, it does on the address of its driver.
+        os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    log_file = new_log_file(Path(log_dir) if log_dir else default_local_dir() / "spark-logs", app_name)
+    log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
+    settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""), log_file, log_values=log_values)
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     began, is_new = time.monotonic(), SparkContext._active_spark_context is None
     if is_new:
         tell("starting Spark")
-    start_jvm(given)
+    start_jvm(given, log_file)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
     made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    log.info("Spark's own log is %s", spark_log())
+    ignore_lost_updates(made.sparkContext)
+    if ui and (address := made.sparkContext.uiWebUrl):
+        log.warning("Spark's UI is at %s", address)
     if is_new:
         tell(f"Spark {made.version} is there, after {time.monotonic() - began:.1f} s")
     return made

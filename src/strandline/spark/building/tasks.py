@@ -18,7 +18,7 @@ from strandline.snapshot.building import groups_of, write_rows
 from strandline.snapshot.export import Files
 from strandline.snapshot.parquet import key_groups
 from strandline.snapshot.rows import rows_of
-from strandline.spark.base.marks import marking
+from strandline.spark.base.marks import SEAL, marking
 from strandline.storage.place import Place
 
 RESULT = "files"
@@ -36,13 +36,14 @@ class TableTask:
         self._operator = operator
         self._state = state
         self._ranges = ranges
+        self._seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filled = (batch for batch in batches if batch.num_rows)
         first = next(filled, None)
         if first is None:
             return
-        with marking():
+        with marking(self._seal):
             found = self._write(first, itertools.chain([first], filled))
         yield pa.RecordBatch.from_pydict({RESULT: [msgspec.json.encode(found).decode()]})
 

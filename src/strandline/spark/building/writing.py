@@ -30,8 +30,9 @@ from strandline.snapshot.export import Files
 from strandline.snapshot.opened import savepoint_place
 from strandline.snapshot.rows import rows_of
 from strandline.snapshot.tablecolumns import KEY_GROUP, key_fields
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.said import find_error
 from strandline.spark.building.tasks import RESULT, TableTask
 from strandline.spark.job.job import Job
 from strandline.spark.job.saving import told
@@ -135,7 +136,7 @@ def _written_by_tasks(df: DataFrame, target: Place, operator: OperatorInfo, stat
     try:
         with errors_reported():
             # As rows of the action's last stage: of these Spark takes one attempt's of each task.
-            found = [row[0] for row in routed.mapInArrow(task, f"{RESULT} string").collect()]
+            found = [row[0] for row in map_batches(routed, task, f"{RESULT} string").collect()]
     except Exception as error:
         raise find_error(error) from None
     written = [msgspec.json.decode(answer, type=Files) for answer in found]

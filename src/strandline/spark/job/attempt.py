@@ -155,6 +155,10 @@ class Attempt:
         """Look up keys of a table with the keepers, in any thread."""
         return look_up(table, key, self._b.clock.now_ms() * 1000, self._fleet.look_up)
 
+    def explained(self, error: BaseException) -> BaseException:
+        """Return why the run failed, as far as its keepers can tell more of it than the error does."""
+        return self._fleet.explained(error)
+
     def break_off(self) -> None:
         """Have the thread that looks after the run wait for keepers no more: it is to end, and one may never answer."""
         if self.driver.is_running:
@@ -165,6 +169,7 @@ class Attempt:
     def close(self, *, forget: bool) -> None:
         """End the run and its keepers; with `forget`, remove their local copies too."""
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
+        self._b.places.forget_failures(self.claim.generation)
 
     # -- watching
 

@@ -43,10 +43,11 @@ from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.savepoint import check_empty, discard_own
 from strandline.snapshot.taking import Form, bring_source, take_savepoint
 from strandline.spark.base.filesystem import open_filesystem
-from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Blueprint, end
 from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.failing import Telling
 from strandline.spark.job.history import History, Spool, describe, spool_root
 from strandline.spark.job.saving import told
 from strandline.spark.job.skipping import place_behind
@@ -194,14 +195,16 @@ def _replayed(replays: list[Replay], restart: Restart, again: Callable[[], Repla
         try:
             return replay.run()
         except BaseException as error:
-            found = find_error(error)
+            telling = replay.telling
+            found = telling.complete(find_error(error))
             in_a_row = 1 if replay.has_advanced else in_a_row + 1
             if isinstance(found, _FINAL) or not isinstance(found, Exception) or in_a_row > restart.attempts:
+                found = telling.to_program(found)
                 if found is error:
                     raise
                 raise found from None
         delay_ms = restart.delay_ms(in_a_row)
-        log.warning("the bootstrap goes on in %d ms: %s", delay_ms, found)
+        log.warning("the bootstrap goes on in %d ms: %s", delay_ms, telling.in_logs(found))
         time.sleep(delay_ms / 1000)
 
 
@@ -235,6 +238,11 @@ class Replay(Starting):
         """Whether a checkpoint was completed."""
         return self._coordinator is not None and self._coordinator.counts.completed > 0
 
+    @property
+    def telling(self) -> Telling:
+        """How its failures are told."""
+        return Telling(self._b.settings, self._b.places, self._b.spark)
+
     def is_owner(self) -> bool:
         """Whether no other driver bootstraps the job, from another machine."""
         try:
@@ -256,6 +264,8 @@ class Replay(Starting):
         finally:
             why = "the bootstrap ended"
             end(self._b, why, self._driver, None, self._coordinator, self._fleet, self._cleanup)
+            if self.claim is not None:
+                self._b.places.forget_failures(self.claim.generation)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
         b, found = self._b, self._open(quietly=True)
@@ -276,6 +286,7 @@ class Replay(Starting):
             b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
             Progress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
+            b.places.failures(found.claim.generation), b.settings.max_row_bytes,
         )  # fmt: skip
         driver.progress.acks.update(found.acks)
         return driver, coordinator

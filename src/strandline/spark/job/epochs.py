@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.core import failpoints
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError, KeeperError
+from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
@@ -23,12 +25,14 @@ from strandline.runtime.reached import WatermarkStatus
 from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Watermarks
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.marks import FIRST_FAILURE
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.said import find_error
 from strandline.spark.job.rate import Rate
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.lower.limits import refusal
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
 from strandline.spark.lower.reduction import limit_shuffle
@@ -107,6 +111,10 @@ class EpochDriver:
     _clock: Clock
     _by_time: bool = False
     """Whether rows of a key come in the order of their times, where the program says no other."""
+    failures: Path | None = None
+    """Where tasks note what has failed, and need not be tried again."""
+    max_row_bytes: int = 0
+    """How large a row may be on its way to an operator; 0: any."""
 
     def __post_init__(self) -> None:
         self._looked_us = self.steady_us
@@ -149,8 +157,13 @@ class EpochDriver:
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
                 self._done = batch
-            except BaseException as error:
+            except Exception as error:
                 self.error = find_error(error)
+                self.failed.set()
+                # Spark writes what this says into its log, which need not be the one that leaves words out.
+                raise KeeperError(discreet(self.error)) from None
+            except BaseException as error:
+                self.error = error
                 self.failed.set()
                 raise
             finally:
@@ -251,7 +264,8 @@ class EpochDriver:
         instructions = self._instructions(epoch, trigger)
         built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions), self._operators)
         try:
-            acks = self._write(built, epoch)
+            with self._noting_failures(df, epoch):
+                acks = self._write(built, epoch)
         finally:
             built.close()
         missing = self._fleet.slots - acks.keys()
@@ -271,6 +285,18 @@ class EpochDriver:
             self.epoch_carries_trigger = False
         self._heed(acks, trigger)
         failpoints.hit("epoch.done")
+
+    @contextmanager
+    def _noting_failures(self, df: DataFrame, epoch: Epoch) -> Iterator[None]:
+        """Meanwhile, tasks that this thread starts note what has failed for good, and are not run again for it."""
+        context: Any = df.sparkSession.sparkContext
+        if self.failures is not None:
+            context.setLocalProperty(FIRST_FAILURE, f"{self.failures}-{epoch}")
+        try:
+            yield
+        finally:
+            with suppress(Exception):
+                context.setLocalProperty(FIRST_FAILURE, None)
 
     def _write(self, built: Built, epoch: Epoch) -> dict[Slot, Ack]:
         """Give an epoch's rows to the sinks; return the acks of all keepers that have applied it."""
@@ -301,7 +327,8 @@ class EpochDriver:
         to = None if node.broadcast_order is None else TO
         order = node.order_by or ((TIME,) if self._by_time and TIME in node.hidden else ())
         exchange = self._exchanges.of(node.uid)
-        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to)
+        too_large = refusal(node, self.max_row_bytes)
+        routed = exchange.route(rows, node.keys, operator.max_parallelism, order, node.hidden, to, too_large)
         return self._fleet.run(node.uid, routed, instructions, node.raw_schema)
 
     def _trigger(self, epoch: Epoch, *, idle: bool = False) -> CheckpointId | None:
@@ -341,6 +368,12 @@ class EpochDriver:
             if trigger is None and slot in before and ack.keeper != before[slot].keeper:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
                 self._coordinator.retake(*slot)
+                died = self._fleet.death_of(before[slot])
+                log.warning(
+                    "%s; process %d took its place, and the job goes on",
+                    died.discreet if died else f"operator '{ack.uid}', partition {ack.partition} has another keeper",
+                    ack.pid,
+                )
             for report in ack.reports:
                 if report.info is not None:
                     self._coordinator.report(*slot, report.checkpoint, report.info)

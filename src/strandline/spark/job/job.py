@@ -109,6 +109,7 @@ class Job:
         read = [relation for node in sources for relation in relations_of(node.df)]
         for warning in [*session_warnings(spark), *source_warnings(read), *unused(sources)]:
             log.warning("%s", warning)
+        self._plan.check_sinks()
         failpoints.arm_from_environment()
         run = self._run = Run(self._blueprint(spark, wanted), self.restart)
         try:

@@ -32,8 +32,8 @@ from strandline.keeper.paths import sweep
 from strandline.plan.parallelism import Told, check_wanted
 from strandline.snapshot.origin import verify_own
 from strandline.snapshot.progress import Progress as TakingProgress
-from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import hide_errors_of
+from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of

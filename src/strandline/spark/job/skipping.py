@@ -18,8 +18,8 @@ from strandline.checkpoint.source_log import capture, capture_start, upload_sour
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import SourceInfo
-from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.said import find_error
 from strandline.spark.lower.query import Sources
 from strandline.spark.sources.checks import leaves_of, relations_of
 from strandline.spark.sources.log import UnreadableLogError, logged_paths, only_files

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.said import find_error
 
 _PATIENCE_S = 1.0
 _NOTICE_S = 0.05

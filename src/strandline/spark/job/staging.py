@@ -11,6 +11,7 @@ from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
 from strandline.spark.sinks.base import Sink, committables_of
+from strandline.spark.sinks.blame import named
 
 Staged = list[tuple[str, str]]
 """One epoch's committables, each with its sink's name."""
@@ -32,7 +33,11 @@ class Staging:
             failpoints.hit("epoch.sink.before")
             if is_over():
                 raise KeeperError("the run ended in the middle of an epoch")
-            found += [(name, text) for text in committables_of(name, sink.write(rows, epoch))]
+            try:
+                written = sink.write(rows, epoch)
+            except Exception as error:
+                raise named(error, name, epoch) from error
+            found += [(name, text) for text in committables_of(name, written)]
         return found
 
     def keep(self, staged: Staged) -> None:

@@ -191,7 +191,7 @@ class Starting:
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
             sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
-            b.clock,
+            b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
@@ -278,6 +278,8 @@ class Starting:
             partition_memory_bytes=memory_bytes,
             limit_bytes=b.settings.memory_backend_limit_bytes,
             lease_ms=b.settings.keeper_lease_ms,
+            log_values=b.settings.show_values == "logs",
+            max_row_bytes=b.settings.max_row_bytes,
             restore=restore,
             python_path=[str(Path(entry).absolute()) for entry in sys.path],
         )

@@ -20,15 +20,18 @@ from strandline.core.errors import (
     ConfigurationError,
     CorruptionError,
     FencedError,
+    SparkError,
     StateLimitError,
     StrandlineError,
     UserCodeError,
+    discreet,
 )
 from strandline.core.ids import CheckpointId
 from strandline.plan.parallelism import Told
 from strandline.snapshot.origin import go_back
-from strandline.spark.base.marks import find_error
+from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
+from strandline.spark.job.failing import Telling
 from strandline.spark.job.starting import Starting, warn_of_sinks
 from strandline.spark.job.status import NOTHING, status_after
 
@@ -64,6 +67,9 @@ class Supervised:
         self._last_failure_ms: int | None = None
         self._restarts = 0
         self._in_a_row = 0
+        self._failed_at = 0.0
+        """When it failed, while it does not go on again."""
+        self._telling = Telling(blueprint.settings, blueprint.places, blueprint.spark)
         self._excluded: frozenset[CheckpointId] = frozenset()
         self._least_id = CheckpointId(1)
         self._claim: Claim | None = None
@@ -80,6 +86,7 @@ class Supervised:
                 found = find_error(error)
                 if self._pass_over(found):
                     continue
+                found = self._telling.to_program(self._telling.complete(found))
                 if found is error:
                     raise
                 raise found from None
@@ -101,7 +108,7 @@ class Supervised:
                 self._b.places.remove(self._held)
             self._enter("finished" if finished else "stopped")
         except BaseException as error:
-            self._error = error
+            self._error = self._telling.to_program(error)
             self._note_failure(error)
             self._end_attempt()
             self._enter("failed")
@@ -151,11 +158,20 @@ class Supervised:
             self._starting = None
         self._enter("running")
         self._tell_begin(self._attempt)
+        if self._failed_at:
+            restored = self._attempt.restored
+            log.warning(
+                "job '%s' goes on %s, %.1f s after it failed", self._b.name,
+                f"from checkpoint {restored.checkpoint}" if restored else "from its beginning",
+                time.monotonic() - self._failed_at,
+            )  # fmt: skip
+            self._failed_at = 0.0
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
-        self._note_failure(error)
         attempt = self._attempt
+        error = self._telling.complete(error if attempt is None else attempt.explained(error))
+        said = self._note_failure(error)
         completed = attempt.coordinator.counts.completed if attempt else 0
         self._least_id = attempt.coordinator.next_id if attempt else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
@@ -163,7 +179,8 @@ class Supervised:
             raise error
         self._enter("restarting")
         delay_ms = self._restart.delay_ms(self._in_a_row)
-        log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
+        self._failed_at = self._failed_at or time.monotonic()
+        log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, said)
         again = time.monotonic() + delay_ms / 1000
         self._end_attempt()
         self._forget_attempt()
@@ -194,8 +211,9 @@ class Supervised:
             self._log.note(self._last_failure)
         tell(f"job '{self._b.name}' has {'failed' if self._state == 'failed' else 'ended'}{after}")
 
-    def _note_failure(self, error: BaseException) -> None:
-        self._last_failure, self._last_failure_ms = str(error), self._b.clock.now_ms()
+    def _note_failure(self, error: BaseException) -> str:
+        self._last_failure, self._last_failure_ms = self._telling.in_logs(error), self._b.clock.now_ms()
+        return self._last_failure
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
@@ -205,14 +223,14 @@ class Supervised:
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return False
-        return not isinstance(error, _FINAL)
+        return not isinstance(error, _FINAL) and not (isinstance(error, SparkError) and "jvm_ended" in error.fields)
 
     def _pass_over(self, error: BaseException) -> bool:
         """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""
         damaged = error.fields.get("checkpoint") if isinstance(error, CorruptionError) else None
         if damaged is None or CheckpointId(damaged) in self._excluded:
             return False
-        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, error)
+        log.warning("checkpoint %s is damaged and is passed over: %s", damaged, self._telling.in_logs(error))
         self._excluded |= {CheckpointId(damaged)}
         return True
 
@@ -241,5 +259,6 @@ class Supervised:
             if isinstance(self._error, StrandlineError):
                 raise self._error
             raise StrandlineError(
-                f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}"
+                f"job '{self._b.name}' failed: {type(self._error).__name__}: {self._error}",
+                discreet=f"job '{self._b.name}' failed: {discreet(self._error)}",
             ) from self._error

@@ -10,29 +10,21 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import Any
 
 import pyspark.daemon
 import pyspark.worker
 
 import strandline.spark.keepers.worker  # noqa: F401
 from strandline.keeper.lean import ready_to_fork, renew_randomness
+from strandline.spark.keepers.quietly import serve
 
 
 def main() -> None:
     """Fork workers until Spark has enough."""
     os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
     ready_to_fork()
-    pyspark.daemon.worker = partial(_serve, pyspark.daemon.worker)
+    pyspark.daemon.worker = partial(serve, pyspark.daemon.worker)
     pyspark.daemon.manager()
-
-
-def _serve(worker: Any, sock: Any, authenticated: bool) -> Any:
-    """Serve tasks as Spark has it, but end without a word when it has closed the connection: it needs no more."""
-    try:
-        return worker(sock, authenticated)
-    except (BrokenPipeError, ConnectionResetError):
-        return 1
 
 
 def _renew_in_worker(daemon: int) -> None:

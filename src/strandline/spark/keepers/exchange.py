@@ -79,12 +79,13 @@ class Exchange:
         order_by: Sequence[str] = (),
         hidden: Sequence[str] = (),
         to: str | None = None,
+        refusal: tuple[str, str] = ("", ""),
     ) -> DataFrame:
         """Return the rows on their partitions: the partition, the key group, hidden columns, then the others of `df`.
 
         On every partition they end with a row without a key group: it comes last, and only when all others have come.
         Where the column `to` has a partition, the row goes there, whatever its key; and nowhere if there is none such:
-        it is for another operator that hears the same, and has more of them.
+        it is for another operator that hears the same, and has more of them. `refusal` is which rows fail, and how.
         """
         self._settle()
         group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
@@ -96,6 +97,10 @@ class Exchange:
             df = df.where(f"{to} is null or {to} < {self._parallelism}")
         routes = f"array({', '.join(map(str, self._routes))})"
         route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
+        refused, failing = refusal
+        if refused:
+            # Here, and not as a condition: Spark would compute it before what the columns are made of, and that twice.
+            route = f"if({refused}, cast({failing} as int), {route})"
         routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
         first = [PARTITION, KEY_GROUP, *hidden]
         joined = (

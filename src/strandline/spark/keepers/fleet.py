@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 from pyspark import Accumulator, AccumulatorParam, Broadcast
 from pyspark.sql import DataFrame, SparkSession
 
-from strandline.core.errors import KeeperError, UnavailableError
+from strandline.core.errors import KeeperError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Generation, Partition
 from strandline.keeper import protocol as p
 from strandline.keeper.birth import NURSERY
@@ -25,7 +26,9 @@ from strandline.keeper.protocol import Ack, Found, Instructions
 from strandline.runtime.program import Program
 from strandline.runtime.state.lookups import Answered, Asked
 from strandline.spark.base.ddl import schema_of
+from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.session import has_one_process, is_this_python
+from strandline.spark.keepers.deaths import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
@@ -90,7 +93,7 @@ class Fleet:
         """Return what an operator's keepers give for an epoch's rows, as `Exchange.route` made them."""
         renew_s = 0.0 if self._only_executor else self._renew_s
         worker = EpochWorker(self._refs[uid], instructions, self._broadcasts[uid], self._acks, output_schema, renew_s)
-        return routed.mapInArrow(worker, schema_of(output_schema))
+        return map_batches(routed, worker, schema_of(output_schema))
 
     def take_acks(self, epoch: int) -> dict[Slot, Ack]:
         """Return this epoch's acks, one a slot, and forget all others."""
@@ -117,6 +120,25 @@ class Fleet:
             self._refuse_other_keeper(ack, self.last.get(slot))
         self.last.update(found)
         return found
+
+    def death_of(self, ack: Ack) -> KeeperError | None:
+        """Return what became of the keeper that has answered so, if it was of this machine and is dead."""
+        if ack.host != socket.gethostname() or not is_dead(ack.pid, 0):
+            return None
+        log = self._places.log(ack.uid, ack.partition)
+        return death_of(ack.uid, ack.partition, ack.pid, log, NURSERY.ended(ack.pid))
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return why the keepers failed at something: one of them has died, if one has."""
+        if not isinstance(error, KeeperError | VersionMismatchError):
+            return error
+        if (pid := error.fields.get("pid")) is not None:
+            if error.fields["host"] != socket.gethostname() or (ended := NURSERY.ended(pid)) is None:
+                return error
+            uid, partition = error.fields["operator"], error.fields["partition"]
+            return death_of(uid, partition, pid, self._places.log(uid, partition), ended)
+        died = [death for ack in self.last.values() if (death := self.death_of(ack)) is not None]
+        return died[0] if died else error
 
     def keep_alive(self) -> None:
         """Renew every keeper's lease from now on, however long restores, epochs, sinks and storage take."""

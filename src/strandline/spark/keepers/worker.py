@@ -30,8 +30,10 @@ from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.watchdog import process_start
 from strandline.runtime.rowlayout import partition_of
 from strandline.runtime.state.lookups import Asked
-from strandline.spark.base.marks import marking
+from strandline.spark.base.marks import SEAL, Seal, marking
+from strandline.spark.keepers.deaths import death_of, is_dead
 from strandline.spark.keepers.feeder import Feeder
+from strandline.spark.keepers.quietly import end_quietly
 from strandline.types.columns import arrow_schema
 from strandline.types.datatypes import parse_schema
 
@@ -68,6 +70,13 @@ class KeeperRef:
             return _connect(self.places.socket(self.uid, partition, self.generation), timeout_s)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
+
+    def explained(self, error: Exception, partition: Partition, connection: Connection) -> Exception:
+        """Return why a conversation broke off: the keeper has died, if it has."""
+        broken = connection.is_broken or isinstance(error, OSError)
+        if broken and is_dead(connection.peer_pid):
+            return death_of(self.uid, partition, connection.peer_pid, self.places.log(self.uid, partition))
+        return error
 
     def renew_all(self) -> None:
         """Renew the leases of all keepers of this run on this machine."""
@@ -150,17 +159,22 @@ class EpochWorker:
     output_schema: str
     renew_s: float = 0.0
     """How often to renew leases where the driver cannot; 0: it can."""
+    seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
+        end_quietly()
         first = next(batches, None)
         if first is None:
             return
         partition = Partition(partition_of(first))
-        with _talking():
+        with _talking(self.seal):
             connection = self.keeper.connect(partition) or self.keeper.start(partition)
             with closing(connection), _renewing(self.keeper, self.renew_s):
-                yield from self._epoch(connection, first, batches)
+                try:
+                    yield from self._epoch(connection, first, batches)
+                except (KeeperError, OSError) as error:
+                    raise self.keeper.explained(error, partition, connection) from None
 
     def _epoch(
         self, connection: Connection, first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]
@@ -198,6 +212,7 @@ class ControlWorker:
     executor: Executor | None = None
     renew_s: float = 0.0
     """How often to renew leases where the driver cannot: keepers that are ready wait for those that restore."""
+    seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
@@ -209,7 +224,7 @@ class ControlWorker:
     def ask(self, keeper: KeeperRef, partition: Partition) -> list[bytes]:
         """Hold one control conversation; return the ack, or nothing if there is no answer."""
         connection = None
-        with _talking():
+        with _talking(self.seal):
             try:
                 connection = keeper.connect(partition, _PATIENCE_S.get(self.kind))
                 if connection is None:
@@ -226,10 +241,12 @@ class ControlWorker:
                     with _renewing(keeper, self.renew_s):
                         _, payload = connection.expect(p.ACK)
                 return [payload.to_pybytes()]
-            except (KeeperError, OSError):
+            except (KeeperError, OSError) as error:
                 if self.programs is None and connection is not None and not connection.heard:
                     # It went before it said anything: it is as if it had not been there. A FAILED frame is an answer.
                     return []
+                if connection is not None:
+                    raise keeper.explained(error, partition, connection) from None
                 raise
             finally:
                 if connection is not None:
@@ -242,12 +259,13 @@ class LookupWorker:
 
     keeper: KeeperRef
     asked: Mapping[Partition, Asked]
+    seal: Seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         defer_pandas()
         for batch in batches:
             here = [partition for partition in batch.column(0).to_pylist() if partition in self.asked]
-            with _talking():
+            with _talking(self.seal):
                 answers = self.ask(here)
             partitions, found = pa.array(answers.keys(), pa.int32()), pa.array(answers.values(), pa.binary())
             yield pa.RecordBatch.from_pydict({"partition": partitions, "found": found})
@@ -276,9 +294,9 @@ class LookupWorker:
 
 
 @contextmanager
-def _talking() -> Iterator[None]:
+def _talking(seal: Seal) -> Iterator[None]:
     """Raise what goes wrong between this process and a keeper so that the driver finds it again."""
-    with marking():
+    with marking(seal):
         try:
             yield
         except OSError as error:

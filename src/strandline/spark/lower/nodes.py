@@ -14,6 +14,8 @@ from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode,
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.spark.base.ddl import schema_of
+from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.marks import SEAL
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
 from strandline.types.datatypes import parse_schema
@@ -60,8 +62,8 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_rows, node.row_function(len(hidden)))
-    return df.select(*map(quoted, names), *hidden).mapInArrow(worker, schema_of(node.columns.ddl))
+    worker = partial(run_rows, SEAL, node.row_function(len(hidden)))
+    return map_batches(df.select(*map(quoted, names), *hidden), worker, schema_of(node.columns.ddl))
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:

@@ -13,11 +13,15 @@ from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, OutputNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.blame import named
 from strandline.spark.sinks.simple import NoopSink
+from strandline.spark.streams.frames import probe_of
 from strandline.spark.streams.stream import Output
 
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
@@ -64,6 +68,21 @@ class Plan:
                 sinks.append((name, sink, node))
         plan.sinks = sinks
         return plan
+
+    def check_sinks(self) -> None:
+        """Have each sink say now what it would say of every epoch."""
+        for name, sink, node in self.sinks:
+            # Most have nothing to say, and need no DataFrame for it.
+            if type(sink).try_out is not Sink.try_out:
+                try:
+                    with errors_reported():
+                        schema = probe_of(node).drop(*node.columns.hidden).schema
+                        # A probe streams, and Spark writes no stream so.
+                        with users_session_active(self.sources.session):
+                            empty = self.sources.session.createDataFrame([], schema)
+                        sink.try_out(empty)
+                except Exception as error:
+                    raise named(error, name) from None
 
     def keep(self, uids: Collection[str]) -> bool:
         """Have what these operators give computed in full, however little of it is read; False if it is already."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from strandline.runtime.task.rowfunction import RowFunction
-from strandline.spark.base.marks import marking
+from strandline.spark.base.marks import Seal, marking
 
 
-def run_rows(function: RowFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run_rows(seal: Seal, function: RowFunction, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Run a function in a task of mapInArrow."""
-    with marking():
+    with marking(seal):
         yield from function(batches)

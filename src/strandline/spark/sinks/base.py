@@ -56,6 +56,12 @@ class Sink(ABC):
         self.name = name
         self.visibility: Visibility = visibility
 
+    def try_out(self, empty: DataFrame) -> None:  # noqa: B027
+        """Before the job starts: raise ConfigurationError for what would fail in each epoch.
+
+        `empty` has the columns that `write` will be given, and no rows. Nothing may be left of what is tried.
+        """
+
     def check(self, context: SinkContext) -> None:  # noqa: B027
         """Raise ConfigurationError if the sink cannot begin, touching nothing: whatever runs is not disturbed by it.
 

@@ -9,6 +9,7 @@ may take visible files at any moment.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,21 @@ from typing import Any, Literal
 import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
@@ -26,6 +42,12 @@ from strandline.spark.sinks.others import check_not_sparks, check_others
 from strandline.spark.sinks.place import Place
 from strandline.spark.sinks.shown import Committable
 
+_WRITE_ALL = ("json", "parquet", "orc")
+"""Formats that write columns of every type which programs have with them, whatever their rows."""
+_ORDINARY = (
+    StringType, BinaryType, BooleanType, IntegralType, FractionalType, DateType, TimestampType, TimestampNTZType,
+)  # fmt: skip
+_TRIED: set[tuple[int, str, str, str]] = set()
 log = logging.getLogger(__name__)
 
 Existing = Literal["refuse", "keep", "replace"]
@@ -66,6 +88,21 @@ class FileSink(Sink):
         self.format = format
         self.options = options
         self._opened: Place | None = None
+
+    def try_out(self, empty: DataFrame) -> None:
+        spark = empty.sparkSession
+        open_filesystem(spark, self.path).check_writable()
+        columns = empty.schema
+        if self.format in _WRITE_ALL and not self.options and all(map(_is_ordinary, columns.fields)):
+            return
+        # Of a session, since it may know other formats than another.
+        tried = id(spark.sparkContext), self.format, repr(sorted(self.options.items())), columns.json()
+        if tried in _TRIED:
+            return
+        with tempfile.TemporaryDirectory(prefix="strandline-try-") as scratch:
+            # Where a format wants no rows at all, it has its own ideas of what to look at: Spark itself is asked.
+            empty.write.format(self.format).options(**self.options).mode("overwrite").save(f"file://{scratch}/out")
+        _TRIED.add(tried)
 
     def check(self, context: SinkContext) -> None:
         files = open_filesystem(context.spark, self.path)
@@ -159,3 +196,18 @@ class FileSink(Sink):
         if self.format == "parquet" and local is not None:
             return int(pq.read_metadata(local).num_rows) == 0
         return size == 0
+
+
+def _is_ordinary(field: StructField) -> bool:
+    """Whether a column is of a type that all formats for data know."""
+    return _is_known(field.dataType)
+
+
+def _is_known(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(map(_is_ordinary, kind.fields)) and bool(kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_known(kind.elementType)
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and _is_known(kind.valueType)
+    return isinstance(kind, _ORDINARY)

@@ -12,7 +12,9 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, unique_name
 from strandline.plan.callables import check_function, check_shippable
-from strandline.spark.sinks.base import Sink, Visibility
+from strandline.spark.base.marks import SEAL
+from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.blame import ForEach
 
 
 class MemorySink(Sink):
@@ -73,9 +75,13 @@ class ForeachSink(Sink):
         check_function("sinks.foreach(): the function", function, ["row"])
         check_shippable("sinks.foreach(): the function", function)
         self._function = function
+        self._called = name or "foreach"
+
+    def open(self, context: SinkContext) -> None:
+        self._called = context.sink
 
     def write(self, df: DataFrame, epoch: Epoch) -> None:
-        df.foreach(self._function)
+        df.foreachPartition(ForEach(SEAL, self._called, self._function))
 
 
 class ForeachBatchSink(Sink):

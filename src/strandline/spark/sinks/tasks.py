@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import unique_name
-from strandline.spark.base.marks import marking
+from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.marks import SEAL, marking
 
 _COLUMN = "committable"
 
@@ -40,7 +41,7 @@ def write_tasks(df: DataFrame, write: WriteTask) -> list[str]:
     attempts have staged, or stage later, nobody ever commits: `Sink.recover` is where they are forgotten.
     """
     # As rows of the action's last stage: of these Spark takes one attempt's, where an accumulator may count two.
-    found = [row[0] for row in df.mapInArrow(TaskWriter(write), f"{_COLUMN} string").collect()]
+    found = [row[0] for row in map_batches(df, TaskWriter(write), f"{_COLUMN} string").collect()]
     failpoints.hit("sink.staged")
     return found
 
@@ -50,6 +51,7 @@ class TaskWriter:
 
     def __init__(self, write: WriteTask) -> None:
         self._write = write
+        self._seal = SEAL
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filled = (batch for batch in batches if batch.num_rows)
@@ -59,7 +61,7 @@ class TaskWriter:
         context = TaskContext.get()
         assert context is not None
         rows = itertools.chain([first], filled)
-        with marking():
+        with marking(self._seal):
             committable = self._write(rows, TaskAttempt(context.partitionId(), unique_name()))
             if not isinstance(committable, str | None):
                 raise ConfigurationError(f"write_tasks: write gave {committable!r:.300}, expected a string or None")
