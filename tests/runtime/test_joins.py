@@ -18,6 +18,7 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
+from strandline.core.times import as_datetime
 from strandline.plan.checks import check_inputs
 from strandline.runtime.operators.joins import (
     HOWS,
@@ -29,7 +30,6 @@ from strandline.runtime.operators.joins import (
     WindowJoin,
 )
 from strandline.runtime.state.maps import MapTable
-from strandline.runtime.state.scope import as_datetime
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type
 from tests.runtime.bench import KINDS, Bench, batch_of

@@ -50,6 +50,9 @@ def run(
         ),
     ] = "",
     drop: Drop = None,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="Go on with a job that was drained: event time begins anew.")
+    ] = False,
 ) -> None:
     """Run a program that starts jobs.
 
@@ -57,13 +60,14 @@ def run(
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
     stops the jobs cleanly (exit code 143 or 130).
 
-    --restore, --claim, --again and --drop may also stand directly behind APP.PY; a `--` behind them ends them. They go
+    --restore, --claim, --again, --drop and --reopen may also stand directly behind APP.PY; a `--` behind them ends them. They go
     before what the program itself gives to Job.start().
     """
-    ours, also_claim, own_args = split(args or [])
+    ours, flags, own_args = split(args or [])
+    claim, reopen = claim or "--claim" in flags, reopen or "--reopen" in flags
     to_restore = restores([*(restore or []), *ours["--restore"]])
     to_drop = drops([*(drop or []), *ours["--drop"]])
-    if (claim or also_claim) and not to_restore:
+    if claim and not to_restore:
         raise typer.BadParameter("--claim is said of a savepoint that --restore names")
     again = next(reversed(ours["--again"]), again)
     if again and not to_restore:
@@ -74,7 +78,7 @@ def run(
     prepare(program, own_args)
     with _signals(_terminate, signal.SIGTERM):
         try:
-            code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim, again)
+            code = _ordered_outcome(program, to_restore, to_drop, claim=claim, again=again, reopen=reopen)
         except KeyboardInterrupt as interrupt:
             code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
@@ -101,14 +105,14 @@ def prepare(program: Path, args: list[str]) -> None:
 
 
 def _ordered_outcome(
-    program: Path, restore: dict[str, str], drop: dict[str, list[str]], claim: bool, again: str
+    program: Path, restore: dict[str, str], drop: dict[str, list[str]], *, claim: bool, again: str, reopen: bool
 ) -> int:
     """Run the program; its jobs begin with what was ordered. A job that never started is an error."""
-    if not (restore or drop):
+    if not (restore or drop or reopen):
         return outcome(program)
     from strandline.spark.job.watched import Orders, watching
 
-    orders = Orders(restore, drop, claim=claim, again=again)
+    orders = Orders(restore, drop, claim=claim, again=again, reopen=reopen)
     with watching(orders):
         code = outcome(program)
     for job in orders.unmet if not code else ():

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.times import FIRST_US, LAST_US
 from strandline.plan.columns import Columns, in_order, quoted
 from strandline.plan.graph import LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
@@ -73,7 +74,10 @@ def transformed(node: Node, step: Step) -> FrameStep:
 
 def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
     """Give every row its time, and whose watermark it moves."""
-    timed = df.withColumn(TIME, F.unix_micros(F.col(quoted(spec.column))))
+    at = F.unix_micros(F.col(quoted(spec.column)))
+    # Spark has times that Python does not.
+    in_time = F.when(at > LAST_US, F.lit(LAST_US)).when(at < FIRST_US, F.lit(FIRST_US)).otherwise(at)
+    timed = df.withColumn(TIME, in_time)
     return timed.withColumn(ORIGIN, F.col(quoted(spec.per)).cast("string")) if spec.per else timed
 
 

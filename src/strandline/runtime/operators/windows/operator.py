@@ -16,6 +16,7 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
 from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
 from strandline.core.errors import StateTypeError
+from strandline.core.times import within
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.own import OwnOperator, windows_info
 
@@ -86,10 +87,12 @@ class WindowOperator(OwnOperator, KeyedProcess):
         return (ctx.now_us, ctx.now_us) if self._processing else (ctx.time_us, ctx.watermark_us)
 
     def _set_timer(self, at_us: int, ctx: Any) -> None:
+        """Have `_complete` called once time has come this far."""
         if self._processing:
             ctx.timers.set_processing_us(at_us)
         else:
-            ctx.timers.set_us(at_us)
+            # It fires once the watermark has passed it: once that is here.
+            ctx.timers.set_us(at_us - 1)
 
     def _set_early_timer(self, ctx: Any) -> None:
         """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
@@ -104,7 +107,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterator[Row]:
         """Give a window's rows. Their time is the last one in the window."""
-        ctx.time_us = window.end_us - 1
+        ctx.time_us = within(window.end_us - 1)
         return self._rows(ctx.key, window, at, value)
 
     def _rows(self, key: Any, window: Window, at: int, value: Any) -> Iterator[Row]:
@@ -120,7 +123,7 @@ class EndingWindows(WindowOperator):
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
         """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
         if timer.is_processing_time is self._processing:
-            yield from self._complete(timer.time_us, ctx)
+            yield from self._complete(timer.time_us if self._processing else timer.time_us + 1, ctx)
         # Windows by the clock have other timers of processing time, at their ends.
         if timer.is_processing_time and self._early_us and timer.time_us % self._early_us == 0:
             yield from self._so_far(ctx)
