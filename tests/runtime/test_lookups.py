@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import TTL, Value
@@ -279,6 +280,19 @@ def test_what_cannot_be_looked_up_is_refused_with_what_can(tmp_path: Path) -> No
         with pytest.raises(ConfigurationError, match=rf"{len(keys)} keys .* expected 1 to {MOST_KEYS}"):
             find(bench, "value", keys)
     bench.close()
+
+
+def test_a_name_that_may_be_two_tables_is_written_with_quotes(tmp_path: Path) -> None:
+    bench = Bench("memory", tmp_path, Living(TTL("10s")))
+    value = operator_of(bench).states[0]
+    bench.close()
+    of = {"op": "timers.event", "op.timers": "event"}
+    ops = [replace(operator_of(bench), uid=uid, states=[replace(value, name=name)]) for uid, name in of.items()]
+    with pytest.raises(
+        NotFoundError, match=r"'op.timers.event' may be each of \"op\".\"timers.event\", \"op.timers\".\"event\""
+    ):
+        table_of(ops, "op.timers.event")
+    assert {table_of(ops, f'"{uid}"."{name}"').uid for uid, name in of.items()} == {*of}
 
 
 def test_a_reader_tries_again_until_nothing_changes_and_gives_up_where_something_always_does() -> None:

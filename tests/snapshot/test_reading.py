@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from strandline.checkpoint import restore
 from strandline.checkpoint.folder import Folder
@@ -25,6 +26,7 @@ from strandline.snapshot.metadata import METADATA_TABLES, metadata, metadata_sch
 from strandline.snapshot.opened import Snapshot, open_snapshot
 from strandline.snapshot.reading import StateReader, look_up, read_rows
 from strandline.snapshot.rows import rows_of
+from strandline.snapshot.sql import query
 from strandline.snapshot.tablekeys import TableKey, key_columns, key_from_text
 from strandline.snapshot.tables import Table, all_tables, find_table, tables
 from strandline.storage.local import LocalStore
@@ -82,6 +84,25 @@ def test_a_table_is_found_by_its_states_name_too(folders: dict[str, Path]) -> No
     assert find_table(snapshot, "mean").name == "op.mean"
     with pytest.raises(NotFoundError, match=r"no table 'means'[^$]*its tables are 'op.value', 'op.pair'"):
         find_table(snapshot, "means")
+
+
+def test_names_that_may_be_two_tables_have_quotes(folders: dict[str, Path]) -> None:
+    snapshot = open_snapshot(str(folders["canonical"]))
+    (op,) = snapshot.manifest.operators
+    other = structs.replace(
+        op, uid="op.timers", states=[structs.replace(op.states[0], name="event")], tables={"event": op.tables["value"]}
+    )
+    snapshot = replace(snapshot, manifest=structs.replace(snapshot.manifest, operators=[op, other]))
+    names = [table.table for table in tables(snapshot)]
+    assert [name for name in names if '"' in name] == ['"op"."timers.event"', '"op.timers"."event"']
+    assert "op.timers.processing" in names
+    assert (len(whole(snapshot, '"op.timers"."event"')), len(whole(snapshot, '"op"."timers.event"'))) == (60, 0)
+    with pytest.raises(NotFoundError, match=r"""may be each of '"op"."timers.event"', '"op.timers"."event"'"""):
+        find_table(snapshot, "op.timers.event")
+    with query(
+        snapshot, 'SELECT count(*) FROM "op.timers".event, op."timers.processing" p WHERE p.k = event.k'
+    ) as rows:
+        assert rows.read_all().to_pylist() == [{"count_star()": 60}]
 
 
 @pytest.mark.parametrize("name", METADATA_TABLES)

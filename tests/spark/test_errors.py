@@ -207,9 +207,12 @@ def test_a_checkpoint_directory_that_cannot_be_written(spark: Any, case: Case) -
     checkpoints = case.checkpoints(None, tolerable_failures=None)
     with case.job(spark, checkpoints=checkpoints, restart=sl.Restart.never()).start(spark) as run:
         settle(run)
-        shared, aside = case.directory / "shared", case.directory / "aside"
-        shared.rename(aside)
-        shared.write_text("this is no directory")
+        # What is there stays, as the first checkpoint needs it; where new files would go is nearly always no directory.
+        shared = case.directory / "shared"
+        there = {path.name for path in shared.iterdir()}
+        blocked = [shared / f"{number:02x}" for number in range(256) if f"{number:02x}" not in there]
+        for path in blocked:
+            path.write_text("this is no directory")
         case.add(1)
         run.process_all_available(60)
         with pytest.raises(sl.errors.CheckpointError, match="checkpoint 2 failed"):
@@ -221,8 +224,8 @@ def test_a_checkpoint_directory_that_cannot_be_written(spark: Any, case: Case) -
         assert status.checkpoints["failed"] == 1
         assert [c.status for c in run.checkpoints()] == ["completed", "failed"]
         assert "upload failed" in run.checkpoints()[-1].failure
-        shared.unlink()
-        aside.rename(shared)
+        for path in blocked:
+            path.unlink()
         case.finish(run)
         assert run.checkpoints()[-1].status == "completed"
 

@@ -34,18 +34,18 @@ def test_tables_of_a_checkpoint_and_a_savepoint(spark: Any, folders: list[Path])
     for folder, names in zip(folders, (("history", "pair"), ("tags", "short")), strict=True):
         snapshot = open_snapshot(str(folder))
         for name in names:
-            frame = sl.state.read(spark, str(folder), f"op.{name}")
+            frame = sl.state.read(spark, folder, f"op.{name}")
             wanted = pa.Table.from_batches(read_rows(snapshot, name))
             assert arrow(frame).to_pylist() == wanted.to_pylist()
     # A task for each partition; for a filter of the key, one.
-    frame = sl.state.read(spark, str(folders[0]), "top")
+    frame = sl.state.read(spark, folders[0], "top")
     assert frame.rdd.getNumPartitions() == 2
     one = frame.where("k = 'k7' AND value < 100")
     assert one.rdd.getNumPartitions() == 1
     assert [tuple(row) for row in one.collect()] == [(24, "k7", 7)]
     assert frame.where("k IN ('k7', 'k8', 'absent', NULL)").count() == 2
     assert frame.where("k = 'k7' AND k = 'k8'").count() == 0
-    operators = sl.state.read(spark, str(folders[0]), metadata="operators").collect()
+    operators = sl.state.read(spark, folders[0], metadata="operators").collect()
     assert [(row.operator, row.parallelism) for row in operators] == [("op", 2)]
 
 

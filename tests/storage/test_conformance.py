@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from strandline.storage.base import ObjectStore
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
 from tests.storage.faulty import FaultyStore
+from tests.storage.faultyhttp import FaultyHttp
 
 KINDS: dict[str, Callable[[Path], ObjectStore]] = {
     "local": lambda tmp: open_store(str(tmp / "a store")),
@@ -28,12 +29,19 @@ KINDS: dict[str, Callable[[Path], ObjectStore]] = {
 }
 
 
-@pytest.fixture(params=[*KINDS, "s3"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+@pytest.fixture(params=[*KINDS, "s3", "retrying-faulty-s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ObjectStore]:
+    if request.param in KINDS:
+        yield KINDS[request.param](tmp_path)
+        return
+    server = request.getfixturevalue("s3")
+    url = server.url(f"conformance/{uuid.uuid4()}")
     if request.param == "s3":
-        server = request.getfixturevalue("s3")
-        return open_store(server.url(f"conformance/{uuid.uuid4()}"), server.options)
-    return KINDS[request.param](tmp_path)
+        yield open_store(url, server.options)
+        return
+    proxy = FaultyHttp(server.options["endpoint"], seed=len(request.node.name), rate=0.3)
+    yield RetryingStore(open_store(url, {**server.options, "endpoint": proxy.endpoint}), first_delay_s=0.01)
+    proxy.close()
 
 
 def paths(store: ObjectStore, prefix: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from strandline.core.errors import CorruptionError, StrandlineError
+from strandline.core.errors import ConflictError, CorruptionError, NotFoundError, StrandlineError
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.place import Place
 
@@ -41,6 +41,20 @@ class Folder:
 
     def create(self, path: str, data: bytes) -> None:
         self.store.create(self._prefix + path, data)
+
+    def create_own(self, path: str, data: bytes) -> None:
+        """Create an object of bytes that nobody else writes; one that holds these is ours: an answer was lost."""
+        try:
+            self.create(path, data)
+        except ConflictError:
+            pass
+        try:
+            is_own = self.get(path) == data
+        except NotFoundError:
+            # Its writer has taken it away since.
+            is_own = False
+        if not is_own:
+            raise ConflictError(f"{self.url}/{path}: another writer's object is there")
 
     def put_file(self, path: str, source: Path) -> None:
         self.store.put_file(self._prefix + path, source)

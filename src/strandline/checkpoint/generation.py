@@ -140,9 +140,9 @@ class Claim:
         #    the history go on that is left here, a copy is there before it.
         try:
             if restored is not None or back:
-                _create_own(self._jobdir, turned_path(self.generation), BASE.encode(record))
+                self._jobdir.create_own(turned_path(self.generation), BASE.encode(record))
                 hit("generation.base.copied")
-            _create_own(self._jobdir, base_path(self.generation), BASE.encode(record))
+            self._jobdir.create_own(base_path(self.generation), BASE.encode(record))
         except ConflictError as error:
             raise CheckpointError(
                 f"job '{self._jobdir.job}': generation {self.generation} already goes on from another checkpoint",
@@ -182,7 +182,7 @@ def claim(jobdir: JobDirectory, clock: Clock, previous: Claim | None = None) -> 
         generation = Generation(newest + 1)
         record = ClaimRecord(generation=generation, owner=owner, claimed_ms=clock.now_ms())
         try:
-            _create_own(jobdir, generation_path(generation), CLAIM.encode(record))
+            jobdir.create_own(generation_path(generation), CLAIM.encode(record))
         except ConflictError:
             if previous is not None and _owner_of(jobdir, generation) != owner:
                 raise _fenced(jobdir, previous.generation) from None
@@ -202,7 +202,7 @@ def _try_conditional_create(jobdir: JobDirectory) -> None:
     """Create a probe twice: the second time must be refused and change nothing."""
     path, first = probe_path(), unique_name().encode()
     try:
-        _create_own(jobdir, path, first)
+        jobdir.create_own(path, first)
         try:
             jobdir.create(path, unique_name().encode())
             refused = False
@@ -235,13 +235,3 @@ def _fenced(jobdir: JobDirectory, generation: Generation) -> FencedError:
         hint="another driver runs the same job on the same directory: keep only one",
         generation=generation,
     )
-
-
-def _create_own(jobdir: JobDirectory, path: str, data: bytes) -> None:
-    """Create an object and see that it holds these very bytes, as one does whose answer was lost."""
-    try:
-        jobdir.create(path, data)
-    except ConflictError:
-        pass
-    if jobdir.get(path) != data:
-        raise ConflictError(f"{jobdir.url}/{path}: another writer's object is there")

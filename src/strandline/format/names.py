@@ -47,7 +47,7 @@ def find_named(what: str, name: str, there: Sequence[Named]) -> Named | None:
 
     Raises ConfigurationError if it may be several, saying which; `what` says where the name was given.
     """
-    found = _meant(name, there)
+    found = meant(name, there)
     if len(found) > 1:
         raise ConfigurationError(
             f"{what} names '{name}', which may be {' or '.join(map(str, found))}",
@@ -59,10 +59,11 @@ def find_named(what: str, name: str, there: Sequence[Named]) -> Named | None:
 def name_in(there: Sequence[Named], named: Named) -> str:
     """Return how something that is there is named: with quotes only where it has to be."""
     plain = ".".join(part for part in named if part)
-    return plain if _meant(plain, there) == [named] else named.quoted
+    return plain if meant(plain, there) == [named] else named.quoted
 
 
-def _meant(name: str, there: Sequence[Named]) -> list[Named]:
+def meant(name: str, there: Sequence[Named]) -> list[Named]:
+    """Return which of these a name may mean."""
     found = [one for one in there if ".".join(part for part in one if part) == name]
     if not found and '"' in name and (match := _QUOTED.fullmatch(name)):
         uid, plain_uid, state, plain_state = match.groups()

@@ -12,6 +12,7 @@ from strandline.core.keygroups import partition_of
 from strandline.core.times import as_datetime
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
+from strandline.format.names import Named, meant, name_in
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Answered, Asked, Entries, looked_up_type
 from strandline.types.coercion import MisfitError
@@ -130,13 +131,15 @@ def _timed(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
 
 def table_of(operators: Sequence[OperatorInfo], name: str) -> Table:
     """Return the table that a name, `uid.state`, is of. Raises NotFoundError, with what there is."""
-    known = {f"{op.uid}.{state.name}": (op, state) for op in operators for state in op.states if state.kind in KNOWN}
-    if name not in known:
+    there = {Named(op.uid, state.name): (op, state) for op in operators for state in op.states if state.kind in KNOWN}
+    found = meant(name, [*there])
+    if len(found) != 1:
+        known = ", ".join(name_in([*there], one) for one in found or there)
         raise NotFoundError(
-            f"there is no table '{name}' in this job",
-            hint=f"a table is an operator's uid and a state's name: {', '.join(known) or 'the job has none'}",
+            f"there is no table '{name}' in this job" if not found else f"'{name}' may be each of {known}",
+            hint=f"a table is an operator's uid and a state's name: {known or 'the job has none'}",
         )
-    return Table(*known[name])
+    return Table(*there[found[0]])
 
 
 def look_up(

@@ -229,7 +229,7 @@ def make_patched(
             for named, operator, info in tables:
                 if plan.is_given(named):
                     continue
-                table = Table(folder, METADATA, there[operator.uid], info, None, None)
+                table = Table(folder, METADATA, there[operator.uid], info, str(named), None, None)
                 if plan.is_kept(named, operator, info):
                     builder.add(*plan.now(named), table.files or [])
                 else:

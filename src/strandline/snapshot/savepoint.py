@@ -45,7 +45,7 @@ def begin(folder: Folder, mark: str = "") -> None:
     `mark` says who writes: see `discard_own`.
     """
     try:
-        folder.create(WRITING, f"{mark} {unique_name()}".encode())
+        folder.create_own(WRITING, f"{mark} {unique_name()}".encode())
     except ConflictError as error:
         raise _is_written(folder) from error
     # Only now: of two that look at the same time, one is first.

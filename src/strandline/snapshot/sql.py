@@ -108,9 +108,8 @@ def _register(
     states = Counter(table.state.name.lower() for table in tables)
     taken = {table.name.lower() for table in tables}
 
-    def register(schema: str, name: str, source: _Source) -> None:
+    def register(schema: str, name: str, source: _Source, whole: str) -> None:
         sources.append(source)
-        whole = f"{schema}.{name}"
         database.register(whole, source)
         views = [f"{_quoted(schema)}.{_quoted(name)}"] * (schema.lower() not in _SCHEMAS_OF_DUCKDB)
         if views:
@@ -121,11 +120,12 @@ def _register(
             database.execute(f"CREATE VIEW IF NOT EXISTS {view} AS FROM {_quoted(whole)}")
 
     for table in tables:
-        register(table.operator.uid, table.state.name, _Source(partial(_schema, table), partial(reader.rows, table)))
+        source = _Source(partial(_schema, table), partial(reader.rows, table))
+        register(table.operator.uid, table.state.name, source, table.name)
     for name in METADATA_TABLES:
         if f"{METADATA}.{name}" not in taken:
             rows = partial(_metadata, snapshot, name, options)
-            register(METADATA, name, _Source(partial(metadata_schema, name), rows))
+            register(METADATA, name, _Source(partial(metadata_schema, name), rows), f"{METADATA}.{name}")
     return sources
 
 

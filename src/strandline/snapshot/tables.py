@@ -12,6 +12,7 @@ from strandline.checkpoint.folder import Folder
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
+from strandline.format.names import Named, meant, name_in
 from strandline.snapshot.opened import METADATA, Snapshot
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import has_rows, rows_of, times_of
@@ -45,14 +46,11 @@ class Table:
     """The snapshot's manifest in that folder: a job that runs may delete it."""
     operator: OperatorInfo
     state: StateInfo
+    name: str
+    """What it is called everywhere: `uid.state`, with quotes where that may be two."""
     now_us: int | None
     watermark_us: int | None
     """How far the clock and event time had come: rows lack what had expired by then, as a savepoint does."""
-
-    @property
-    def name(self) -> str:
-        """What it is called everywhere."""
-        return f"{self.operator.uid}.{self.state.name}"
 
     @cached_property
     def codec(self) -> RowCodec:
@@ -136,13 +134,13 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
 
     Raises NotFoundError, which says which tables there are.
     """
-    there = all_tables(snapshot)
-    found = [table for table in there if table.name == name] or [table for table in there if table.state.name == name]
+    there = {Named(table.operator.uid, table.state.name): table for table in all_tables(snapshot)}
+    found = [there[one] for one in meant(name, [*there]) or [one for one in there if one.state == name]]
     if len(found) == 1:
         return found[0]
-    names = ", ".join(f"'{table.name}'" for table in found or there)
+    names = ", ".join(f"'{table.name}'" for table in found or there.values())
     if found:
-        raise NotFoundError(f"{snapshot.url}: '{name}' may be each of {names}", hint="write the operator's uid, too")
+        raise NotFoundError(f"{snapshot.url}: '{name}' may be each of {names}", hint="write one of these")
     raise NotFoundError(
         f"{snapshot.url}: there is no table '{name}'",
         hint=f"its tables are {names}" if names else "it has no keyed operator",
@@ -151,9 +149,11 @@ def find_table(snapshot: Snapshot, name: str) -> Table:
 
 def _tables(snapshot: Snapshot) -> Iterator[Table]:
     manifest = snapshot.manifest
-    for operator in manifest.operators:
-        for state in filter(has_rows, operator.states):
-            yield Table(snapshot.folder, metadata_path(snapshot), operator, state, *times_of(manifest))
+    there = [(operator, state) for operator in manifest.operators for state in filter(has_rows, operator.states)]
+    named = [Named(operator.uid, state.name) for operator, state in there]
+    for (operator, state), one in zip(there, named, strict=True):
+        name = name_in(named, one)
+        yield Table(snapshot.folder, metadata_path(snapshot), operator, state, name, *times_of(manifest))
 
 
 def metadata_path(snapshot: Snapshot) -> str:

@@ -28,6 +28,21 @@ _COPYING = ("s3", "gs")
 """Copy an object while one waits for it. Azure may answer before it has, and does not tell obstore."""
 _DECLINED = re.compile(r"status code: (4(?!08|29)\d\d|501)\b")
 """An answer that is the same however often one asks."""
+_FORBIDDEN = re.compile(r"status code: 40[13]\b")
+_HINT = "check path, credentials and options"
+_HINTS = {
+    "NoSuchBucket": "create the bucket, or correct the url",
+    "ContainerNotFound": "create the container, or correct the url",
+    "ExpiredToken": "renew the credentials; a job takes new ones when it is started again",
+}
+_REFUSALS = frozenset((
+    "AccessDenied", "AllAccessDisabled", "AuthenticationFailed", "AuthorizationHeaderMalformed", "ContainerNotFound",
+    "ExpiredToken", "InvalidAccessKeyId", "InvalidBucketName", "InvalidToken", "NoSuchBucket", "PermanentRedirect",
+    "SignatureDoesNotMatch",
+))  # fmt: skip
+"""What services say, by their codes, that will be so until somebody changes something."""
+_OPEN_OPTIONS = ("endpoint", "region", "default_region", *_CLIENT_OPTIONS)
+"""Options whose values are no secrets, whichever service's prefix they have."""
 _WRONG_SETUP = (
     exceptions.PermissionDeniedError,
     exceptions.UnauthenticatedError,
@@ -64,7 +79,8 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
     shown = remote_url(url)
     scheme, _, rest = shown.partition("://")
     bucket = f"{scheme}://{rest.partition('/')[0]}"
-    hide = _hider([parts.password or "", *config.values()])
+    is_open = re.compile(rf"(?:aws_|google_|azure_)?(?:{'|'.join(_OPEN_OPTIONS)})", re.IGNORECASE).fullmatch
+    hide = _hider([parts.password or "", *(value for key, value in config.items() if not is_open(key))])
     client: Any = {key: config.pop(key) for key in _CLIENT_OPTIONS if key in config}
 
     def at(url: str) -> Any:
@@ -109,6 +125,14 @@ def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0].strip()
+
+
+def _answer(error: BaseException) -> tuple[str, str]:
+    """Return the code of a service's answer, "" if there is none in the error, and what it says in words."""
+    text = str(error)
+    found = [re.search(rf"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message")]
+    code, message = (match[1].strip() if match else "" for match in found)
+    return code, f"{code}: {message}" if code else _first_line(error)
 
 
 @dataclass(frozen=True)
@@ -206,7 +230,10 @@ class _ObstoreStore:
             raise
         except Exception as error:
             where = f"{self.url}/{path}"
-            what = self._hide(_first_line(error))
+            code, said = _answer(error)
+            what = self._hide(said)
+            if code in _REFUSALS or (isinstance(error, exceptions.GenericError) and _FORBIDDEN.search(str(error))):
+                raise ConfigurationError(f"{where}: {what}", hint=_HINTS.get(code, _HINT)) from None
             if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
                 raise ConflictError(f"{where}: an object is already there") from None
             if isinstance(error, FileNotFoundError) and not writing:
@@ -214,7 +241,7 @@ class _ObstoreStore:
             if isinstance(error, FileNotFoundError):
                 raise ConfigurationError(f"{where}: cannot be written: {what}", hint="does the bucket exist?") from None
             if isinstance(error, _WRONG_SETUP):
-                raise ConfigurationError(f"{where}: {what}", hint="check path, credentials and options") from None
+                raise ConfigurationError(f"{where}: {what}", hint=_HINT) from None
             if isinstance(error, exceptions.BaseError | OSError):
                 raise UnavailableError(f"{where}: {what}") from None
             raise

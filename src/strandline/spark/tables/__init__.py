@@ -7,6 +7,7 @@ it lies, while the job runs or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Self
 
 from pyspark.sql import DataFrame, SparkSession
@@ -37,7 +38,7 @@ def register(spark: SparkSession) -> None:
 
 def read(
     spark: SparkSession,
-    url: str,
+    url: str | Path,
     table: str | None = None,
     *,
     metadata: str | None = None,
@@ -58,7 +59,7 @@ def read(
             "state.read: expected either a table or metadata=",
             hint='write state.read(spark, url, "uid.state"), or metadata="operators"',
         )
-    snapshot = open_snapshot(url, storage_options, fsync=False)
+    snapshot = open_snapshot(str(url), storage_options, fsync=False)
     if table is not None:
         table = find_table(snapshot, table).name
     register(spark)
@@ -68,12 +69,14 @@ def read(
     return (reader.option("table", table) if table is not None else reader.option("metadata", str(metadata))).load()
 
 
-def tables(url: str, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
+def tables(url: str | Path, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
     """Say which tables a snapshot has, and what is known of them without reading."""
-    return snapshot_tables.tables(open_snapshot(url, storage_options, fsync=False))
+    return snapshot_tables.tables(open_snapshot(str(url), storage_options, fsync=False))
 
 
-def lookup(url: str, table: str, key: Any, *, storage_options: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+def lookup(
+    url: str | Path, table: str, key: Any, *, storage_options: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Return the rows of one key in a table of a snapshot; none if it is not there. Only what may hold it is read.
 
     `key` is a value, of several columns a tuple or a dict. Who looks up many keys uses `opened`. Raises StateTypeError
@@ -83,9 +86,9 @@ def lookup(url: str, table: str, key: Any, *, storage_options: Mapping[str, str]
         return snapshot.lookup(table, key)
 
 
-def opened(url: str, storage_options: Mapping[str, str] | None = None) -> Opened:
+def opened(url: str | Path, storage_options: Mapping[str, str] | None = None) -> Opened:
     """Open a snapshot in which one key after the other is looked up: `with sl.state.opened(url) as snapshot: …`."""
-    return Opened(open_snapshot(url, storage_options, fsync=False))
+    return Opened(open_snapshot(str(url), storage_options, fsync=False))
 
 
 class Opened:

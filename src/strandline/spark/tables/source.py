@@ -59,6 +59,8 @@ class Split(InputPartition):
     operator: OperatorInfo
     """With the partitions and files alone that the range needs."""
     state: str
+    name: str
+    """The table's."""
     now_us: int | None
     watermark_us: int | None
     groups: range
@@ -68,7 +70,7 @@ class Split(InputPartition):
         """Return the table, without a look at the snapshot."""
         state = next(state for state in self.operator.states if state.name == self.state)
         folder = folder_at(self.place)
-        return Table(folder, self.metadata, self.operator, state, self.now_us, self.watermark_us)
+        return Table(folder, self.metadata, self.operator, state, self.name, self.now_us, self.watermark_us)
 
 
 class TableReader(DataSourceReader):
@@ -159,8 +161,9 @@ def _table(options: Options) -> Table:
 def _whole(table: Table, options: Options) -> Split:
     place = table.folder.place(options.storage, fsync=False)
     return Split(
-        place, table.metadata, table.operator, table.state.name, table.now_us, table.watermark_us, table.groups, None
-    )
+        place, table.metadata, table.operator, table.state.name, table.name, table.now_us, table.watermark_us,
+        table.groups, None,
+    )  # fmt: skip
 
 
 def _part(operator: OperatorInfo, table: Table, groups: range) -> OperatorInfo:

@@ -1,0 +1,55 @@
+"""A job whose checkpoints and savepoints are in a bucket, of a real server on loopback."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import strandline as sl
+from strandline.snapshot.listing import verify_snapshot
+from tests.seaweed import Seaweed
+from tests.spark.harness import Case, Reader, settle
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_job_lives_and_is_forked_in_a_bucket(spark: Any, s3: Seaweed, case: Case) -> None:
+    bucket = s3.url(str(uuid4()))
+
+    def checkpoints(every: str | None = "200ms") -> sl.Checkpoints:
+        return sl.Checkpoints(f"{bucket}/ck", every=every, retain=2, storage_options=s3.options)
+
+    case.add(2)
+    with Reader(case), case.job(spark, checkpoints=checkpoints()).start(spark) as run:
+        settle(run)
+        run.rescale(3)
+        case.add(1)
+        settle(run)
+    # All that is on this machine goes, and nothing is missing.
+    shutil.rmtree(case.local_dir)
+    case.local_dir.mkdir()
+    case.add(1)
+    with Reader(case), case.job(spark, checkpoints=checkpoints()).start(spark) as run:
+        assert run.status().restored_from
+        settle(run)
+        for form in ("native", "canonical"):
+            made = run.savepoint(f"{bucket}/sp/{form}", format=form)
+            assert made.url == f"{bucket}/sp/{form}"
+            assert verify_snapshot(made.url, s3.options).problems == []
+        rows = sl.state.read(spark, made.url, _table(made.url, s3), storage_options=s3.options).collect()
+        assert rows
+        case.finish(run)
+    # From the savepoint alone, in a bucket of the server's own copies.
+    case.add(1)
+    with case.job(spark, checkpoints=checkpoints()).start(spark, restore=f"{bucket}/sp/native") as run:
+        settle(run)
+    case.check()
+    assert not list(Path.cwd().glob("s3*")), "no url became a directory"
+
+
+def _table(url: str, s3: Seaweed) -> str:
+    return sl.state.tables(url, s3.options)[0].table
