@@ -39,7 +39,7 @@ def test_what_is_beyond_the_ends_is_shown_as_the_ends() -> None:
 def test_no_sum_of_a_time_and_durations_comes_near_the_end() -> None:
     longest_us = parse_duration_ms(f"{LONGEST_MS} ms", "it") * 1000
     assert LAST_US + 10 * longest_us < END_US
-    assert -(1 << 63) < FIRST_US - 10 * longest_us
+    assert FIRST_US - 10 * longest_us > -(1 << 63)
     for more in (f"{LONGEST_MS + 1}ms", "1000000000 d", 1e15):
         with pytest.raises(ConfigurationError, match="expected at most 10,000 years"):
             parse_duration_ms(more, "it")
@@ -69,13 +69,12 @@ def test_windows_of_events_at_the_ends_of_time(some: list[int], way: Callable[[A
     with Harness(way(keyed.window(kind, lateness="9000d", early="10s"))) as h:
         h.push(*(("a", 1, as_datetime(us)) for us in some))
         h.advance_clock("1min")
-        early = len(h.output)
-        assert early
+        assert h.output
         h.snapshot()
         h.crash()
         h.tick()
         h.advance_to_end()
-        rows = h.output[early:]
+        rows = h.output
         assert all(FIRST <= row.window_start <= row.window_end <= LAST for row in rows)
         assert sum(row.total for row in rows) >= {KINDS[1]: 2}.get(kind, 1) * len(some)
         assert h.advance_to_end() == []

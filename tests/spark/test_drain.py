@@ -41,7 +41,7 @@ class Waiting(sl.KeyedProcess):
 
     def on_timer(self, timer: Any, ctx: Any) -> Any:
         assert ctx.is_draining
-        if self.dies and not os.path.exists(self.dies):
+        if self.dies and not Path(self.dies).exists():
             Path(self.dies).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         if self.total.value:

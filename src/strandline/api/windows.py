@@ -14,6 +14,7 @@ from strandline.core.times import as_datetime
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """Columns of results that say which window they are of."""
 
+
 class Window(NamedTuple):
     """One window, from its start up to but not including its end.
 

@@ -60,8 +60,8 @@ def run(
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
     stops the jobs cleanly (exit code 143 or 130).
 
-    --restore, --claim, --again, --drop and --reopen may also stand directly behind APP.PY; a `--` behind them ends them. They go
-    before what the program itself gives to Job.start().
+    --restore, --claim, --again, --drop and --reopen may also stand directly behind APP.PY; a `--` behind them ends
+    them. They go before what the program itself gives to Job.start().
     """
     ours, flags, own_args = split(args or [])
     claim, reopen = claim or "--claim" in flags, reopen or "--reopen" in flags
