@@ -186,10 +186,8 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
             f"job '{run.status().job}' is starting: it cannot be stopped yet",
             hint="ask again once it runs, or end its program with SIGTERM or Ctrl-C",
         )
-    what = (
-        "draining" if asked.drain else "taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"
-    )
-    report(Progress(what))
+    what = "taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"
+    report(Progress("draining" if asked.drain else what))
     run.stop(
         checkpoint=asked.checkpoint, savepoint=asked.savepoint, drain=asked.drain, format=asked.form,
         timeout=asked.timeout_s, progress=_teller(report),

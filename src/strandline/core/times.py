@@ -1,8 +1,9 @@
 """The ends of time: what times events can have, and what becomes of sums that lead beyond them.
 
 Times are whole numbers of microseconds since 1970. Events' times are within `FIRST_US` and `LAST_US`, as `datetime` has
-them; durations are at most `LONGEST_MS`. So the sum of a time and some durations fits into 64 bits, in Python, numpy, Arrow and
-Spark alike, and is compared as what it is. Only where such a sum is shown as a time does it become the end that it is beyond.
+them; durations are at most `LONGEST_MS`. So the sum of a time and some durations fits into 64 bits, in Python, numpy,
+Arrow and Spark alike, and is compared as what it is. Only where such a sum is shown as a time does it become the end
+that it is beyond.
 """
 
 from __future__ import annotations

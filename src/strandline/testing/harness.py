@@ -230,8 +230,8 @@ class Harness:
     def advance_to_end(self) -> list[Any]:
         """Bring event time to its end, as a job's drain does; run an epoch without events, and return its rows.
 
-        Windows give what they have, and all event-time timers fire, those too that they set, up to 1000 in a row; timers
-        of processing time fire if they are due by the clock. Every event that is pushed afterwards is late.
+        Windows give what they have, and all event-time timers fire, those too that they set, up to 1000 in a row;
+        timers of processing time fire if they are due by the clock. Every event that is pushed afterwards is late.
         """
         self._times.come_to_end()
         return self._process({})

@@ -31,7 +31,7 @@ _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GIVEN_ROWS = 50_000
 LONGEST_CHAIN = 1000
-"""At the end of event time, all timers fire at once, and those that they set: so many in a row, lest it goes on for ever."""
+"""At the end of event time all timers fire at once, and those that they set: so many in a row, lest it never ends."""
 
 
 @dataclass(frozen=True, slots=True)

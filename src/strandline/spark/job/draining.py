@@ -34,7 +34,7 @@ class Draining:
     """The drained checkpoint that the run went on from, knowingly."""
 
     def refuse(self, job: str, manifest: Manifest | None, *, reopen: bool) -> None:
-        """Raise ConfigurationError if a job is to begin with a snapshot that was drained, and nobody says that it may."""
+        """Raise ConfigurationError if a job is to begin with a drained snapshot, and nobody says that it may."""
         if manifest is None or self._has_begun or reopen or not is_drained(manifest.watermarks):
             return
         raise ConfigurationError(

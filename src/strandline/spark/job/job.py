@@ -105,8 +105,8 @@ class Job:
         `drop` names stored operators, as "uid", states, as "uid.state", and results of `agg()`, as "uid.result", that
         the program does not have any more and that may be lost.
 
-        A job that was drained is refused, as every event would be late. With `reopen` it goes on with its state, and event
-        time begins anew with the next events: a window that was cut short comes again, with its new events alone.
+        A job that was drained is refused, as every event would be late. With `reopen` it goes on with its state, and
+        event time begins anew with the next events: a window that was cut short comes again, with its new events alone.
 
         Errors in the program and its environment are raised here; nothing has been touched then.
         """

@@ -221,10 +221,10 @@ class Run(Supervised):
 
         With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it.
 
-        With `drain`, the job ends for good: no more events are read, event time comes to its end, windows and event-time
-        timers give what they hold, and a last checkpoint has sinks show it. Timers of processing time do not fire unless
-        they are due. A failure on the way is recovered from, and the drain goes on; it is given up by another stop()
-        alone. Raises UnavailableError if the job has ended before, or is not drained within `timeout`.
+        With `drain`, the job ends for good: no more events are read, event time comes to its end, windows and
+        event-time timers give what they hold, and a last checkpoint has sinks show it. Timers of processing time do not
+        fire unless they are due. A failure on the way is recovered from, and the drain goes on; another stop() alone
+        gives it up. Raises UnavailableError if the job has ended before, or is not drained within `timeout`.
 
         Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
         last one fails, or the job restarts before its savepoint is complete, CheckpointError is raised and the job goes

@@ -178,7 +178,7 @@ class WindowedAggregation(ColumnarProcess):
 
     @property
     def next_due_us(self) -> int | None:
-        """The last moment of the first window that is not given yet: it is complete once the watermark has passed that."""
+        """The last moment of the first window that is not given yet: what the watermark has to pass."""
         end_us = None if self._processing else self._next_end()
         return None if end_us is None else end_us - 1
 
