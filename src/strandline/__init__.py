@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from strandline.api import aggregates as agg
+from strandline.api.badrecords import OnError
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.api.uids import uid
-from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
+from strandline.api.windows import Early, Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import FollowExecutors, Settings
 from strandline.core.version import VERSION
@@ -38,6 +39,7 @@ __all__ = [  # noqa: RUF022
     "Broadcast",
     "Checkpoints",
     "Context",
+    "Early",
     "FollowExecutors",
     "Global",
     "Job",
@@ -48,6 +50,7 @@ __all__ = [  # noqa: RUF022
     "KeyedStream",
     "List",
     "Map",
+    "OnError",
     "Reducing",
     "Restart",
     "Run",

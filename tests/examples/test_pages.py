@@ -53,6 +53,31 @@ def source(spark: Any, tmp_path: Path, local_dir: Path) -> Any:
     return make
 
 
+def test_bad_records() -> None:
+    page = run_page("bad-records.md", 4)
+    with Harness(page["sums"]) as h:
+        h.push(
+            ("ann", "1", dt.datetime(2026, 1, 1, tzinfo=dt.UTC)), ("ann", "x", dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
+        )
+        (row,) = h.advance_watermark(dt.datetime(2026, 1, 1, 0, 0, 10, tzinfo=dt.UTC))
+        assert (row.total, len(h.dead_letters)) == (1.0, 1)
+
+
+@pytest.mark.spark
+def test_rows_that_cannot_be_read(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"customer": "ann", "amount": "1"}\n{"customer": "bo\n')
+    df = spark.readStream.schema("customer string, amount string, _corrupt_record string").json(str(tmp_path / "in"))
+    good, bad = run_page("bad-records.md", 4)["readable_and_not"](sl.stream(df), ["customer", "amount"])
+    kept, dead = sl.sinks.memory(name="kept"), sl.sinks.memory(name="dead")
+    checkpoints, settings = sl.Checkpoints(tmp_path / "ck"), sl.Settings(parallelism=1, local_dir=local_dir)
+    job = sl.Job("reading", sinks=[good.to(kept), bad.to(dead)], checkpoints=checkpoints, settings=settings)
+    with job.start(spark) as run:
+        settle(run)
+    assert [tuple(row) for row in kept.rows] == [("ann", "1")]
+    assert [(row.step, row.event) for row in dead.rows] == [("read", '{"customer": "bo')]
+
+
 @pytest.mark.spark
 def test_windows(source: Any) -> None:
     events = [(5, "ann", 1), (55, "bob", 3), (75, "ann", 4), (20, "ann", 2), (10, "bob", 5), (300, "eve", 6)]
@@ -60,7 +85,7 @@ def test_windows(source: Any) -> None:
         "user string, amount bigint, ts timestamp",
         [{"ts": at(second), "user": user, "amount": amount} for second, user, amount in events],
     )
-    page = run_page("windows.md", 4, df=made.df)
+    page = run_page("windows.md", 5, df=made.df)
     assert isinstance(page["job"], sl.Job)
     assert page["top"].columns == ["user", "window_start", "window_end", "amount", "ts"]
     assert page["sums"].columns == ["user", "window_start", "window_end", "n", "total"]
@@ -85,9 +110,10 @@ def test_joins(source: Any) -> None:
         "limit double, version bigint",
         rows,
     )
-    page = run_page("joins.md", 5, df=made.df, order_df=made.df, payment_df=made.df)
+    page = run_page("joins.md", 6, df=made.df, order_df=made.df, payment_df=made.df)
     assert page["paid"].columns == ["order_id", "amount", "method"]
     assert page["both"].columns[-4:] == ["paid_at", "paid_method", "window_start", "window_end"]
+    assert page["converted"].columns[-3:] == ["amount", "rate_at", "rate_rate"]
     assert page["suspicious"].columns == ["customer", "amount"]
     # The payment of the third order comes a minute too late.
     assert made.results(page["joined"]) == Counter(

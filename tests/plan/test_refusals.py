@@ -109,7 +109,7 @@ def test_joins() -> None:
     refused(lambda: join(TIMED_KEYED, JOIN, "u", how="outer"), "how='outer', expected one of inner, left")  # type: ignore[arg-type]
     refused(lambda: join(NARROW, JOIN, "", prefixes=("", "r_")), "has no uid")
     refused(lambda: join(NARROW, JOIN, "u", prefixes=("", None)), "prefixes=('', None), expected a pair of")  # type: ignore[arg-type]
-    refused(lambda: TIMED_KEYED.window_join(NARROW, sl.Session("1s"), "u"), "expected Tumbling or Sliding ones")
+    refused(lambda: TIMED_KEYED.window_join(NARROW, sl.Global(5), "u"), "expected Tumbling, Sliding or Session ones")
     refused(lambda: KEYED.join(KEYED, JOIN, "u"), "join: the streams have no event time")
 
 
@@ -135,6 +135,36 @@ def test_broadcasts() -> None:
     refused(lambda: KEYED.broadcast(PLAIN, order_by=5), "broadcast: order_by names 5; the broadcast stream has user")  # type: ignore[arg-type]
     refused(lambda: KEYED.broadcast(PLAIN, order_by=[Column()]), "broadcast: order_by names Column<'v'>; the broadcast")  # type: ignore[list-item]
     refused(lambda: KEYED.broadcast(TIMED), "broadcast: only the broadcast stream has event time")
+
+
+def test_errors_that_are_to_be_borne(tmp_path: Path) -> None:
+    def refused_with(said: str, process: Any = None, **given: Any) -> None:
+        given = {"output": "user string, n bigint", "uid": "n", **given}
+        refused(lambda: KEYED.process(process or functions.Count(), **given), said)
+
+    refused_with("operator 'n': on_error is 'ignore', expected 'fail', 'skip' or 'dead-letter'", on_error="ignore")
+    refused_with("operator 'n': on_error is True, expected", on_error=True)
+
+    class Batches(sl.KeyedBatchProcess):
+        def on_batch(self, batch: Any, ctx: Any) -> None:
+            return None
+
+    refused_with("on_error is 'skip', and Batches is a KeyedBatchProcess", Batches(), on_error="skip")
+    taken = {"dead_letters": "user string"}
+    refused_with("its side output 'dead_letters' has the name", sides=taken, on_error="dead-letter")
+    window = TIMED_KEYED.window(sl.Tumbling("1s"))
+    refused(
+        lambda: window.fold("n int", 0, lambda n, e: n, uid="n", on_error="drop"),  # type: ignore[arg-type]
+        "operator 'n': on_error is 'drop'",
+    )
+    skipping = KEYED.process(functions.Count(), output="user string, n bigint", uid="count", on_error="skip")
+    refused(lambda: skipping.dead_letters, "dead_letters: there are none here")
+    giving = KEYED.process(functions.Count(), output="user string, n bigint", uid="count", on_error="dead-letter")
+    job = {"checkpoints": sl.Checkpoints(tmp_path / "ck")}
+    refused(
+        lambda: sl.Job("j", sinks=[giving.to(sl.sinks.memory())], **job),
+        "operator 'count': on_error is 'dead-letter', and its dead letters go to no sink",
+    )
 
 
 def test_aggregates() -> None:

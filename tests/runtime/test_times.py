@@ -320,7 +320,7 @@ class Aside(KeyedProcess):
 
 
 def test_what_timers_send_aside_does_not_pile_up(stage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_OUTPUT_ROWS", 10)
+    monkeypatch.setattr(calls, "OUTPUT_ROWS", 10)
     s = stage(Aside(), sides={"left": "n bigint"})
     assert s.raw(timed(*[("a", "", 0, n) for n in range(35)])) == []
     task = s.bench.task

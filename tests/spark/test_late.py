@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode
 from strandline.runtime.rowlayout import FIRED, TIME
 from strandline.spark.lower.nodes import late as late_rows
-from tests.spark.harness import Case, begin_reducing, settle
+from tests.spark.harness import Case, begin_reducing, fired, keepers_armed, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 
 pytestmark = pytest.mark.spark
@@ -85,3 +86,54 @@ def test_late_events_come_out_of_the_side(spark: Any, case: Case, reduce: bool, 
     assert given == [("a", 0, 1), ("a", 10, 56), ("b", 0, 2), ("b", 10, 4)]
     assert sorted((seconds(row, "window_start"), row.grand) for row in sinks["overall"].rows) == [(0, 3), (10, 60)]
     assert sinks["none"].rows == []
+
+
+class Strict(sl.KeyedProcess):
+    """Counts and adds up what it can; fails, when it has written, for what is negative."""
+
+    n = sl.Value("bigint", default=0)
+    seen = sl.List("bigint")
+
+    def on_event(self, event: Any, ctx: sl.Context) -> Any:
+        self.n.value += 1
+        self.seen.append(event.v)
+        yield ctx.key, self.n.value, sum(self.seen)
+        if event.v < 0:
+            raise ValueError("negative")
+
+
+def test_dead_letters_come_once_though_keepers_die(spark: Any, case: Case) -> None:
+    """Of what fails and of what has no key; state and output know nothing of them."""
+    inputs = case.root / "in"
+    inputs.mkdir()
+    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(inputs))
+    strict = sl.stream(source).watermark("ts").key_by("user", order_by="ts")
+    counted = strict.process(Strict(), "user string, n bigint, total bigint", "strict", on_error="dead-letter")
+    good, dead = sl.sinks.memory(name="good"), sl.sinks.memory(name="dead")
+    outputs = counted.to(good), counted.dead_letters.where("operator = 'strict'").to(dead)
+    directory = case.root / "fired"
+    with pytest.raises(sl.errors.ConfigurationError, match="'strict': on_error is 'dead-letter', and its dead letters"):
+        case.job_of("strict", counted.to(sl.sinks.memory())).start(spark)
+    armed = "keeper.epoch.middle=kill@3;keeper.applied=kill@5"
+    with (
+        keepers_armed(spark, directory, armed),
+        case.job_of("strict", *outputs, restart=sl.Restart(delay="10ms")).start(spark) as run,
+    ):
+        for number in range(8):
+            rows: list[Any] = [(10 * number + at, user, at + 1) for at, user in enumerate("abc")]
+            write(inputs, number, [*rows, (10 * number + 5, "a", -number - 1), (10 * number + 6, None, number)])
+            settle(run)
+        assert fired(directory) == {"keeper.epoch.middle", "keeper.applied"}
+        status = run.status()
+        assert status.restarts >= 1
+        assert 0 < status.failed_events <= 16
+        assert sum(keeper.metrics["failed_events"] for keeper in status.keepers) >= 0
+    assert sorted(row.n for row in good.rows) == sorted([*range(1, 9)] * 3)
+    assert {(row.user, row.total) for row in good.rows if row.n == 8} == {("a", 8), ("b", 16), ("c", 24)}
+    found = [
+        (row.step, row.reason, row.key, json.loads(row.event)["v"], seconds(row, "event_time")) for row in dead.rows
+    ]
+    failed = [("on_event", "ValueError: negative", '"a"', -number - 1, 10 * number + 5) for number in range(8)]
+    keyless = [("key_by", "the key column 'user' is null", None, number, 10 * number + 6) for number in range(8)]
+    assert sorted(found, key=str) == sorted(failed + keyless, key=str)
+    assert all("in on_event" in row.traceback for row in dead.rows if row.step == "on_event")

@@ -236,6 +236,7 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     made.driver.failed, made.driver.paused = threading.Event(), threading.Event()
     made.driver.paused.set()
     made.driver.epoch_carries_trigger, made._finished_us = False, 1
+    made.driver.progress = SimpleNamespace(epochs=0)
     made.driver.tick = lambda by_us: False
     made._final_checkpoint_done = lambda: True
     made.coordinator.advance = lambda: None

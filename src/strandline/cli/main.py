@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, rollback, snapshots, state, upgrades
+from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, new, rollback, snapshots, state, upgrades
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
+from strandline.core.version import VERSION
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -28,10 +29,10 @@ app = typer.Typer(
     cls=ErrorsAsMessages,
     help="Look after Strandline jobs, running or not: their snapshots, logs and machines; run their programs.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
+app.command("new")(new.new)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(state.app, name="state")
@@ -47,6 +48,24 @@ app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
 app.command("check-upgrade")(upgrades.check_upgrade)
 app.command("doctor")(doctor.doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"strandline {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print Strandline's version; `version` has more."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("version")

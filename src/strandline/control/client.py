@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from strandline.control.commands import Command
+from strandline.control.journal import records
 from strandline.control.wire import (
     MOST_ANSWER_BYTES,
     MOST_REQUEST_BYTES,
@@ -88,7 +90,7 @@ def find_driver(local_dir: Path, job: str, directory: str | None = None, timeout
     NotFoundError if there is none, and ConfigurationError if there are several.
     """
     drivers = find_drivers(local_dir, timeout_s)
-    url = None if directory is None else _as_url(directory)
+    url = None if directory is None else as_url(directory)
     found = [driver for driver in drivers if driver.job == job and url in (None, driver.directory)]
     if not found:
         raise _none(local_dir, job, url, drivers)
@@ -210,7 +212,7 @@ def _identified(path: Path, sock: socket.socket, deadline: float) -> Driver | No
     return Driver(path, pid, hello.engine, hello.job, hello.directory, hello.since_ms)
 
 
-def _as_url(directory: str) -> str:
+def as_url(directory: str) -> str:
     """Return a checkpoint directory as drivers name it."""
     parts = urlsplit(directory)
     if "://" not in directory or parts.scheme == "file":
@@ -224,9 +226,14 @@ def _none(local_dir: Path, job: str, url: str | None, drivers: Sequence[Driver])
     silent = [str(driver.pid) for driver in drivers if not driver.answers]
     of = f" with the checkpoint directory {url}" if url is not None else ""
     says_nothing = f"; process {', '.join(silent)} listens there and does not answer" if silent else ""
+    ended = any(record.fate and url in (None, record.directory) for record in records(local_dir, job))
+    fate = f"what became of it: `strandline status {quote(job)}`; " if ended else ""
     return NotFoundError(
         f"{local_dir}: no driver of job '{job}'{of} runs on this machine{says_nothing}",
-        hint=f"what runs is {', '.join(others)}"
-        if others
-        else "give the job's Settings.local_dir with --local-dir; ask on its driver's machine, as its driver's user",
+        hint=fate
+        + (
+            f"what runs is {', '.join(others)}"
+            if others
+            else "give the job's Settings.local_dir with --local-dir; ask on its driver's machine, as its driver's user"
+        ),
     )

@@ -18,16 +18,18 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
+from strandline.keeper.memory import resident_bytes
 from strandline.keeper.opening import Opened, open_partition
 from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup
 from strandline.keeper.replay import KeptOutput
 from strandline.keeper.rowproof import RowProof
 from strandline.runtime.program import Program
-from strandline.runtime.task.task import EpochTimes
+from strandline.runtime.task.task import EpochTimes, Task
 
 log = logging.getLogger("strandline.keeper")
 
 _METRICS_S = 2.0
+_TELL_S = 10.0
 
 
 class PartitionService:
@@ -45,6 +47,8 @@ class PartitionService:
         self._restore_ms = 0.0
         self._metrics: dict[str, int] = {}
         self._measured = -_METRICS_S
+        self._failed = self._failed_untold = 0
+        self._told = -_TELL_S
 
     @property
     def version(self) -> Epoch:
@@ -156,13 +160,26 @@ class PartitionService:
             "rows_in": kept.input.rows,
             "rows_out": rows_out,
             "late_rows": task.late_rows,
+            "failed_events": task.failed_events,
             "source_rows": task.source_rows,
             "newest_us": task.newest_us,
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
         }
+        self._count_failed(task)
         self._ack = self._make_ack(opened, **self._brought, pause_ms=round(pause_ms, 3))
         connection.send(p.ACK, self._ack)
         opened.snapshots.write_behind()
+
+    def _count_failed(self, task: Task) -> None:
+        """Say once in a while that events fail: what, where and how many, and nothing of the events themselves."""
+        self._failed += task.failed_events
+        self._failed_untold += task.failed_events
+        if self._failed_untold and task.failures is not None and time.monotonic() - self._told > _TELL_S:
+            log.warning(
+                "operator '%s', partition %d: %d events failed and were left out (%d since this process began); the "
+                "last one: %s", self._uid, self._partition, self._failed_untold, self._failed, task.failures.last,
+            )  # fmt: skip
+            self._told, self._failed_untold = time.monotonic(), 0
 
     def _received(self, connection: Connection, begin: Begin, kept: KeptOutput) -> Iterator[pa.RecordBatch]:
         """Give the epoch's rows as they come, and note which they were; raise KeeperError if some are missing."""
@@ -190,7 +207,7 @@ class PartitionService:
                 f"rows: {again.rows}, and {kept.input.rows} were applied; the steps before it give other rows each "
                 "time",
                 hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as "
-                "rand(), sample() and limit() without an order",
+                "rand() and sample()",
             )
         log.info("epoch %d is replayed", self.version)
         for frame in kept.frames():
@@ -231,7 +248,9 @@ class PartitionService:
         task = opened.partition.task
         if time.monotonic() - self._measured > _METRICS_S:
             # Asking RocksDB for its figures costs more than a small epoch: they may be a moment old.
-            self._metrics = task.store.metrics()
+            self._metrics = task.store.metrics() | {"process_bytes": resident_bytes()}
+            if task.failures is not None:
+                self._metrics["failed_events"] = self._failed
             self._measured = time.monotonic()
         next_event_us, next_processing_us = task.next_timers_us
         return msgspec.structs.replace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from strandline.api.badrecords import DEAD_LETTERS, OnError, on_error_of
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import declared_states
@@ -69,6 +70,24 @@ def check_sides(uid: str, sides: Any) -> None:
             f"operator '{uid}': sides is {sides!r}, expected schemas by name",
             hint='write sides={"late": "user string, at timestamp"}',
         )
+
+
+def check_on_error(process: Any, uid: str, given: Any, sides: Mapping[str, str]) -> OnError:
+    """Return what becomes of events that a function fails for; refuse what cannot be done."""
+    found = on_error_of(f"operator '{uid}'", given)
+    if not found.fails and isinstance(process, KeyedBatchProcess):
+        raise ConfigurationError(
+            f"operator '{uid}': on_error is '{found.then}', and {type(process).__name__} is a KeyedBatchProcess, which "
+            "fails for a whole batch, not for an event",
+            hint="write it as a KeyedProcess, or catch errors in on_batch and ctx.emit() the bad rows to a side output",
+        )
+    if found.gives and DEAD_LETTERS in sides:
+        raise ConfigurationError(
+            f"operator '{uid}': its side output '{DEAD_LETTERS}' has the name of the one that on_error='dead-letter' "
+            "gives",
+            hint="rename it in `sides`",
+        )
+    return found
 
 
 def check_inputs(process: Any, uid: str, method: Literal["key_by", "connect", "broadcast"]) -> None:

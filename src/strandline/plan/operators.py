@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.uids import Uid
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
-from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
+from strandline.plan.checks import check_inputs, check_numbers, check_on_error, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
-from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode
+from strandline.plan.graph import (
+    Keyed,
+    LateNode,
+    Movers,
+    Node,
+    OperatorNode,
+    OutputNode,
+    PairNode,
+    UnionNode,
+    WatermarkNode,
+    sources_of,
+)
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
@@ -85,15 +97,19 @@ def process_on(
     name: str | None = None,
     parallelism: int | None = None,
     max_parallelism: int | None = None,
+    on_error: OnError | str = "fail",
 ) -> OperatorNode:
     """Return the node of a function with state; raise ConfigurationError for what cannot run."""
     check_uid(f"process() of {type(process).__name__}", uid)
     check_process(process, uid)
     check_sides(uid, sides or {})
+    bears = check_on_error(process, uid, on_error, sides or {})
     check_inputs(process, uid, keyed.made_by)
     state_infos(process)
     schema = parse_schema(output).ddl
     raw_sides = {side: parse_schema(ddl).ddl for side, ddl in (sides or {}).items()}
+    if bears.gives:
+        raw_sides[DEAD_LETTERS] = parse_schema(DEAD_LETTER).ddl
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     return make_operator(
         keyed.node,
@@ -104,6 +120,7 @@ def process_on(
         keys=keyed.keys,
         order_by=keyed.order_by,
         sides=raw_sides,
+        on_error=bears,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
@@ -121,7 +138,7 @@ def make_operator(
     """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
     check_numbers(uid, parallelism, max_parallelism)
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
-    return OperatorNode(
+    made = OperatorNode(
         Columns.of(output, hidden),
         parent,
         uid=str(uid),
@@ -132,6 +149,9 @@ def make_operator(
         max_parallelism=max_parallelism,
         **said,
     )
+    for source in sources_of(parent):
+        source.operators.append(made)
+    return made
 
 
 def output_of(operator: OperatorNode, side: str | None = None) -> Node:
@@ -151,14 +171,25 @@ def output_of(operator: OperatorNode, side: str | None = None) -> Node:
     return OutputNode(Columns.of(ddl, operator.columns.hidden), operator, number)
 
 
-def movers_of(operator: OperatorNode) -> tuple[WatermarkNode | None, ...]:
-    """Return whose watermarks an operator's events move: one for all, or one an input."""
-    node = operator.parent
-    return node.movers if isinstance(node, PairNode) else (watermark_above(node),)
-
-
-def watermark_above(node: Node | None) -> WatermarkNode | None:
-    """Return the watermark that rows come straight from."""
-    while node is not None and not isinstance(node, OperatorNode | WatermarkNode | LateNode):
+def movers_above(node: Node | None) -> Movers:
+    """Return whose watermark rows move that come straight from one, or from several."""
+    while node is not None and not isinstance(node, OperatorNode | LateNode):
+        if isinstance(node, WatermarkNode):
+            return node
+        if isinstance(node, PairNode | UnionNode):
+            return node.movers[0] if len(node.movers) == 1 else node.movers
         node = node.parent
-    return node if isinstance(node, WatermarkNode) else None
+    return None
+
+
+def movers_of(inputs: Sequence[Node]) -> tuple[Movers, ...]:
+    """Return whose watermarks the rows of several inputs move: one for all, or one an input."""
+    movers = tuple(map(movers_above, inputs))
+    return movers[:1] if all(each == movers[0] for each in movers) else movers
+
+
+def watermarks_in(movers: Movers) -> set[WatermarkNode]:
+    """Return all watermarks that rows move."""
+    if isinstance(movers, tuple):
+        return set().union(*map(watermarks_in, movers))
+    return set() if movers is None else {movers}

@@ -9,6 +9,7 @@ from pathlib import Path
 import cloudpickle
 import msgspec
 
+from strandline.api.badrecords import OnError
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.api.states import Aggregating, List, Map, Reducing, State, Value, declared_states
@@ -127,6 +128,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of the broadcast stream that say in which order the rules of an epoch apply."""
     sides: dict[str, str] = {}
     """DDL of the side outputs, by name."""
+    on_error: OnError = OnError("fail")
+    """What becomes of an event that the function fails for."""
     schemas: dict[str, Schemas] = {}
     """By state whose type was changed: what values may be stored with beside the declared type."""
     was: dict[str, str] = {}

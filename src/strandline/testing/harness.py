@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from strandline.api.badrecords import OnError, Then
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
@@ -96,6 +97,7 @@ class Harness:
         right_watermark: str | None = None,
         order_by: str | Sequence[str] | None = None,
         sides: Mapping[str, str] | None = None,
+        on_error: OnError | Then = "fail",
         uid: str = "operator",
         backend: BackendName = "filesystem",
         parallelism: int = 1,
@@ -108,8 +110,8 @@ class Harness:
         lefts = Told(schema, key, event_time, watermark)
         rights = Told(right, right_key, right_event_time, right_watermark)
         if isinstance(process, Stream):
-            nothing = Told(), Told(), "operator", None, None, None, None
-            if (lefts, rights, uid, output, sides, order_by, max_parallelism) != nothing:
+            nothing = Told(), Told(), "operator", None, None, None, None, "fail"
+            if (lefts, rights, uid, output, sides, order_by, max_parallelism, on_error) != nothing:
                 raise ConfigurationError(
                     "Harness: only backend and parallelism can be said of a stream: it has said all else already",
                     hint="leave the others out: testing.events(schema) and the stream's own methods have them",
@@ -127,7 +129,9 @@ class Harness:
                     f"operator '{uid}': it is not said which columns its rows have",
                     hint='give output="user string, n bigint"',
                 )
-            self._end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism)
+            self._end = keyed.process(
+                process, output, uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error
+            )
         self._epoch = Epoch(0)
         self._output: Output = {}
         self._last: Snapshot | None = None
@@ -154,6 +158,7 @@ class Harness:
         sides: Mapping[str, str] | None = None,
         side: str | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Self:
         """Add an operator that reads the main output of the one before, or its side output `side`; before any epoch.
 
@@ -165,7 +170,7 @@ class Harness:
         before = self._end if side is None else self._end.side(side)
         check_function(process)
         keyed = before.key_by(*listed(key))
-        end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism)
+        end = keyed.process(process, output, uid, sides=sides, max_parallelism=max_parallelism, on_error=on_error)
         self._run.extend(end._node)
         self._end = end
         return self
@@ -252,6 +257,11 @@ class Harness:
         """Return all rows of a side output so far; of several with the name, the last operator's."""
         return list(self._output.get(self._run.side(name), []))
 
+    @property
+    def dead_letters(self) -> list[Any]:
+        """Return all dead letters so far, of every operator whose `on_error` is "dead-letter"."""
+        return [row for node in self._run.dead_letters for row in self._output.get(node, [])]
+
     def state(self, key: Any, uid: str | None = None) -> dict[str, Any]:
         """Return the states of a key by name, defaults for what it does not have; in a chain, say whose by its uid.
 
@@ -289,6 +299,11 @@ class Harness:
     def late_rows(self) -> int:
         """How many events of the last epoch were late when they reached their first operator."""
         return self._run.late_rows
+
+    @property
+    def failed_events(self) -> int:
+        """How many events of the last epoch a function failed for, and `on_error` has left out."""
+        return self._run.failed_events
 
     # -- failures
 

@@ -146,6 +146,11 @@ class Partitions:
         """How many events of the last epoch were late."""
         return sum(each.task.late_rows for each in self._partitions)
 
+    @property
+    def failed_events(self) -> int:
+        """How many events failed in the last epoch, and were left out."""
+        return sum(each.task.failed_events for each in self._partitions)
+
     def is_due(self, times: EpochTimes) -> bool:
         """Whether some timer may be due."""
         return any(is_due(*each.task.next_timers_us, times.watermark_us, times.now_us) for each in self._partitions)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strandline.api.badrecords import DEAD_LETTERS
 from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
@@ -134,6 +135,11 @@ class PipelineRun:
         return sum(each.late_rows for node, each in self._partitions.items() if node.uid in self.pipeline.measuring)
 
     @property
+    def failed_events(self) -> int:
+        """How many events failed in the last epoch, and were left out."""
+        return sum(each.failed_events for each in self._partitions.values())
+
+    @property
     def broadcasting(self) -> Partitions:
         """The operator that has rules for every partition, or the first one."""
         self._check_operators()
@@ -145,6 +151,11 @@ class PipelineRun:
         self._check_operators()
         having = [node for (_, known), node in self.sides.items() if known == name]
         return having[-1] if having else output_of(self.pipeline.operators[-1], name)
+
+    @property
+    def dead_letters(self) -> list[Node]:
+        """The side outputs of dead letters, in the order of the operators."""
+        return [node for (_, name), node in self.sides.items() if name == DEAD_LETTERS]
 
     def find(self, uid: str | None) -> Partitions:
         """Return the operator with a uid, or the only one."""

@@ -14,7 +14,17 @@ from strandline.format.schemas import Schemas
 from strandline.format.values import ExpiringCodec, ValueCodec
 from strandline.runtime.state.broadcast import Broadcasts
 from strandline.runtime.state.columnar import VectorValueHandle
-from strandline.runtime.state.handles import CopyingValueHandle, ListHandle, MapHandle, ValueHandle, wrapped
+from strandline.runtime.state.handles import (
+    CopyingValueHandle,
+    ListHandle,
+    MapHandle,
+    NotedCopyingValueHandle,
+    NotedValueHandle,
+    ValueHandle,
+    check_in_full,
+    wrapped,
+)
+from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
@@ -43,6 +53,8 @@ class Binder:
     vectorised: bool
     schemas: Mapping[str, Schemas]
     """By state, where its type was changed."""
+    journal: Journal | None = None
+    """Where writes are noted, if single calls are to be undone."""
 
     def bind(self, name: str, state: State) -> tuple[ValueTable | MapTable, Any]:
         """Return a state's table and its handle."""
@@ -73,16 +85,19 @@ class Binder:
         chunks = self._schemas(name).codec_of_chunks(element)
         table = self._map_table(name, KeyCodec([LongType()]), chunks, life)
         if life is None:
-            return table, ListHandle(self.scope, table, ValueCodec(element), name)
-        return table, ExpiringListHandle(self.scope, table, ValueCodec(element), name, life)
+            return table, ListHandle(self.scope, table, self._checking(ValueCodec(element)), name)
+        return table, ExpiringListHandle(self.scope, table, self._checking(ValueCodec(element)), name, life)
 
     def _bind_value(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
         codec, default = self._codec(name, state), getattr(state, "default", None)
         stored = codec if life is None else ExpiringCodec(codec)
         encode, decode = self.keys.encode_many, self._decode_key
         table = ValueTable(name, self.backend, encode, stored.encode_many, decode, stored.decode_many, self.cache_bytes)
+        table.journal = self.journal
         if life is None:
             kind = CopyingValueHandle if codec.mutable else ValueHandle
+            if self.journal is not None:
+                kind = NotedCopyingValueHandle if codec.mutable else NotedValueHandle
             return table, kind(self.scope, table, codec, name, default)
         return table, ExpiringValueHandle(self.scope, table, codec, name, default, life)
 
@@ -95,13 +110,21 @@ class Binder:
 
     def _map_table(self, name: str, sub: KeyCodec, values: ValueCodec, life: Lifetime | None) -> MapTable:
         stored = values if life is None else ExpiringCodec(values)
-        return MapTable(
+        table = MapTable(
             name, self.backend, self.keys.encode, self.keys.decode, sub.encode_sub, sub.decode_sub, stored,
             self.cache_bytes,
         )  # fmt: skip
+        table.journal = self.journal
+        return table
 
     def _codec(self, name: str, state: State) -> ValueCodec:
-        return self._schemas(name).codec(parse_type(state.value_type))
+        return self._checking(self._schemas(name).codec(parse_type(state.value_type)))
+
+    def _checking(self, codec: ValueCodec) -> ValueCodec:
+        """Where calls are undone, have values checked in full as they are given, not when they are encoded."""
+        if self.journal is not None:
+            check_in_full(codec)
+        return codec
 
     def _schemas(self, name: str) -> Schemas:
         return self.schemas.get(name, Schemas())

@@ -20,6 +20,7 @@ from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.rowlayout import RowLayout
 from strandline.runtime.state.handles import MapHandle
+from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.maps import Cell, MapTable
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.table import Kept, SomeKeys
@@ -102,16 +103,29 @@ class _Nowhere:
 class Broadcasts:
     """One partition's part in a broadcast: the rules of this epoch, until all of them are there."""
 
-    def __init__(self, process: KeyedBroadcastProcess, scope: Scope, rule: StructType, order_by: Sequence[str]) -> None:
+    def __init__(
+        self,
+        process: KeyedBroadcastProcess,
+        scope: Scope,
+        rule: StructType,
+        order_by: Sequence[str],
+        journal: Journal | None = None,
+    ) -> None:
         self._process = process
         self._scope = scope
         self._rule = rule
+        self._journal = journal
         self._codec = ValueCodec(rule)
         self._order = [(at, comparable(rule.fields[at].type)) for at in map(rule.names.index, order_by)]
         self._waiting: list[tuple[Any, Any, int | None]] = []
 
     def bind(
-        self, name: str, state: Broadcast, values: ValueCodec, backend: Backend, cache_bytes: int
+        self,
+        name: str,
+        state: Broadcast,
+        values: ValueCodec,
+        backend: Backend,
+        cache_bytes: int,
     ) -> tuple[MapTable, MapHandle]:
         """Return the table and the handle of a state."""
         sub = KeyCodec([parse_type(state.key_type)])
@@ -125,6 +139,7 @@ class Broadcasts:
             values,
             cache_bytes,
         )
+        table.journal = self._journal
         return table, BroadcastHandle(self._scope, table, sub, values, name)
 
     def take(self, batch: pa.RecordBatch, layout: RowLayout) -> pa.RecordBatch:
@@ -145,8 +160,8 @@ class Broadcasts:
             self._waiting.append((key, rule, time))
         return batch.filter(pc.invert(is_rule))
 
-    def apply(self, failed: Callable[..., Exception]) -> None:
-        """Call on_broadcast for each rule of the epoch; `failed` makes an error that says for which."""
+    def apply(self, failed: Callable[..., Exception | None]) -> None:
+        """Call on_broadcast for each rule of the epoch; `failed` makes an error that says for which, or bears it."""
         scope, waiting = self._scope, self._waiting
         self._waiting = []
         # None is only ever compared with None by the flag before it.
@@ -156,6 +171,8 @@ class Broadcasts:
         try:
             for _, rule, time in waiting:
                 scope.time_us = time
+                if self._journal is not None:
+                    self._journal.begin()
                 try:
                     # A generator does nothing until it is asked.
                     given: Any = self._process.on_broadcast(rule, context)  # type: ignore[func-returns-value]
@@ -165,7 +182,9 @@ class Broadcasts:
                             hint="change Broadcast states there, and give rows in on_event or on_timer",
                         )
                 except (Exception, SystemExit) as error:
-                    raise failed(error, "on_broadcast", event=rule) from error
+                    said = failed(error, "on_broadcast", event=rule)
+                    if said is not None:
+                        raise said from error
         finally:
             scope.key, scope.in_broadcast = None, False
 

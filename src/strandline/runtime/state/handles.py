@@ -77,6 +77,47 @@ class CopyingValueHandle(ValueHandle):
         return None if value is None else self._copy(value)
 
 
+def _write_noted(handle: Any, value: Any) -> None:
+    """Write and note it. The value is checked in full: that it is out of range must show in this very call."""
+    if value is not None:
+        try:
+            value = handle._coerce(value)
+        except StateTypeError as error:
+            raise named(error, handle._scope.uid, handle._name) from None
+    key, live, undo = handle._scope.key, handle._live, handle._undo
+    before, is_first = live[key], key not in undo
+    if is_first:
+        undo[key] = before
+    handle._note((handle._take_back, key, before, is_first))
+    live[key] = value
+
+
+class NotedValueHandle(ValueHandle):
+    """One value of the current key, of which each write can be undone."""
+
+    __slots__ = ("_note", "_take_back")
+
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
+        super().__init__(scope, table, codec, name, default)
+        assert table.journal is not None
+        self._note, self._take_back = table.journal.note, table.take_back
+
+    value = ValueHandle.value.setter(_write_noted)  # type: ignore[attr-defined]
+
+
+class NotedCopyingValueHandle(CopyingValueHandle):
+    """A value that holds arrays or maps, of which each write can be undone."""
+
+    __slots__ = ("_note", "_take_back")
+
+    def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
+        super().__init__(scope, table, codec, name, default)
+        assert table.journal is not None
+        self._note, self._take_back = table.journal.note, table.take_back
+
+    value = CopyingValueHandle.value.setter(_write_noted)
+
+
 class ReducingHandle:
     """One value of the current key, reduced from what was added."""
 
@@ -250,6 +291,19 @@ def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Call
             raise named(error, scope.uid, name, what) from None
 
     return check
+
+
+def check_in_full(codec: ValueCodec) -> None:
+    """Have a codec look at values in full when they are given, and leave nothing to be found out in encoding."""
+    kind, coerce, exact = codec.type, codec.coerce, codec.exact or _NEVER
+    check: Callable[[Any], Any] = lambda value: value if type(value) is exact else coerce(value)  # noqa: E731
+    if isinstance(kind, StringType):
+        check = lambda value: value if type(value) is str and value.isascii() else coerce(value)  # noqa: E731
+    if isinstance(kind, IntegralType):
+        limit = 1 << (8 * kind.width - 1)
+        check = lambda value: value if type(value) is int and -limit <= value < limit else coerce(value)  # noqa: E731
+    codec.exact = None
+    vars(codec)["coerce"] = check
 
 
 def key_coercion(scope: Scope, name: str, codec: KeyCodec) -> Callable[[Any], Any]:

@@ -78,12 +78,19 @@ class MapTable(ObjectTable):
     def put(self, key: Any, sub: Any, value: Any) -> None:
         """Set one entry; None deletes it."""
         entry = (key, sub)
-        if entry not in self.undo:
-            self.undo[entry] = self.get(key, sub)
+        is_first = entry not in self.undo
+        if is_first or self.journal is not None:
+            before = self.get(key, sub)
+            if is_first:
+                self.undo[entry] = before
+            if self.journal is not None:
+                self.journal.note((self._take_back, key, sub, before, is_first))
         self.live[key][sub] = value
 
     def put_new(self, key: Any, sub: Any, value: Any) -> None:
         """Set an entry that is known not to be stored: reads nothing."""
+        if self.journal is not None:
+            self.journal.note((self._take_back, key, sub, None, (key, sub) not in self.undo))
         self.undo.setdefault((key, sub), None)
         cell = self.live.get(key)
         if cell is None:
@@ -96,7 +103,20 @@ class MapTable(ObjectTable):
         if chunk is None:
             self.put_new(key, sub, [element])
         else:
-            chunk.append(element)
+            self.grow(chunk, element)
+
+    def grow(self, chunk: list[Any], element: Any) -> None:
+        """Add to a list that this epoch has put."""
+        if self.journal is not None:
+            self.journal.note((chunk.pop,))
+        chunk.append(element)
+
+    def _take_back(self, key: Any, sub: Any, before: Any, is_first: bool) -> None:
+        self.live[key][sub] = before
+        if is_first:
+            del self.undo[key, sub]
+            if before is None and self._holds_all:
+                self._absent.add((key, sub))
 
     def is_ours(self, key: Any, sub: Any) -> bool:
         """Whether this epoch has put the entry: what was put is seen by nobody else, and may be changed in place."""

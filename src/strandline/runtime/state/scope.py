@@ -30,6 +30,8 @@ class Scope:
     now_us: int = 0
     in_broadcast: bool = False
     in_timer: bool = False
+    guard: Any = None
+    """Where errors do not end the job: what operators of ours ask for rows whose function may fail."""
     _emit: Callable[[str, Any], None] | None = None
 
     @property

@@ -20,6 +20,7 @@ from strandline.runtime.state.binding import Binder
 from strandline.runtime.state.broadcast import Broadcasts, BroadcastTable
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.handles import named
+from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope, Timers
 from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys, StateTable
@@ -116,19 +117,23 @@ class Store:
         self.turns = Turns()
         """Changes of what `kept` reads."""
         schema = parse_schema(program.input_schema)
+        self.journal = None if program.on_error.fails else Journal()
+        """What the present call of the function has changed, if it is to be undone where the function fails."""
         self.keys = LiveKeys(KeyCodec(schema.types_of(program.key_columns)))
         groups = range_of(Partition(scope.partition), program.max_parallelism, program.parallelism)
         self.broadcasts: Broadcasts | None = None
         if isinstance(process, KeyedBroadcastProcess):
             rule = schema.fields[1].type
             assert isinstance(rule, StructType)
-            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order)
+            self.broadcasts = Broadcasts(process, scope, rule, program.broadcast_order, self.journal)
         self.timers = self._bind_timers(groups, timed=program.layout.timed)
         """Those of event time and of processing time, if the function handles timers."""
         self.expiry: Expiry | None = None
         if has_ttl(process):
             check_ttl(process, program.uid, timed=program.layout.timed)
             self.expiry = Expiry(scope, backend, groups, self.keys)
+            for table in self.expiry.tables:
+                table.journal = self.journal
         self._schemas = program.schemas
         own: Sequence[StateTable[Any]] = ()
         if isinstance(process, ColumnarProcess):
@@ -165,6 +170,8 @@ class Store:
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""
+        if self.journal is not None:
+            self.journal.begin()
         for table in self._tables:
             table.commit()
         if self._limit is not None:
@@ -179,6 +186,8 @@ class Store:
         """Forget what the epoch wrote."""
         if self.broadcasts is not None:
             self.broadcasts.forget()
+        if self.journal is not None:
+            self.journal.begin()
         for table in self._tables:
             table.abort()
         if self._limit is not None:
@@ -258,6 +267,7 @@ class Store:
             return None
         event = TimerTable(EVENT_TIMERS, self._backend, groups)
         processing = TimerTable(PROCESSING_TIMERS, self._backend, groups)
+        event.journal = processing.journal = self.journal
         why = 'the stream has no event time: call watermark("column") before key_by'
         self._scope.timers = Timers(self._scope, self.keys.encode, event if timed else None, processing, why)
         return event, processing
@@ -267,7 +277,7 @@ class Store:
         states = declared_states(self._process)
         binder = Binder(
             self._scope, self._backend, self.keys, self.expiry, self.broadcasts,
-            cache_bytes // max(1, len(states)), self._vectorised, self._schemas,
+            cache_bytes // max(1, len(states)), self._vectorised, self._schemas, self.journal,
         )  # fmt: skip
         bound: list[StateTable[Any]] = []
         for name, state in states.items():

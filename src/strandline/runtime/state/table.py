@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from strandline.backends.base import Backend, Entry
 from strandline.format.keys import KeyCodec
+from strandline.runtime.state.journal import Journal
 
 Layer = TypeVar("Layer")
 """Changes that belong together, as a kind of state holds them."""
@@ -44,6 +45,8 @@ class StateTable(Generic[Layer]):
     def __init__(self, name: str, backend: Backend) -> None:
         self.name = name
         self.hits = self.misses = 0
+        self.journal: Journal | None = None
+        """Where each write is noted, if single calls are to be undone."""
         self._backend = backend
         self._holds_all = backend.keeps_all
         self._frozen: list[Layer] = []

@@ -78,6 +78,8 @@ class TimerTable(StateTable[Layer]):
         changes = self._now
         if changes.get(timer):
             return
+        if self.journal is not None:
+            self.journal.note((self._take_back, timer, changes.get(timer)))
         changes[timer] = True
         if self._longest is not None:
             if self._link == self._longest:
@@ -91,7 +93,17 @@ class TimerTable(StateTable[Layer]):
 
     def delete(self, key: bytes, at_us: int) -> None:
         """Delete the timer of a key at a time, if there is one."""
-        self._now[_TIME.pack(at_us + _BIAS) + key] = False
+        timer = _TIME.pack(at_us + _BIAS) + key
+        if self.journal is not None:
+            self.journal.note((self._take_back, timer, self._now.get(timer)))
+        self._now[timer] = False
+
+    def _take_back(self, timer: bytes, before: bool | None) -> None:
+        # In the heaps it stays: what is found there counts only if it is set.
+        if before is None:
+            self._now.pop(timer, None)
+        else:
+            self._now[timer] = before
 
     def fire(
         self,
@@ -166,7 +178,9 @@ class TimerTable(StateTable[Layer]):
         now, dirty = self._now, self._dirty
         gone = {timer for layer, taken in self._taken if layer is dirty for timer in taken}
         # One that is set again and again, epoch after epoch, is in order once.
-        dirty.order.add(timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
+        ordered = (timer for timer in self._set_now if timer in gone or not dirty.changes.get(timer))
+        # One that was deleted again, or whose call was undone, is not pending.
+        dirty.order.add(timer for timer in ordered if now.get(timer))
         if self._holds_all:
             for timer, is_set in now.items():
                 if is_set:
@@ -281,7 +295,7 @@ class TimerTable(StateTable[Layer]):
             yield from self._fire_one(heapq.heappop(on_the_way), known)
 
     def _fire_one(self, timer: bytes, known: dict[bytes, Any]) -> Iterator[tuple[int, Any]]:
-        if self._now[timer]:
+        if self._now.get(timer):
             self._now[timer] = False
             self._link = self._links.pop(timer, 0)
             encoded = timer[8:]
@@ -292,7 +306,7 @@ class TimerTable(StateTable[Layer]):
         found = []
         while self._set_now and self._set_now[0] <= limit:
             timer = heapq.heappop(self._set_now)
-            if self._now[timer]:
+            if self._now.get(timer):
                 found.append(timer)
         newer = [self._now]
         for layer in self._layers():

@@ -65,9 +65,19 @@ class ValueTable(ObjectTable):
 
     def put(self, key: Any, value: Any) -> None:
         """Set the value of a key that is live; None deletes it."""
-        if key not in self.undo:
-            self.undo[key] = self.live[key]
+        before = self.live[key]
+        is_first = key not in self.undo
+        if is_first:
+            self.undo[key] = before
+        if self.journal is not None:
+            self.journal.note((self.take_back, key, before, is_first))
         self.live[key] = value
+
+    def take_back(self, key: Any, before: Any, is_first: bool) -> None:
+        """Undo a write; `is_first`: it was the epoch's first one of the key."""
+        self.live[key] = before
+        if is_first:
+            del self.undo[key]
 
     def commit(self) -> None:
         if self._holds_all:

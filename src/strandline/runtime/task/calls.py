@@ -14,14 +14,15 @@ import pyarrow as pa
 from strandline.api.process import KeyedProcess
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.runtime.operators.joins import called
-from strandline.runtime.operators.windows.operator import WindowOperator
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process
 from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.outputs import RawOutput
 
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
-_OUTPUT_ROWS = 20_000
+OUTPUT_ROWS = 20_000
+"""Of how many rows that timers give a batch is made."""
 
 
 class EventCalls:
@@ -86,7 +87,7 @@ class EventCalls:
                         times.append(scope.time_us)
             except (Exception, SystemExit) as error:
                 raise user_error(scope.uid, self._process, error, "on_timer", key, timer.timestamp) from error
-            if len(rows) + self._outputs.waiting >= _OUTPUT_ROWS:
+            if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
                 yield from self._take()
         scope.in_timer = False
         yield from self._take()
@@ -134,12 +135,12 @@ def user_error(
     text = _users_trace(error, trace)
     what = "for the timer" if method == "on_timer" else "in the event"
     where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
-    if isinstance(process, WindowOperator):
-        whose, error = "the function of windows", process.explained(error)
+    if isinstance(process, OwnOperator) and process.own_function:
+        whose, error = process.own_function, process.explained(error)
     else:
         whose = f"{method} of {type(process).__name__}"
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
-    said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {error}"
+    said = error.message if isinstance(error, StrandlineError) else f"{type(error).__name__}: {text_of(error)}"
     return kind(
         f"operator '{uid}': {whose} raised{where}: {said}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or "fix the function and start again: the job goes on from its last checkpoint",
@@ -148,6 +149,14 @@ def user_error(
         event=repr(event),
         traceback=text,
     )
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an exception says, whatever the user made of it."""
+    try:
+        return str(error)
+    except Exception as another:
+        return f"<its text raises {type(another).__name__}>"
 
 
 def _users_trace(error: BaseException, trace: TracebackType | None) -> str:

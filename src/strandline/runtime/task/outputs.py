@@ -9,8 +9,10 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError, OutputError, StateTypeError
 from strandline.runtime.rowlayout import FIRED, SIDE, TIME
+from strandline.types.coercion import MisfitError, coercion
 from strandline.types.columns import arrow_schema, conform, from_python
 from strandline.types.datatypes import Field, StructType, parse_schema, parse_type
+from strandline.types.records import record_type
 
 
 def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
@@ -55,6 +57,16 @@ class RawOutput:
         self._check_side(side)
         self._side_rows[side].append((row, time_us))
         self.waiting += 1
+
+    def fitting(self, side: str, row: Any) -> Any:
+        """Return a row for a side output as `OutputBuilder.fitting` does."""
+        self._check_side(side)
+        return self.sides[side].fitting(row)
+
+    def take_back(self, side: str) -> None:
+        """Forget the row that was kept last for a side output."""
+        self._side_rows[side].pop()
+        self.waiting -= 1
 
     def add_side_batch(self, side: str, given: Any) -> None:
         """Keep a vectorised function's rows for a side output; they have no times."""
@@ -118,6 +130,22 @@ class OutputBuilder:
         self._types = [field.type for field in schema.fields]
         self._names = list(schema.names)
         self.schema = arrow_schema(schema)
+        self._record = record_type(self._names)
+        self._coerce = coercion(schema)
+
+    def fitting(self, row: Any) -> Any:
+        """Return one row as it will be converted; raise OutputError now, if it cannot be."""
+        if type(row) is dict and len(row) == len(self._names):
+            try:
+                row = tuple([row[name] for name in self._names])
+            except KeyError:
+                row = self._as_tuple(row)
+        elif type(row) is not self._record and (type(row) is not tuple or len(row) != len(self._names)):
+            row = self._as_tuple(row)
+        try:
+            return self._coerce(row)
+        except MisfitError as misfit:
+            raise self._error(f"{misfit}, in the output row {row!r}") from None
 
     def from_rows(self, rows: list[Any]) -> pa.RecordBatch:
         """Convert dicts or tuples."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,9 @@ from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
 from strandline.runtime.state.timers import passed_us
+from strandline.runtime.task.badrows import bad_rows, values_at, without
 from strandline.runtime.task.calls import EventCalls, user_error
+from strandline.runtime.task.guarded import Failures, GuardedCalls
 from strandline.runtime.task.outputs import RawOutput
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
@@ -60,10 +63,14 @@ class Task:
         self._process = process
         self._columnar = process if isinstance(process, ColumnarProcess) else None
         self.scope = Scope(program.uid, partition)
-        self._calls = EventCalls(process, self.scope, self._outputs) if isinstance(process, KeyedProcess) else None
-        if self._calls is None and program.sides:
-            self.scope._emit = self._outputs.add_side_batch
         self.store = Store(program, process, self.scope, backend, cache_bytes)
+        self._calls: EventCalls | None = None
+        self.failures: Failures | None = None
+        """The failing events, if they do not end the job."""
+        if isinstance(process, KeyedProcess):
+            self._calls = self._calls_of(process)
+        elif program.sides:
+            self.scope._emit = self._outputs.add_side_batch
         self._lookups = Lookups(program, process, self.store)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
         self._at_end = program.layout.phased or self.store.broadcasts is not None
@@ -80,6 +87,13 @@ class Task:
         """What timers gave further up, gathered for a vectorised function."""
         self._run_user(process.open, "open")
 
+    def _calls_of(self, process: KeyedProcess) -> EventCalls:
+        journal = self.store.journal
+        if journal is None:
+            return EventCalls(process, self.scope, self._outputs)
+        self.failures = Failures(process, self.scope, self._outputs, self._program.on_error, journal)
+        return GuardedCalls(process, self.scope, self._outputs, journal, self.failures)
+
     @property
     def output_schema(self) -> pa.Schema:
         """The Arrow schema of what `process` gives."""
@@ -92,6 +106,8 @@ class Task:
             self.scope.watermark_us = self._reached_us = times.fired_us
         self._watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
+        if self.failures is not None:
+            self.failures.begin()
         if self._columnar is not None:
             self._columnar.late_rows = self._columnar.source_rows = 0
 
@@ -111,7 +127,8 @@ class Task:
             self._find_newest(batch)
         if self.store.broadcasts is not None:
             batch = self.store.broadcasts.take(batch, self._layout)
-        self._refuse_null_keys(self._layout.columns(batch))
+        if self.failures is None:
+            self._refuse_null_keys(self._layout.columns(batch))
         fired = self._layout.fired(batch)
         if fired is not None:
             fired = pc.fill_null(fired, False)
@@ -140,17 +157,25 @@ class Task:
                     yield from self._run_batch(fired)
             yield from self._fire()
         if self.store.broadcasts is not None:
-            self.store.broadcasts.apply(partial(user_error, self.scope.uid, self._process))
+            failed = partial(user_error, self.scope.uid, self._process)
+            self.store.broadcasts.apply(self._calls.on_rule if isinstance(self._calls, GuardedCalls) else failed)
         gathered = self._take_gathered()
         if self._calls is not None:
             for batch in gathered:
                 yield from self._run_events(batch)
                 self.store.evict()
+            # What rules gave.
+            yield from self._outputs.take_sides()
         elif gathered:
             yield from self._run_batch(gathered)
         if self._columnar is not None:
             yield from self._give(self._columnar.on_end(self.scope))
             self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
+
+    @property
+    def failed_events(self) -> int:
+        """How many events of this epoch failed, without ending the job."""
+        return self.failures.in_epoch if self.failures is not None else 0
 
     def commit(self) -> None:
         """Keep what the epoch wrote. If this raises, the state is of no epoch."""
@@ -243,8 +268,9 @@ class Task:
     def _run_events(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         assert self._calls is not None
         self._count_late(batch)
-        groups, columns = self._layout.groups(batch), self._layout.columns(batch)
-        values = [to_python(c, f.type) for c, f in zip(columns, self._schema.fields, strict=True)]
+        if self.failures is not None:
+            batch = self._callable(batch, self.failures)
+        groups, values = self._layout.groups(batch), self._values_of(batch)
         at = self._key_at
         keys = values[at[0]] if len(at) == 1 else list(zip(*(values[i] for i in at), strict=True))
         keys = self.store.keys.codec.normalise(keys)
@@ -256,6 +282,22 @@ class Task:
         alone = self.store.broadcasts is not None
         events = iter(values[0]) if alone else map(self._make_event, zip(*values, strict=True))
         return self._calls.on_events(keys, events, times)
+
+    def _values_of(self, batch: pa.RecordBatch) -> list[list[Any]]:
+        columns = self._layout.columns(batch)
+        return [to_python(column, field.type) for column, field in zip(columns, self._schema.fields, strict=True)]
+
+    def _callable(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
+        """Return the rows that the function can be called with; the others have failed."""
+        columns, names, stamps = self._layout.columns(batch), self._schema.names, self._layout.times(batch)
+        bad = bad_rows(columns, self._schema, self._key_at, self._program.uid)
+        for each in bad:
+            values = values_at(columns, self._schema, each.at)
+            key = tuple(values[at] for at in self._key_at)
+            event = given_event(record_type(names)._make(values), names)
+            time_us = None if stamps is None else stamps[each.at].as_py()
+            failures.bear_row(each.error, each.step, key[0] if len(key) == 1 else key, event, time_us)
+        return without(batch, bad) if bad else batch
 
     # -- columns
 

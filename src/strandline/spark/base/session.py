@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from strandline.control.telling import tell
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.quiet import java_options, start_jvm
 
@@ -63,12 +65,18 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     }
     settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""))
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    began, is_new = time.monotonic(), SparkContext._active_spark_context is None
+    if is_new:
+        tell("starting Spark")
     start_jvm(given)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
-    return SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    if is_new:
+        tell(f"Spark {made.version} is there, after {time.monotonic() - began:.1f} s")
+    return made
 
 
 def has_one_process(master: str) -> bool:

@@ -175,7 +175,7 @@ class ExpiringListHandle(ListHandle):
         self._renew(key, head, self._life.renewed(head and head[0]))
         chunk = table.peek(key, epoch)
         if chunk is not None and table.is_ours(key, epoch):
-            chunk[1].append(element)
+            table.grow(chunk[1], element)
         else:
             table.put_new(key, epoch, (None, [element]))
 

@@ -1,0 +1,298 @@
+"""Calls of a function whose errors do not end the job: one that fails is undone alone, and its event is a dead letter.
+
+Rows of many events are checked together, when a batch is built of them. If one does not fit, all of these calls are
+undone and made once more, each row being checked as it is given: so it is known whose it was, and nothing is in the way
+of what fits.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import strandline.backends
+from strandline.api.badrecords import DEAD_LETTERS, OnError
+from strandline.api.process import KeyedProcess
+from strandline.api.windows import Window
+from strandline.core.errors import OutputError, StrandlineError, UserCodeError
+from strandline.runtime.operators.joins import called
+from strandline.runtime.operators.windows.operator import WindowOperator
+from strandline.runtime.state.journal import Journal
+from strandline.runtime.state.scope import Scope, Timer, as_datetime
+from strandline.runtime.state.timers import TimerTable
+from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls, text_of, user_error
+from strandline.runtime.task.outputs import RawOutput
+from strandline.types.jsonforms import to_json
+
+_BACKENDS = str(Path(strandline.backends.__file__).parent)
+_REASON = 2_000
+_TRACEBACK = 20_000
+_TOGETHER = 5_000
+"""Of how many events the rows are checked together."""
+
+
+class Failures:
+    """The failing events of one operator partition: borne, counted, and given as dead letters if they are to be."""
+
+    def __init__(
+        self, process: KeyedProcess, scope: Scope, outputs: RawOutput, on_error: OnError, journal: Journal
+    ) -> None:
+        self._process = process
+        self._journal = journal
+        self._scope = scope
+        self._outputs = outputs
+        self._on_error = on_error
+        self._at_most = on_error.at_most
+        self._per_us = on_error.per_ms * 1000
+        self.in_epoch = 0
+        """How many events of this epoch failed."""
+        self.last = ""
+        """What the last one failed with, without anything of the event itself."""
+        self._counted = self._counted_before = (0, 0)
+        """Which stretch of the clock it is, and how many events failed in it: now, and when the epoch began."""
+
+    def begin(self) -> None:
+        """An epoch begins."""
+        self.in_epoch, self._counted_before = 0, self._counted
+
+    def noted(self) -> tuple[Any, ...]:
+        """Return what `go_back` takes to forget what failed since. Dead letters are the journal's to take back."""
+        return self.in_epoch, self._counted, self.last
+
+    def go_back(self, noted: tuple[Any, ...]) -> None:
+        """Forget failures: these calls are made once more."""
+        self.in_epoch, self._counted, self.last = noted
+
+    def forget(self) -> None:
+        """The epoch is given up."""
+        self.in_epoch, self._counted = 0, self._counted_before
+
+    def bear(self, error: BaseException, step: str, key: Any, event: Any, time_us: int | None) -> None:
+        """Count an event that failed and give it as a dead letter; raise the user's error if that is too much."""
+        scope, process = self._scope, self._process
+        if not is_the_events(error):
+            raise user_error(scope.uid, process, error, step, key, event) from error
+        if self._is_too_much():
+            raise self._too_much(user_error(scope.uid, process, error, step, key, event)) from error
+        self.last = type(error).__name__ + _place(error)
+        if not self._on_error.gives:
+            return
+        trace = user_error(scope.uid, process, error, step, key, event).fields["traceback"] or None
+        step, event = called(process, step, event)
+        if isinstance(process, WindowOperator):
+            step, error = "window", process.explained(error)
+        reason = error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text_of(error)}"
+        self._give(step, reason, key, event, time_us, trace)
+
+    def bear_row(self, error: UserCodeError, step: str, key: Any, event: Any, time_us: int | None) -> None:
+        """Count an event that never reached the function, and give it as a dead letter; raise the error if too much."""
+        if self._is_too_much():
+            raise self._too_much(error)
+        self.last = error.message
+        if self._on_error.gives:
+            self._give(step, error.message, key, event, time_us, None)
+
+    def _is_too_much(self) -> bool:
+        """Count one more."""
+        stretch, count = self._counted
+        now = self._scope.now_us // self._per_us
+        self._counted = now, (count if stretch == now else 0) + 1
+        self.in_epoch += 1
+        return self._at_most is not None and self._counted[1] > self._at_most
+
+    def _too_much(self, said: StrandlineError) -> StrandlineError:
+        return type(said)(
+            f"operator '{self._scope.uid}', partition {self._scope.partition}: {self._counted[1]} events failed within "
+            f"{self._on_error.per}, and at most {self._at_most} may; the last one: {said.message}",
+            hint="this may be an outage, not a bad record: look at what fails, or give OnError a larger at_most",
+            **said.fields,
+        )
+
+    def _give(self, step: str, reason: str, key: Any, event: Any, time_us: int | None, trace: str | None) -> None:
+        time = None if time_us is None else as_datetime(time_us)
+        # Whose it is stands beside it.
+        said = _short(reason.removeprefix(f"operator '{self._scope.uid}': "), _REASON), _json(key), _json(event)
+        row = (self._scope.uid, step, *said, time, None if trace is None else _short(trace, _TRACEBACK))
+        self._outputs.add_side(DEAD_LETTERS, row, time_us)
+        self._journal.note((self._outputs.take_back, DEAD_LETTERS))
+
+
+class GuardedCalls(EventCalls):
+    """One operator partition's calls of a KeyedProcess, each of which leaves no trace if it fails."""
+
+    def __init__(
+        self, process: KeyedProcess, scope: Scope, outputs: RawOutput, journal: Journal, failures: Failures
+    ) -> None:
+        super().__init__(process, scope, outputs)
+        self._journal = journal
+        self._failures = failures
+        self._fitting: Callable[[Any], Any] = outputs.main.fitting
+        scope.guard = self
+
+    def on_events(
+        self, keys: Sequence[Any], events: Iterator[Any], times: Sequence[int | None] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """Call on_event for each event; give what it gave."""
+        for start in range(0, len(keys), _TOGETHER):
+            some = slice(start, start + _TOGETHER)
+            calls = keys[some], list(islice(events, _TOGETHER)), None if times is None else times[some]
+            before = self._failures.noted()
+            self._journal.begin()
+            self._call(*calls, None)
+            built, is_fitting = self._built()
+            if not is_fitting:
+                self._journal.undo()
+                self._failures.go_back(before)
+                self._call(*calls, self._fitting)
+                built, _ = self._built(fitting=True)
+            if built is not None:
+                yield built
+            yield from self._outputs.take_sides()
+
+    def _built(self, *, fitting: bool = False) -> tuple[pa.RecordBatch | None, bool]:
+        """Make a batch of the rows so far, if there are any and all of them fit, as those that are `fitting` do."""
+        rows, times = list(self._rows), list(self._times)
+        self._rows.clear()
+        self._times.clear()
+        try:
+            return (self._outputs.from_rows(rows, times) if rows else None), True
+        except OutputError:
+            if fitting:
+                raise
+            return None, False
+
+    def _call(
+        self,
+        keys: Sequence[Any],
+        events: Sequence[Any],
+        times: Sequence[int | None] | None,
+        fitting: Callable[[Any], Any] | None,
+    ) -> None:
+        """Call on_event for each event; with `fitting`, look at each row at once."""
+        scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
+        entries, on_event, extend = journal.entries, self._process.on_event, rows.extend
+        is_plain = times is None and fitting is None
+        if times is None:
+            scope.time_us = None
+        each = repeat(None, len(keys)) if times is None else times
+        # A hot loop: nothing in here that is not needed for every event.
+        for key, event, time_us in zip(keys, events, each, strict=False):
+            scope.key = key
+            given, mark = len(rows), len(entries)
+            try:
+                if is_plain:
+                    out = on_event(event, scope)
+                    if out is not None:
+                        extend(out)
+                    continue
+                scope.time_us = time_us
+                out = on_event(event, scope)
+                if out is not None:
+                    for row in out:
+                        rows.append(row if fitting is None else fitting(row))
+                        stamps.append(scope.time_us)
+            except (Exception, SystemExit) as error:
+                del rows[given:], stamps[given:]
+                journal.undo(mark)
+                self._failures.bear(error, "on_event", key, event, time_us)
+
+    def on_timers(
+        self,
+        timers: TimerTable,
+        until_us: int,
+        *,
+        processing: bool,
+        prepare: Callable[[list[bytes]], list[Any]],
+        longest: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
+        scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
+        on_timer, fitting = self._process.on_timer, self._fitting
+        timer = Timer(processing)
+        scope.in_timer = True
+        for at_us, key in timers.fire(until_us, prepare, longest=longest):
+            scope.key = key
+            timer.time_us = at_us
+            scope.time_us = None if processing else at_us
+            given = len(rows)
+            journal.begin()
+            try:
+                out = on_timer(timer, scope)
+                if out is not None:
+                    for row in out:
+                        rows.append(fitting(row))
+                        stamps.append(scope.time_us)
+            except (Exception, SystemExit) as error:
+                del rows[given:], stamps[given:]
+                # The timer stays fired: it would fail again, and hold up all that come after it.
+                journal.undo()
+                fired = {"timer": timer.timestamp, "is_processing_time": processing}
+                self._failures.bear(error, "on_timer", key, fired, None if processing else at_us)
+            if len(rows) + self._outputs.waiting >= OUTPUT_ROWS:
+                yield from self._take()
+        scope.in_timer = False
+        yield from self._take()
+
+    def rows_of(self, rows: Iterator[Any], window: Window | None) -> Iterable[Any]:
+        """Return a window's rows, or none if its function fails: the window is the dead letter, and goes its way."""
+        scope = self._scope
+        try:
+            return [self._fitting(row) for row in rows]
+        except (Exception, SystemExit) as error:
+            ended = None if window is None else {"window_start": window.start, "window_end": window.end}
+            self._failures.bear(error, "on_timer" if scope.in_timer else "on_event", scope.key, ended, scope.time_us)
+            return []
+
+    def on_rule(self, error: BaseException, step: str, key: Any = None, event: Any = None) -> None:
+        """Undo a call of on_broadcast, which fails alike in every partition: the first one says so."""
+        self._journal.undo()
+        if self._scope.partition:
+            if not is_the_events(error):
+                raise user_error(self._scope.uid, self._process, error, step, key, event) from error
+            return
+        self._failures.bear(error, step, None, event, self._scope.time_us)
+
+    def forget(self) -> None:
+        """Forget rows of an epoch that failed."""
+        super().forget()
+        self._failures.forget()
+
+    def _emit(self, side: str, row: Any) -> None:
+        self._outputs.add_side(side, self._outputs.fitting(side, row), self._scope.time_us)
+        self._journal.note((self._outputs.take_back, side))
+
+
+def is_the_events(error: BaseException) -> bool:
+    """Whether an error may be that of one event: not memory's, not one of storage, nor of how the program is set up."""
+    if isinstance(error, MemoryError | SystemExit):
+        return False
+    if isinstance(error, StrandlineError):
+        return isinstance(error, UserCodeError)
+    # A backend's library raises what it likes. It calls nothing of the user's.
+    frames = traceback.walk_tb(error.__traceback__)
+    return not any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames)
+
+
+def _place(error: BaseException) -> str:
+    """Return where the user's function raised: of the innermost frame that is not ours."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+_PACKAGE = str(Path(_BACKENDS).parent)
+
+
+def _short(text: str, most: int) -> str:
+    """Half a surrogate pair is no text, and an exception may say anything at any length."""
+    text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else _short(json.dumps(to_json(value), ensure_ascii=False, default=repr), 1 << 40)
