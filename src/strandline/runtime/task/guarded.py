@@ -21,10 +21,11 @@ from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
 from strandline.core.errors import OutputError, StrandlineError, UserCodeError
+from strandline.core.times import as_datetime
 from strandline.runtime.operators.joins import called
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.state.journal import Journal
-from strandline.runtime.state.scope import Scope, Timer, as_datetime
+from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls, text_of, user_error
 from strandline.runtime.task.outputs import RawOutput
