@@ -7,7 +7,6 @@ before; here a result that is given stands, unless the query's own text says tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,7 +92,7 @@ class WinningBid(sl.KeyedCoProcess):
 
     def on_left(self, auction: Any, ctx: sl.Context) -> None:
         self.auction.value = auction
-        ctx.timers.set(auction.expires + timedelta(microseconds=1))
+        ctx.timers.set(auction.expires)
         for bid in self.early.get():
             self._consider(bid, auction)
         self.early.clear()

@@ -32,7 +32,8 @@ def job(name: str) -> Any:
 def test_what_is_ours_behind_the_program(
     args: list[str], restore: list[str], drop: list[str], claim: bool, rest: list[str]
 ) -> None:
-    assert split(args) == ({"--restore": restore, "--drop": drop, "--again": []}, claim, rest)
+    assert split(args) == ({"--restore": restore, "--drop": drop, "--again": []}, {"--claim"} if claim else set(), rest)
+    assert split(["--reopen", *args])[1:] == ({"--reopen", "--claim"} if claim else {"--reopen"}, rest)
     ours, _, left = split(["--again", "monday", *args])
     assert (ours["--again"], left) == (["monday"], rest)
 

@@ -112,11 +112,13 @@ class FakeRun:
         *,
         checkpoint: bool = False,
         savepoint: str | Path | None = None,
+        drain: bool = False,
         format: str = "canonical",
         timeout: float = 60.0,
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
-        self.asked.append(("stop", (checkpoint, timeout) if savepoint is None else (savepoint, format, timeout)))
+        how = (checkpoint, timeout) if savepoint is None else (savepoint, format, timeout)
+        self.asked.append(("drain" if drain else "stop", how))
         self.state = "stopped"
         self.stopped.set()
         self.on_stop()

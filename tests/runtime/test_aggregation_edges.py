@@ -63,7 +63,7 @@ def test_a_restored_window_is_deleted_when_it_is_done(tmp_path: Path) -> None:
     bench = counts("rocksdb", tmp_path)
     bench.epoch_of([("a", 1, 1), ("b", 1, 2)], watermark=0)
     bench.restore(bench.snapshot(), 1)
-    assert bench.task.next_timers_us == (10_000_000, None)
+    assert bench.task.next_timers_us == (9_999_999, None)
     bench.epoch_of([("a", 2, 3)])
     assert sorted(bench.epoch_of(watermark=10)) == [("a", 0, 10, 2, 4), ("b", 0, 10, 1, 2)]
     bench.write(bench.freeze())

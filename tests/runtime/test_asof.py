@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.api.windows import Session
+from strandline.core.times import as_datetime
 from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
 from strandline.runtime.operators.joins import HOWS, Layout
 from strandline.runtime.operators.sessionjoin import SessionJoin
 from strandline.runtime.state.maps import MapTable
-from strandline.runtime.state.scope import as_datetime
 from tests.runtime.bench import KINDS
 from tests.runtime.test_joins import (
     LEFTS,

@@ -17,9 +17,9 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import List, Map, Value
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Partition
+from strandline.core.times import as_datetime
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.program import state_infos
-from strandline.runtime.state.scope import as_datetime
 from tests.runtime.bench import KINDS, Bench, batch_of
 from tests.soak import examples
 

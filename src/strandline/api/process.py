@@ -18,7 +18,7 @@ class Timers(Protocol):
     """The timers of the current key: at most one of each kind for a time. They are state: they survive failures."""
 
     def set(self, at: dt.datetime) -> None:
-        """Call on_timer for this key once the watermark has reached a time."""
+        """Call on_timer for this key once the watermark has passed a time: when no event at it, or before, can come."""
         ...
 
     def delete(self, at: dt.datetime) -> None:
@@ -75,6 +75,11 @@ class Context(Protocol):
     @property
     def is_late(self) -> bool:
         """Whether the event is older than the watermark; False in on_timer."""
+        ...
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether event time has come to its end, as the job is drained: a timer that is set now fires at once."""
         ...
 
     @property

@@ -10,16 +10,19 @@ from typing import Any, Literal, NamedTuple
 
 from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.times import as_datetime
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """Columns of results that say which window they are of."""
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class Window(NamedTuple):
-    """One window, from its start up to but not including its end."""
+    """One window, from its start up to but not including its end.
+
+    A start before the year 1, and an end after 9999, are shown as these ends of time.
+    """
 
     start_us: int
     end_us: int
@@ -27,12 +30,12 @@ class Window(NamedTuple):
     @property
     def start(self) -> dt.datetime:
         """When it begins."""
-        return _EPOCH + dt.timedelta(0, 0, self.start_us)
+        return as_datetime(self.start_us)
 
     @property
     def end(self) -> dt.datetime:
         """When it ends: the first moment that is not in it."""
-        return _EPOCH + dt.timedelta(0, 0, self.end_us)
+        return as_datetime(self.end_us)
 
 
 def _computed() -> Any:

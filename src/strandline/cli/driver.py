@@ -52,6 +52,9 @@ def run(
         ),
     ] = "",
     drop: Drop = None,
+    reopen: Annotated[
+        bool, typer.Option("--reopen", help="Go on with a job that was drained: event time begins anew.")
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Say nothing of what goes well: warnings and errors alone.")
     ] = False,
@@ -63,13 +66,14 @@ def run(
     stops the jobs cleanly (exit code 143 or 130). On standard error it says when a job starts, works and ends; between,
     a terminal has a line that shows what each job does, anything else a line a minute.
 
-    --restore, --claim, --again and --drop may also stand directly behind APP.PY; a `--` behind them ends them. They go
-    before what the program itself gives to Job.start().
+    --restore, --claim, --again, --drop and --reopen may also stand directly behind APP.PY; a `--` behind them ends
+    them. They go before what the program itself gives to Job.start().
     """
-    ours, also_claim, own_args = split(args or [])
+    ours, flags, own_args = split(args or [])
+    claim, reopen = claim or "--claim" in flags, reopen or "--reopen" in flags
     to_restore = restores([*(restore or []), *ours["--restore"]])
     to_drop = drops([*(drop or []), *ours["--drop"]])
-    if (claim or also_claim) and not to_restore:
+    if claim and not to_restore:
         raise typer.BadParameter("--claim is said of a savepoint that --restore names")
     again = next(reversed(ours["--again"]), again)
     if again and not to_restore:
@@ -81,7 +85,7 @@ def run(
     with _signals(_terminate, signal.SIGTERM):
         try:
             with showing_progress(quiet=quiet):
-                code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim, again)
+                code = _ordered_outcome(program, to_restore, to_drop, claim=claim, again=again, reopen=reopen)
         except KeyboardInterrupt as interrupt:
             code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
@@ -108,14 +112,14 @@ def prepare(program: Path, args: list[str]) -> None:
 
 
 def _ordered_outcome(
-    program: Path, restore: dict[str, str], drop: dict[str, list[str]], claim: bool, again: str
+    program: Path, restore: dict[str, str], drop: dict[str, list[str]], *, claim: bool, again: str, reopen: bool
 ) -> int:
     """Run the program; its jobs begin with what was ordered. A job that never started is an error."""
-    if not (restore or drop):
+    if not (restore or drop or reopen):
         return outcome(program)
     from strandline.spark.job.watched import Orders, watching
 
-    orders = Orders(restore, drop, claim=claim, again=again)
+    orders = Orders(restore, drop, claim=claim, again=again, reopen=reopen)
     with watching(orders):
         code = outcome(program)
     for job in orders.unmet if not code else ():

@@ -241,6 +241,12 @@ def stop(
     savepoint: Annotated[
         str | None, typer.Option("--savepoint", metavar="URL", help="Make the last checkpoint a savepoint, too.")
     ] = None,
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain", help="End it for good: windows and event-time timers give what they hold, and sinks show it."
+        ),
+    ] = False,
     native: Native = False,
     timeout: Annotated[str, typer.Option(metavar="DURATION", help="How long that may take.")] = "60s",
     directory: OfDirectory = None,
@@ -255,11 +261,12 @@ def stop(
     timeout_s = parse_duration_ms(timeout, "--timeout") / 1000
     driver = find_driver(root_of(local_dir), job, directory)
     to = None if savepoint is None else _here(savepoint)
-    ended = ask(driver, STOP, Stop(checkpoint=checkpoint, savepoint=to, form=_form(native), timeout_s=timeout_s))
+    wanted = Stop(checkpoint=checkpoint, savepoint=to, drain=drain, form=_form(native), timeout_s=timeout_s)
+    ended = ask(driver, STOP, wanted)
     if json:
         print_json(msgspec.to_builtins(ended))
     else:
-        print(f"job '{job}' has ended: {ended.state}")
+        print(f"job '{job}' is drained, and has ended" if drain else f"job '{job}' has ended: {ended.state}")
 
 
 def ask(driver: Driver, command: Command[Any, Any], arguments: msgspec.Struct) -> Any:

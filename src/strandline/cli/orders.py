@@ -63,17 +63,18 @@ def _named(given: str) -> tuple[str, str]:
     return (match[1], match[2]) if match else ("", given)
 
 
-def split(args: Sequence[str]) -> tuple[dict[str, list[str]], bool, list[str]]:
-    """Return what of a program's arguments is ours, as options with their values and `--claim`, and the rest.
+def split(args: Sequence[str]) -> tuple[dict[str, list[str]], set[str], list[str]]:
+    """Return what of a program's arguments is ours, as options with their values and as flags, and the rest.
 
-    Ours are --restore, --claim, --again and --drop directly behind the program; `--` ends them.
+    Ours are --restore, --claim, --again, --drop and --reopen directly behind the program; `--` ends them.
     """
     ours: dict[str, list[str]] = {"--restore": [], "--drop": [], "--again": []}
-    claim, rest = False, list(args)
+    flags: set[str] = set()
+    rest = list(args)
     while rest:
         name, sign, value = rest[0].partition("=")
-        if rest[0] == "--claim":
-            claim = True
+        if rest[0] in ("--claim", "--reopen"):
+            flags.add(rest[0])
         elif name in ours and sign:
             ours[name].append(value)
         elif name in ours:
@@ -83,4 +84,4 @@ def split(args: Sequence[str]) -> tuple[dict[str, list[str]], bool, list[str]]:
         else:
             break
         rest.pop(0)
-    return ours, claim, rest[1:] if rest[:1] == ["--"] else rest
+    return ours, flags, rest[1:] if rest[:1] == ["--"] else rest

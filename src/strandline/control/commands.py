@@ -54,6 +54,7 @@ class RunningJob(Protocol):
         *,
         checkpoint: bool = False,
         savepoint: str | Path | None = None,
+        drain: bool = False,
         format: str = "canonical",
         timeout: float = 60.0,
         progress: Callable[[TakingProgress], object] | None = None,
@@ -114,10 +115,11 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Stop the job, perhaps after a last checkpoint, or a savepoint."""
+    """Stop the job, perhaps after a last checkpoint, or a savepoint, or at the end of event time."""
 
     checkpoint: bool = False
     savepoint: str | None = None
+    drain: bool = False
     form: str = "canonical"
     timeout_s: float = 60.0
 
@@ -184,10 +186,11 @@ def _stop(run: RunningJob, asked: Stop, report: Report) -> Pong:
             f"job '{run.status().job}' is starting: it cannot be stopped yet",
             hint="ask again once it runs, or end its program with SIGTERM or Ctrl-C",
         )
-    report(Progress("taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"))
+    what = "taking a last checkpoint" if asked.checkpoint or asked.savepoint else "stopping"
+    report(Progress("draining" if asked.drain else what))
     run.stop(
-        checkpoint=asked.checkpoint, savepoint=asked.savepoint, format=asked.form, timeout=asked.timeout_s,
-        progress=_teller(report),
+        checkpoint=asked.checkpoint, savepoint=asked.savepoint, drain=asked.drain, format=asked.form,
+        timeout=asked.timeout_s, progress=_teller(report),
     )  # fmt: skip
     status = run.status()
     return Pong(status.job, status.state)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.times import LONGEST_MS
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
@@ -26,14 +27,19 @@ _SIZE_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_duration_ms(value: str | int | float, what: str) -> int:
-    """Return milliseconds of '10s', '500ms', '2 min' or a number of seconds."""
+    """Return milliseconds of '10s', '500ms', '2 min' or a number of seconds; more than 10,000 years are refused."""
+    found_ms: int | None = None
     # What is infinite overflows.
     with suppress(OverflowError):
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            return int(value * 1000)
+            found_ms = int(value * 1000)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
         if match and match[2] in _DURATION_MS:
-            return int(float(match[1]) * _DURATION_MS[match[2]])
+            found_ms = int(float(match[1]) * _DURATION_MS[match[2]])
+    if found_ms is not None and found_ms <= LONGEST_MS:
+        return found_ms
+    if found_ms is not None:
+        raise ConfigurationError(f"{what} is {value!r}, expected at most 10,000 years", hint="write a shorter one")
     raise ConfigurationError(
         f"{what} is {value!r}, expected a duration", hint="write it like '500ms', '10s', '5 min' or '1h'"
     )

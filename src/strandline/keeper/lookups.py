@@ -9,12 +9,12 @@ from typing import Any
 from strandline.core.errors import ConfigurationError, NotFoundError, StateTypeError
 from strandline.core.ids import Epoch, Partition
 from strandline.core.keygroups import partition_of
+from strandline.core.times import as_datetime
 from strandline.format.keys import KeyCodec
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.format.names import Named, meant, name_in
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.lookups import KNOWN, TIME, VALUES, Answered, Asked, Entries, looked_up_type
-from strandline.runtime.state.scope import as_datetime
 from strandline.types.coercion import MisfitError
 from strandline.types.datatypes import Field, StructType, parse_schema, parse_type
 from strandline.types.jsonforms import from_text

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from strandline.core.times import END_US, as_datetime
 from strandline.runtime.reached import WatermarkStatus
-from strandline.runtime.state.scope import as_datetime
 
 REACHED = "watermark"
 """Name of the watermark itself among what a manifest holds; the origins are `{spec's name or number}/{origin}`."""
@@ -27,6 +27,11 @@ class WatermarkSpec:
     """After so long without news, an origin is not waited for, and forgotten once the watermark has passed it."""
     name: str = ""
     """What it is found by in manifests; without one, its number."""
+
+
+def is_drained(stored: Mapping[str, int]) -> bool:
+    """Whether a manifest's watermarks say that event time has come to its end."""
+    return stored.get(REACHED) == END_US
 
 
 _Origin = tuple[int, str]
@@ -100,6 +105,12 @@ class Watermarks:
                     if time_us <= self.reached_us:
                         del self._newest[at], self._heard[at]
             return self.reached_us
+
+    def end(self) -> None:
+        """Come to the end of time, if there is any: whatever the sources may have, nothing is expected any more."""
+        with self._lock:
+            if self._specs:
+                self.reached_us = END_US
 
     @property
     def may_be_idle(self) -> bool:

@@ -13,6 +13,7 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BACKENDS, BackendName
+from strandline.core.times import as_datetime
 from strandline.plan.graph import Node
 from strandline.spark.streams.stream import Stream, listed
 from strandline.testing.events import Events, Right
@@ -21,7 +22,6 @@ from strandline.testing.run import Output, PipelineRun
 from strandline.testing.streams import Told, check_function, streams_of
 from strandline.testing.times import Times
 from strandline.types.given import SparkType
-from strandline.types.scalars import us_to_timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +233,15 @@ class Harness:
         self._times.let_watermark_reach(to)
         return self._process({})
 
+    def advance_to_end(self) -> list[Any]:
+        """Bring event time to its end, as a job's drain does; run an epoch without events, and return its rows.
+
+        Windows give what they have, and all event-time timers fire, those too that they set, up to 1000 in a row;
+        timers of processing time fire if they are due by the clock. Every event that is pushed afterwards is late.
+        """
+        self._times.come_to_end()
+        return self._process({})
+
     def advance_clock(self, by: str | dt.timedelta | dt.datetime) -> list[Any]:
         """Move the clock by a duration, or to a time; run an epoch without events, and return its rows."""
         self._times.move_clock(by)
@@ -269,18 +278,18 @@ class Harness:
     def timers(self, key: Any, uid: str | None = None, *, processing: bool = False) -> list[dt.datetime]:
         """Return when a key's timers of one kind are set for, the first one first."""
         found = self._run.find(uid).timers(key)
-        return [us_to_timestamp(at_us) for at_us, is_processing in found if is_processing is processing]
+        return [as_datetime(at_us) for at_us, is_processing in found if is_processing is processing]
 
     @property
     def watermark(self) -> dt.datetime | None:
         """How far event time has come: the next epoch's watermark."""
         at_us = self._times.watermark_us
-        return None if at_us is None else us_to_timestamp(at_us)
+        return None if at_us is None else as_datetime(at_us)
 
     @property
     def now(self) -> dt.datetime:
         """The clock."""
-        return us_to_timestamp(self._times.now_us)
+        return as_datetime(self._times.now_us)
 
     @property
     def epoch(self) -> int:

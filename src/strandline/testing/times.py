@@ -8,9 +8,10 @@ from typing import Any
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.times import END_US, as_datetime
 from strandline.runtime.task.task import EpochTimes
 from strandline.runtime.watermarks import REACHED, Watermarks, WatermarkSpec
-from strandline.types.scalars import timestamp_to_us, us_to_timestamp
+from strandline.types.scalars import timestamp_to_us
 
 _START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
@@ -54,8 +55,13 @@ class Times:
         to_us = _moment(to, "advance_watermark")
         reached_us = self.watermark_us
         if reached_us is not None and to_us < reached_us:
-            raise ConfigurationError(f"Harness: the watermark is at {us_to_timestamp(reached_us)}: it never goes back")
+            raise ConfigurationError(f"Harness: the watermark is at {as_datetime(reached_us)}: it never goes back")
         self._said_us = to_us
+
+    def come_to_end(self) -> None:
+        """Move the watermark to the end of time, if there is any."""
+        if self._specs:
+            self._said_us = END_US
 
     def move_clock(self, by: str | dt.timedelta | dt.datetime) -> None:
         """Move the clock by a duration, or to a time."""
@@ -66,7 +72,7 @@ class Times:
         else:
             to_us = self.now_us + parse_duration_ms(by, "Harness: advance_clock") * 1000
         if to_us < self.now_us:
-            raise ConfigurationError(f"Harness: the clock is at {us_to_timestamp(self.now_us)}: it never goes back")
+            raise ConfigurationError(f"Harness: the clock is at {as_datetime(self.now_us)}: it never goes back")
         self.now_us = to_us
 
     def stored(self) -> dict[str, int]:

@@ -49,7 +49,7 @@ class AsOfJoin(TimedJoin):
         else:
             own_entry(self._waiting, key, time, waiting).append(event)
         # A version of the same time may come while the watermark is there.
-        ctx.timers.set_us(time + 1)
+        ctx.timers.set_us(time)
 
     def on_right(self, event: Row, ctx: Any) -> None:
         """Keep a version. A late one counts for what has not been joined yet."""
@@ -57,13 +57,13 @@ class AsOfJoin(TimedJoin):
         if ctx.is_late:
             self._refuse_late(event, False, ctx)
         self._versions.put(ctx.key, time, event)
-        ctx.timers.set_us(time + 1)
+        ctx.timers.set_us(time)
         if self._max_age_us is not None:
-            ctx.timers.set_us(time + self._max_age_us + 1)
+            ctx.timers.set_us(time + self._max_age_us)
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
         """Join what is due, and forget the versions that nothing can be joined with any more."""
-        key, last, max_age = ctx.key, timer.time_us - 1, self._max_age_us
+        key, last, max_age = ctx.key, timer.time_us, self._max_age_us
         if (
             self._waiting.get(key, last) is None
             and self._versions.get(key, last) is None

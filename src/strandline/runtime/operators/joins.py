@@ -18,10 +18,10 @@ from strandline.api.joins import KeyedCoProcess
 from strandline.api.states import Map
 from strandline.api.windows import Sliding, Tumbling, windows_of
 from strandline.core.errors import UserCodeError
+from strandline.core.times import as_datetime, within
 from strandline.format.manifest import Interval
 from strandline.runtime.own import OwnOperator, windows_info
 from strandline.runtime.state.maps import MapTable
-from strandline.runtime.state.scope import as_datetime
 from strandline.types.datatypes import StructType
 from strandline.types.records import record_type
 
@@ -208,13 +208,13 @@ class IntervalJoin(TimedJoin):
         at_us, key = timer.time_us, ctx.key
         for side in (self._lefts, self._rights):
             if side.alone is not None:
-                # Of these rows it has just become certain.
-                time = at_us - side.upper_us - 1
-                ctx.time_us = max(at_us, time)
+                # Of these rows it has just become certain: the watermark has passed their last partner's time.
+                time = at_us - side.upper_us
+                ctx.time_us = within(max(at_us, time))
                 for row in self._unmatched(side, key, time):
                     yield side.alone(row)
         for side in (self._lefts, self._rights):
-            bucket, rest = divmod(at_us - side.upper_us, self._width)
+            bucket, rest = divmod(at_us + 1 - side.upper_us, self._width)
             if rest == 0 and side.table.get(key, bucket - 1) is not None:
                 side.table.put(key, bucket - 1, None)
 
@@ -241,10 +241,10 @@ class IntervalJoin(TimedJoin):
 
     def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
         """Have a row wait for partners, as long as some may come."""
-        over_us = time + side.upper_us + 1
-        if ctx.watermark_us is not None and over_us <= ctx.watermark_us:
+        last_us = time + side.upper_us
+        if ctx.watermark_us is not None and last_us < ctx.watermark_us:
             if side.alone is not None and not matched:
-                ctx.time_us = max(over_us, time)
+                ctx.time_us = time
                 yield side.alone(row)
             return
         bucket = time // self._width
@@ -255,9 +255,9 @@ class IntervalJoin(TimedJoin):
         else:
             at = len(waiting) if waiting[-1].time <= time else bisect_right(waiting, time, key=_time)
             own_entry(side.table, ctx.key, bucket, waiting).insert(at, entry)
-        ctx.timers.set_us((bucket + 1) * self._width + side.upper_us)
+        ctx.timers.set_us((bucket + 1) * self._width - 1 + side.upper_us)
         if side.alone is not None and not matched:
-            ctx.timers.set_us(over_us)
+            ctx.timers.set_us(last_us)
 
     def _unmatched(self, side: _Side, key: Any, time: int) -> list[Row]:
         waiting = side.table.get(key, time // self._width)
@@ -305,11 +305,12 @@ class WindowJoin(TimedJoin):
         self._keep(self._rights, event, ctx)
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        end_us = timer.time_us
+        # Set for the last moment of the window, it fires once the watermark has passed that.
+        end_us = timer.time_us + 1
         start_us = end_us - self._size_us
         lefts, rights = self._take(self._lefts, ctx.key, start_us), self._take(self._rights, ctx.key, start_us)
         window = as_datetime(start_us), as_datetime(end_us)
-        ctx.time_us = end_us - 1
+        ctx.time_us = within(end_us - 1)
         for row in self._all_pairs(lefts, rights):
             yield row + window
 
@@ -322,7 +323,7 @@ class WindowJoin(TimedJoin):
                 table.put(ctx.key, window.start_us, [row])
             else:
                 own_entry(table, ctx.key, window.start_us, waiting).append(row)
-            ctx.timers.set_us(window.end_us)
+            ctx.timers.set_us(window.end_us - 1)
         # With gaps between windows, a row may be in none: that is not late.
         if windows and not open_ones:
             self._refuse_late(row, table is self._lefts, ctx)

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from strandline.backends.base import Backend, Entry
 from strandline.core.keygroups import group_of
+from strandline.core.times import END_US
 from strandline.format.keys import KeyCodec
 from strandline.runtime.state.panebytes import (
     MARK_END,
@@ -318,8 +319,10 @@ class PaneTable(StateTable[Layer]):
 
     def _encode(self, layer: Layer) -> Iterator[Entry]:
         if layer.mark_us is not None:
+            # At the end of time all windows were given, and no pane is left. Should the job go on, time begins anew.
+            mark = None if layer.mark_us == END_US else pack_mark(layer.mark_us)
             for group in self._groups:
-                yield key_of(group, MARK_END, 0), pack_mark(layer.mark_us)
+                yield key_of(group, MARK_END, 0), mark
         for end, pane in layer.dropped.items():
             yield from ((key, None) for key in self._entries_of(end, pane))
         for end, (pane, batches) in layer.added.items():

@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from strandline.core.errors import ConfigurationError, StateTypeError, UserCodeError
+from strandline.core.times import END_US, as_datetime
 from strandline.runtime.state.timers import TimerTable
 from strandline.types.coercion import shown
-from strandline.types.scalars import EPOCH, timestamp_to_us
-
-_LATEST = dt.datetime.max.replace(tzinfo=dt.UTC)
-_EARLIEST = dt.datetime.min.replace(tzinfo=dt.UTC)
+from strandline.types.scalars import timestamp_to_us
 
 
 class NoKey:
@@ -46,6 +44,8 @@ class Scope:
     epoch: int = 0
     time_us: int | None = None
     watermark_us: int | None = None
+    before_us: int | None = None
+    """The watermark that the epoch began with; this one's moves on when timers fire."""
     now_us: int = 0
     in_broadcast: bool = False
     in_timer: bool = False
@@ -72,6 +72,11 @@ class Scope:
     @property
     def watermark(self) -> dt.datetime | None:
         return None if self.watermark_us is None else as_datetime(self.watermark_us)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether event time has come to its end: every event-time timer fires now, also one that is set now."""
+        return self.watermark_us == END_US
 
     @property
     def now(self) -> dt.datetime:
@@ -168,14 +173,6 @@ class Timers:
         if key is not self._key:
             self._key, self._encoded = key, self._encode(key)
         return self._encoded
-
-
-def as_datetime(us: int) -> dt.datetime:
-    """Return the aware datetime, in UTC; times beyond what datetime knows become its limits."""
-    try:
-        return EPOCH + dt.timedelta(0, 0, us)
-    except OverflowError:
-        return _LATEST if us > 0 else _EARLIEST
 
 
 def _us(at: Any) -> int:

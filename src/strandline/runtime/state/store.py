@@ -13,6 +13,7 @@ from strandline.backends.base import Backend, Changes, Entry
 from strandline.core.errors import IncompatibleStateError, StateLimitError, StateTypeError
 from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
+from strandline.core.times import as_datetime
 from strandline.format.keys import KeyCodec
 from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import EVENT_TIMERS, PROCESSING_TIMERS, Process, Program, check_ttl, has_timers, has_ttl
@@ -22,7 +23,7 @@ from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.runtime.state.handles import named
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.livekeys import LiveKeys
-from strandline.runtime.state.scope import Scope, Timers, as_datetime
+from strandline.runtime.state.scope import Scope, Timers
 from strandline.runtime.state.table import Kept, ObjectTable, SomeKeys, StateTable
 from strandline.runtime.state.timers import TimerTable, earliest
 from strandline.runtime.state.ttl.cleaning import Expiry

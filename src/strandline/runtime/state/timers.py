@@ -61,6 +61,12 @@ class TimerTable(StateTable[Layer]):
         self._first_before: dict[int, bytes] | None = None
         self._due: list[bytes] | None = None
         self._limit = b""
+        self._longest: int | None = None
+        self._links: dict[bytes, int] = {}
+        """Of timers that were set while others fire, where it matters: how many in a row have been, with them."""
+        self._link = 0
+        self._left: list[bytes] = []
+        """Timers that would have been one too many in a row."""
         if not self._holds_all:
             for group in groups:
                 for entry, _ in islice(backend.scan(name, _GROUP.pack(group)), 1):
@@ -75,6 +81,11 @@ class TimerTable(StateTable[Layer]):
         if self.journal is not None:
             self.journal.note((self._take_back, timer, changes.get(timer)))
         changes[timer] = True
+        if self._longest is not None:
+            if self._link == self._longest:
+                self._left.append(timer)
+                return
+            self._links[timer] = self._link + 1
         if self._due is not None and timer <= self._limit:
             heapq.heappush(self._due, timer)
         else:
@@ -95,13 +106,32 @@ class TimerTable(StateTable[Layer]):
             self._now[timer] = before
 
     def fire(
-        self, until_us: int, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None = None
+        self,
+        until_us: int,
+        prepare: Callable[[list[bytes]], Sequence[Any] | None],
+        most: int | None = None,
+        longest: int | None = None,
     ) -> Iterator[tuple[int, Any]]:
         """Give each timer up to a time with its key, in order, deleting it; also those set on the way.
 
         `prepare` is told the encoded keys of many timers before they come, and returns the keys to give for them; None:
-        the encoded ones. After about `most` timers, those in memory not counted, the others stay pending.
+        the encoded ones. After about `most` timers, those in memory not counted, the others stay pending. So do those
+        that are set on the way if `longest` in a row were, each by the call of the one before.
         """
+        left: list[bytes] = []
+        self._longest, self._link, self._links, self._left = longest, 0, {}, left
+        try:
+            yield from self._fire(until_us, prepare, most)
+        finally:
+            # Closed late, after an abort, it may be that of another epoch.
+            if self._left is left:
+                for timer in left:
+                    heapq.heappush(self._set_now, timer)
+                self._longest, self._left = None, []
+
+    def _fire(
+        self, until_us: int, prepare: Callable[[list[bytes]], Sequence[Any] | None], most: int | None
+    ) -> Iterator[tuple[int, Any]]:
         bound = _TIME.pack(until_us + _BIAS) + _END
         self._drop_written()
         # The layers are looked at before the backend is read: what is written meanwhile is in both.
@@ -190,6 +220,7 @@ class TimerTable(StateTable[Layer]):
         if self._first_before is not None:
             self._first = self._first_before
         self._taken, self._first_before, self._due = [], None, None
+        self._longest, self._left = None, []
         self._now, self._set_now = {}, []
 
     def changed(self) -> Iterator[Entry]:
@@ -255,6 +286,7 @@ class TimerTable(StateTable[Layer]):
             # Deleted on the way, or there twice.
             if changes.get(timer, True):
                 changes[timer] = False
+                self._link = self._links.pop(timer, 0)
                 yield at_us, key
                 if on_the_way:
                     # A timer that is set on the way belongs to the key of one before it.
@@ -265,6 +297,7 @@ class TimerTable(StateTable[Layer]):
     def _fire_one(self, timer: bytes, known: dict[bytes, Any]) -> Iterator[tuple[int, Any]]:
         if self._now.get(timer):
             self._now[timer] = False
+            self._link = self._links.pop(timer, 0)
             encoded = timer[8:]
             yield _TIME.unpack_from(timer)[0] - _BIAS, known.get(encoded, encoded)
 
@@ -312,9 +345,14 @@ def earliest(times_us: Iterable[int | None]) -> int | None:
     return min((time_us for time_us in times_us if time_us is not None), default=None)
 
 
+def passed_us(watermark_us: int) -> int:
+    """Return the last time that a watermark has passed: rows at the watermark itself may still come, none before."""
+    return watermark_us - 1
+
+
 def is_due(event_us: int | None, processing_us: int | None, watermark_us: int | None, now_us: int) -> bool:
-    """Whether the watermark or the clock has reached the first timer of its kind; None: there is none."""
-    if event_us is not None and watermark_us is not None and event_us <= watermark_us:
+    """Whether the watermark has passed, or the clock has reached, the first timer of its kind; None: there is none."""
+    if event_us is not None and watermark_us is not None and event_us <= passed_us(watermark_us):
         return True
     return processing_us is not None and processing_us <= now_us
 

@@ -74,14 +74,23 @@ class EventCalls:
             raise user_error(scope.uid, self._process, error, "on_event", key, event) from error
 
     def on_timers(
-        self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], list[Any]]
+        self,
+        timers: TimerTable,
+        until_us: int,
+        *,
+        processing: bool,
+        prepare: Callable[[list[bytes]], list[Any]],
+        longest: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
+        """Call on_timer for each timer that is due, in the order of their times; give what it gave.
+
+        `longest` is how many in a row may be set by the calls before.
+        """
         scope, rows, times, on_timer = self._scope, self._rows, self._times, self._process.on_timer
         plain, taken = self._outputs.main.plain, self._outputs.main.taken
         timer = Timer(processing)
         scope.in_timer = True
-        for at_us, key in timers.fire(until_us, prepare):
+        for at_us, key in timers.fire(until_us, prepare, longest=longest):
             scope.key = key
             timer.time_us = at_us
             scope.time_us = None if processing else at_us

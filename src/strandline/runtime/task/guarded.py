@@ -21,11 +21,12 @@ from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
 from strandline.core.errors import OutputError, StrandlineError, UserCodeError
+from strandline.core.times import as_datetime
 from strandline.runtime.given import rows_of
 from strandline.runtime.operators.joins import called
 from strandline.runtime.operators.windows.operator import WindowOperator
 from strandline.runtime.state.journal import Journal
-from strandline.runtime.state.scope import Scope, Timer, as_datetime
+from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls
 from strandline.runtime.task.outputs import RawOutput
@@ -201,14 +202,20 @@ class GuardedCalls(EventCalls):
         scope.leave_key()
 
     def on_timers(
-        self, timers: TimerTable, until_us: int, *, processing: bool, prepare: Callable[[list[bytes]], list[Any]]
+        self,
+        timers: TimerTable,
+        until_us: int,
+        *,
+        processing: bool,
+        prepare: Callable[[list[bytes]], list[Any]],
+        longest: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Call on_timer for each timer that is due, in the order of their times; give what it gave."""
         scope, journal, rows, stamps = self._scope, self._journal, self._rows, self._times
         on_timer, fitting = self._process.on_timer, self._fitting
         timer = Timer(processing)
         scope.in_timer = True
-        for at_us, key in timers.fire(until_us, prepare):
+        for at_us, key in timers.fire(until_us, prepare, longest=longest):
             scope.key = key
             timer.time_us = at_us
             scope.time_us = None if processing else at_us

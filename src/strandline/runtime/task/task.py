@@ -22,6 +22,7 @@ from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given,
 from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.store import Store
+from strandline.runtime.state.timers import passed_us
 from strandline.runtime.task.badrows import bad_rows, values_at, without
 from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.guarded import Failures, GuardedCalls
@@ -34,11 +35,13 @@ from strandline.types.records import record_type
 _GATHER_ROWS = 262_144
 _GATHER_BYTES = 64 << 20
 _GIVEN_ROWS = 50_000
+LONGEST_CHAIN = 1000
+"""At the end of event time all timers fire at once, and those that they set: so many in a row, lest it never ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTimes:
-    """What time it is in an epoch: timers up to the watermark and the clock are due in it."""
+    """What time it is in an epoch: timers are due in it that the watermark has passed, or the clock has reached."""
 
     watermark_us: int | None = None
     now_us: int = 0
@@ -213,24 +216,28 @@ class Task:
     # -- timers
 
     def _fire(self) -> Iterator[pa.RecordBatch]:
-        """Move the watermark on: clean up what has expired, and run what the watermark and the clock have made due."""
+        """Move the watermark on: run what it and the clock have made due, and clean up what has expired."""
         scope, watermark_us = self.scope, self._watermark_us
+        scope.before_us = scope.watermark_us
         moved = watermark_us is not None and (scope.watermark_us is None or scope.watermark_us < watermark_us)
         if moved:
             scope.watermark_us = watermark_us
-        if self.store.expiry is not None:
-            self.store.expiry.clean(self.store.evict)
         if self._columnar is not None:
             if moved:
                 yield from self._give_fired(self._columnar.on_watermark(scope))
             yield from self._give_fired(self._columnar.on_clock(scope))
-        if self._calls is None or self.store.timers is None:
-            return
-        (event, processing), prepare = self.store.timers, self.store.prepare
-        with self._giving_fired():
-            if watermark_us is not None:
-                yield from self._calls.on_timers(event, watermark_us, processing=False, prepare=prepare)
-            yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
+        if self._calls is not None and self.store.timers is not None:
+            (event, processing), prepare = self.store.timers, self.store.prepare
+            with self._giving_fired():
+                if watermark_us is not None:
+                    longest = LONGEST_CHAIN if scope.is_draining else None
+                    yield from self._calls.on_timers(
+                        event, passed_us(watermark_us), processing=False, prepare=prepare, longest=longest
+                    )
+                yield from self._calls.on_timers(processing, scope.now_us, processing=True, prepare=prepare)
+        # Afterwards: a timer may find what has expired since its time.
+        if self.store.expiry is not None:
+            self.store.expiry.clean(self.store.evict)
 
     def _run_fired(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Take what timers gave further up: before the watermark moves on, and what comes of it likewise."""

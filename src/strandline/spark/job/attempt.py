@@ -29,6 +29,7 @@ from strandline.keeper.lookups import Found, Table, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.claimed import release
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.keepers.fleet import Fleet
@@ -53,6 +54,8 @@ class Wanted:
     drop: tuple[str, ...] = ()
     again: str = ""
     """The name under which a snapshot is restored that was restored before."""
+    reopen: bool = False
+    """Whether a job that was drained may go on, with an event time that begins anew."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Blueprint:
     wanted: Wanted = Wanted()
     holds: Holds = field(default_factory=Holds)
     """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
+    draining: Draining = field(default_factory=Draining)
 
 
 @dataclass
@@ -132,12 +136,39 @@ class Attempt:
                 looked = now
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
+            if self._is_to_drain():
+                if self._is_drained():
+                    return True
+                continue
             # While it is paused, timers wait that are to fire before the end.
             if self._finished_us is None or self.driver.paused.is_set():
                 continue
             if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
                 return True
         return False
+
+    def _is_to_drain(self) -> bool:
+        """Whether event time is to come to its end now, or has already: asked to, or since the sources have ended."""
+        draining, driver, finished_us = self._b.draining, self.driver, self._finished_us
+        if driver.drained:
+            return True
+        if draining.asked.is_set():
+            # Else Spark's next epoch might come before it, again and again.
+            driver.paused.set()
+            return True
+        has_ended = draining.at_end and finished_us is not None and not driver.paused.is_set()
+        return has_ended and not driver.has_due(finished_us)
+
+    def _is_drained(self) -> bool:
+        """Drain, unless that is done; return whether the run may end with what its last checkpoint has."""
+        draining, restored = self._b.draining, self.restored
+        if not self.driver.drained and not self.driver.drain():
+            return False
+        is_saved = restored is not None and restored.epoch == self.driver.progress.epoch
+        if draining.held.is_set() or not (is_saved or self._final_checkpoint_done()):
+            return False
+        draining.done.set()
+        return True
 
     def look_at_sources(self) -> list[SourceStatus]:
         """Return how far each source is, and what waits there."""

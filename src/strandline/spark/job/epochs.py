@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +18,14 @@ from strandline.core import failpoints
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError, KeeperError, discreet
 from strandline.core.ids import CheckpointId, Epoch, Generation
+from strandline.core.times import END_US
 from strandline.keeper.protocol import Ack, Instructions
 from strandline.plan.graph import LateNode, OperatorNode
 from strandline.plan.pipeline import Operator
 from strandline.runtime.reached import WatermarkStatus
 from strandline.runtime.rowlayout import TIME
 from strandline.runtime.state.timers import is_due
+from strandline.runtime.task.task import LONGEST_CHAIN
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import FIRST_FAILURE
 from strandline.spark.base.quiet import errors_reported
@@ -129,6 +131,8 @@ class EpochDriver:
         """Begin no more epochs and stage nothing more: the run is over, though Spark's thread may not know yet."""
         self.paused = threading.Event()
         """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
+        self.drained = self.watermarks.reached_us == END_US
+        """Event time has come to its end, and everything has fired that does: there are no more epochs."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
 
@@ -146,7 +150,7 @@ class EpochDriver:
         """Process one epoch; called by Spark."""
         # Its rows are all that had come by now: those that come while it waits for its turn are in a later one.
         looked_us = self.steady_us
-        while self.paused.is_set() and not self.sealed.wait(0.05):
+        while self._is_resting and not self.sealed.wait(0.05):
             pass
         with self._lock:
             if self.failed.is_set() or self.sealed.is_set():
@@ -184,14 +188,38 @@ class EpochDriver:
 
         With `by_us`, only those count that the clock had passed then. While the run is paused, they wait.
         """
-        if self.paused.is_set() or not self.has_due(by_us) or not self._lock.acquire(blocking=False):
+        if self._is_resting or not self.has_due(by_us):
+            return False
+        return self._run_without_rows(lambda: None)
+
+    def drain(self) -> bool:
+        """Bring event time to its end: run an epoch without events in which all its timers fire. Return whether it ran.
+
+        No other epoch comes after it. What the sources have in the meantime stays unread.
+        """
+        if not self._run_without_rows(self.watermarks.end):
+            return False
+        self.drained = True
+        failpoints.hit("drain.epoch")
+        for uid in sorted({uid for (uid, _), ack in self.progress.acks.items() if ack.next_event_us is not None}):
+            log.warning(
+                "operator '%s': its timers set others, and more than %d in a row: they are left pending as the job is "
+                "drained; where on_timer sets the next one, look at ctx.is_draining",
+                uid, LONGEST_CHAIN,
+            )  # fmt: skip
+        return True
+
+    def _run_without_rows(self, prepare: Callable[[], object]) -> bool:
+        """Run an epoch that no rows come with, unless another one runs."""
+        if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self.failed.is_set():
+            if self.failed.is_set() or self.sealed.is_set():
                 # The epoch that was running: its number must not be given again.
                 return False
             if self._nothing is None:
                 self._nothing = make_nothing(self._source)
+            prepare()
             self._run(self._nothing, Epoch(self.progress.epoch + 1))
         except Exception as error:
             # Some keepers may have applied it: Spark's thread, which may be waiting, must not give its number again.
@@ -202,6 +230,10 @@ class EpochDriver:
             self.last_contact = time.monotonic()
             self._lock.release()
         return True
+
+    @property
+    def _is_resting(self) -> bool:
+        return self.paused.is_set() or self.drained
 
     @property
     def is_running(self) -> bool:

@@ -27,6 +27,7 @@ from strandline.spark.job import watched
 from strandline.spark.job.attempt import Blueprint, Wanted
 from strandline.spark.job.bootstrapping import Report, Wish, bootstrap, private_checkpoints
 from strandline.spark.job.compat import place_in_sources
+from strandline.spark.job.draining import Draining
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
@@ -46,7 +47,8 @@ class Job:
     """A streaming job. Its name and checkpoint directory are its identity: started again, it continues.
 
     `trigger` is the time between epochs ("1s"), "available-now" to process what is there and end, or None for as
-    fast as possible.
+    fast as possible. With `drain`, a job that ends does so at the end of event time: windows and event-time timers give
+    what they hold, as after `run.stop(drain=True)`.
 
     >>> job = Job("alerts", sinks=[alerts.to(sinks.files("out/"))], checkpoints=Checkpoints("ck/", every="10s"))
     """
@@ -59,6 +61,7 @@ class Job:
         checkpoints: Checkpoints,
         restart: Restart | None = None,
         trigger: str | int | float | None = None,
+        drain: bool = False,
         settings: Settings | None = None,
     ) -> None:
         _check_given(name, checkpoints, restart, settings)
@@ -67,6 +70,12 @@ class Job:
         self.restart = restart or Restart()
         self.settings = settings or Settings()
         self._trigger = _trigger(trigger)
+        self._drain = drain
+        if drain and trigger != "available-now":
+            raise ConfigurationError(
+                f"job '{name}': drain=True is for sources that end, and trigger is {trigger!r}",
+                hint='write trigger="available-now"; a job that runs on is drained by run.stop(drain=True)',
+            )
         self._plan = Plan(sinks)
         in_job(sinks)
         self._run: Run | None = None
@@ -80,6 +89,7 @@ class Job:
         claim: bool = False,
         drop: Sequence[str] = (),
         again: str = "",
+        reopen: bool = False,
     ) -> Run:
         """Start the job, or continue it from its newest complete checkpoint. Return the run once state is restored.
 
@@ -94,9 +104,12 @@ class Job:
         `drop` names stored operators, as "uid", states, as "uid.state", and results of `agg()`, as "uid.result", that
         the program does not have any more and that may be lost.
 
+        A job that was drained is refused, as every event would be late. With `reopen` it goes on with its state, and
+        event time begins anew with the next events: a window that was cut short comes again, with its new events alone.
+
         Errors in the program and its environment are raised here; nothing has been touched then.
         """
-        wanted = watched.about_to_start(self, Wanted(str(restore or ""), claim, tuple(drop), again))
+        wanted = watched.about_to_start(self, Wanted(str(restore or ""), claim, tuple(drop), again, reopen))
         if not isinstance(wanted, Wanted):
             return wanted
         if self._run is not None and self._run.status().state in ("starting", "running", "restarting", "rescaling"):
@@ -223,6 +236,7 @@ class Job:
             trigger=self._trigger,
             clock=SystemClock(),
             wanted=wanted,
+            draining=Draining(at_end=self._drain),
         )
 
 

@@ -223,6 +223,7 @@ class Run(Supervised):
         *,
         checkpoint: bool = False,
         savepoint: str | Path | None = None,
+        drain: bool = False,
         format: str = "canonical",
         timeout: float = 60.0,
         progress: Callable[[TakingProgress], object] | None = None,
@@ -231,12 +232,20 @@ class Run(Supervised):
 
         With `savepoint`, a url, the last checkpoint becomes a savepoint, too, as `savepoint()` makes it.
 
+        With `drain`, the job ends for good: no more events are read, event time comes to its end, windows and
+        event-time timers give what they hold, and a last checkpoint has sinks show it. Timers of processing time do not
+        fire unless they are due. A failure on the way is recovered from, and the drain goes on; another stop() alone
+        gives it up. Raises UnavailableError if the job has ended before, or is not drained within `timeout`.
+
         Without either, rows after the last checkpoint stay invisible, and are processed again by the next start. If the
         last one fails, or the job restarts before its savepoint is complete, CheckpointError is raised and the job goes
         on; a job that restarts or is being rescaled is waited for. Raises UnavailableError if the job has not ended
         within `timeout`; it ends as soon as it can.
         """
         deadline = time.monotonic() + timeout
+        if drain:
+            self._drain(deadline, savepoint, format, progress)
+            return
         if savepoint is not None:
             with self._alone(deadline), self._paused(deadline) as attempt:
                 made = self.savepoint(savepoint, format=format, timeout=timeout, progress=progress)
@@ -266,6 +275,53 @@ class Run(Supervised):
                 at_work.break_off()
         self._thread.join(timeout)
         self._control.join()
+
+    def _drain(
+        self,
+        deadline: float,
+        savepoint: str | Path | None,
+        format: str,
+        progress: Callable[[TakingProgress], object] | None,
+    ) -> None:
+        """Have whatever attempt is at work drain the job, and wait for its end."""
+        draining = self._b.draining
+        with self._alone(deadline):
+            if savepoint is not None:
+                # What is wrong with it is said before anything ends.
+                target_of(self._b, savepoint, format)
+                draining.held.set()
+            draining.asked.set()
+            try:
+                if savepoint is not None:
+                    self._save_drained(deadline, savepoint, format, progress)
+            finally:
+                draining.held.clear()
+            while not self._ended.wait(_left(deadline, _SIGNAL_S)) and time.monotonic() < deadline:
+                pass
+        self._raise_if_failed()
+        if not self._ended.is_set():
+            raise self._not_drained("is being drained, and has not ended yet", "it ends as soon as it is")
+        self._control.join()
+        if not draining.done.is_set():
+            raise self._not_drained("had ended before it was drained", "start it, and drain it while it runs")
+
+    def _save_drained(
+        self,
+        deadline: float,
+        savepoint: str | Path,
+        format: str,
+        progress: Callable[[TakingProgress], object] | None,
+    ) -> None:
+        """Wait until the job is drained, and make a savepoint of it. If that fails, the job is drained all the same."""
+        while not ((attempt := self._attempt) is not None and self._is_at_work() and attempt.driver.drained):
+            if self._ended.wait(_LOOK_S):
+                return
+            if time.monotonic() > deadline:
+                raise self._not_drained("is being drained, and there is no savepoint yet", "it ends as soon as it is")
+        self.savepoint(savepoint, format=format, timeout=max(0.0, deadline - time.monotonic()), progress=progress)
+
+    def _not_drained(self, what: str, then: str) -> UnavailableError:
+        return UnavailableError(f"job '{self._b.name}' {what}", hint=then)
 
     def rescale(self, parallelism: int | Mapping[str, int], *, timeout: float = 300.0) -> None:
         """Go on with another number of partitions: a checkpoint, and a new attempt that restores it so divided.

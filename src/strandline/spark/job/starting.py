@@ -108,6 +108,8 @@ class Starting:
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
         found = self._decide()
+        if found.is_new or not found.is_own:
+            b.draining.refuse(b.name, found.manifest, reopen=b.wanted.reopen)
         self._settle(found)
         self._load_start(found.manifest)
         self._check_sinks(found)
@@ -166,6 +168,8 @@ class Starting:
         #    came later.
         self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
+        # Not before: a driver that was killed may have left it to this one to show what a drain has given.
+        b.draining.refuse(b.name, manifest, reopen=b.wanted.reopen)
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
@@ -200,6 +204,7 @@ class Starting:
             writer = writer.trigger(**b.trigger)
         between_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         query = self._query = writer.start()
+        b.draining.begun()
         watch = SourceWatch(query, between_ms)
         lag = SourceLag(b.spark, source, names, spark_dir, lambda: driver.batch)
         return Attempt(
@@ -214,8 +219,9 @@ class Starting:
         )  # fmt: skip
 
     def _watermarks(self, manifest: Manifest | None) -> Watermarks:
-        stored = manifest.watermarks if manifest else {}
-        return Watermarks(self._b.plan.pipeline.watermarks, stored, int(self._b.clock.monotonic_ms() * 1000))
+        b = self._b
+        stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
+        return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
     def _settle(self, origin: Origin) -> list[Operator]:
         manifest = origin.manifest

@@ -73,13 +73,23 @@ class Orders:
     """Has jobs begin with what the command line says, by their names: it goes before what the program says."""
 
     def __init__(
-        self, restore: Mapping[str, str], drop: Mapping[str, Sequence[str]], *, claim: bool = False, again: str = ""
+        self,
+        restore: Mapping[str, str],
+        drop: Mapping[str, Sequence[str]],
+        *,
+        claim: bool = False,
+        again: str = "",
+        reopen: bool = False,
     ) -> None:
-        """`restore` and `drop` are by job, or of ONLY; `claim` and `again` of all snapshots that are restored."""
+        """`restore` and `drop` are by job, or of ONLY; `claim` and `again` of all snapshots that are restored.
+
+        `reopen` is of all jobs.
+        """
         self._restore = restore
         self._drop = drop
         self._claim = claim
         self._again = again
+        self._reopen = reopen
         self._names: set[str] = set()
         self._started: set[str] = set()
 
@@ -100,7 +110,7 @@ class Orders:
         self._started.add(job.name)
         url = self._restore.get(job.name) or self._restore.get(ONLY)
         drop = [*wanted.drop, *self._drop.get(job.name, ()), *self._drop.get(ONLY, ())]
-        wanted = replace(wanted, drop=tuple(dict.fromkeys(drop)))
+        wanted = replace(wanted, drop=tuple(dict.fromkeys(drop)), reopen=wanted.reopen or self._reopen)
         return wanted if url is None else replace(wanted, url=url, claim=self._claim, again=self._again)
 
     def bootstrap(self, job: Named) -> None:

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
+from strandline.core.times import FIRST_US, LAST_US
 from strandline.plan.columns import Columns, in_order, quoted
 from strandline.plan.graph import LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
@@ -124,7 +125,10 @@ def _check_step(before: DataFrame, after: DataFrame, said: str) -> None:
 
 def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
     """Give every row its time, and whose watermark it moves."""
-    timed = df.withColumn(TIME, F.unix_micros(F.col(quoted(spec.column))))
+    at = F.unix_micros(F.col(quoted(spec.column)))
+    # Spark has times that Python does not.
+    in_time = F.when(at > LAST_US, F.lit(LAST_US)).when(at < FIRST_US, F.lit(FIRST_US)).otherwise(at)
+    timed = df.withColumn(TIME, in_time)
     return timed.withColumn(ORIGIN, F.col(quoted(spec.per)).cast("string")) if spec.per else timed
 
 

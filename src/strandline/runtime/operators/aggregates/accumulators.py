@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from strandline.api.aggregates import COMPARING, SPREADS
 from strandline.api.windows import WINDOW_END, WINDOW_START
 from strandline.core.errors import StateTypeError
+from strandline.core.times import within
 from strandline.format.manifest import AggregateInfo
 from strandline.runtime.operators.aggregates import grouping, sketches
 from strandline.runtime.operators.aggregates.grouping import Groups, Numbers
@@ -108,10 +109,10 @@ def results_of(
     keys: Mapping[str, pa.Array], start_us: Numbers, end_us: Numbers, accumulators: Accumulators, of: Sequence[pa.Array]
 ) -> tuple[pa.RecordBatch, pa.Array]:
     """Return the results of windows as rows, and their times: the last ones in the windows."""
-    start, end = (pa.array(at, pa.timestamp("us", "UTC")) for at in (start_us, end_us))
+    start, end = (pa.array(within(at), pa.timestamp("us", "UTC")) for at in (start_us, end_us))
     results = zip((result.name for result in accumulators.results), accumulators.give(of), strict=True)
     columns = {**keys, WINDOW_START: start, WINDOW_END: end, **dict(results)}
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(end_us - 1)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns)), pa.array(within(end_us - 1))
 
 
 def _merged(how: str, columns: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:

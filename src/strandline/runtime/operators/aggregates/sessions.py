@@ -161,8 +161,9 @@ class SessionAggregation(ColumnarProcess):
 
     @property
     def next_due_us(self) -> int | None:
-        """When the watermark will find something to do."""
-        return None if self._rules.processing else self._ends.next_us()
+        """What the watermark has to pass to find something to do."""
+        end_us = None if self._rules.processing else self._ends.next_us()
+        return None if end_us is None else end_us - 1
 
     @property
     def next_due_clock_us(self) -> int | None:

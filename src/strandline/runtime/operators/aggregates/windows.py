@@ -178,8 +178,9 @@ class WindowedAggregation(ColumnarProcess):
 
     @property
     def next_due_us(self) -> int | None:
-        """The end of the first window that is not given yet."""
-        return None if self._processing else self._next_end()
+        """The last moment of the first window that is not given yet: what the watermark has to pass."""
+        end_us = None if self._processing else self._next_end()
+        return None if end_us is None else end_us - 1
 
     @property
     def next_due_clock_us(self) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
 from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
+from strandline.core.times import within
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.own import OwnOperator, explained_value, windows_info
 
@@ -102,10 +103,12 @@ class WindowOperator(OwnOperator, KeyedProcess):
         return (ctx.now_us, ctx.now_us) if self._processing else (ctx.time_us, ctx.watermark_us)
 
     def _set_timer(self, at_us: int, ctx: Any) -> None:
+        """Have `_complete` called once time has come this far."""
         if self._processing:
             ctx.timers.set_processing_us(at_us)
         else:
-            ctx.timers.set_us(at_us)
+            # It fires once the watermark has passed it: once that is here.
+            ctx.timers.set_us(at_us - 1)
 
     def _set_early_timer(self, ctx: Any) -> None:
         """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
@@ -114,12 +117,13 @@ class WindowOperator(OwnOperator, KeyedProcess):
             return
         known = [at_us for at_us in (ctx.time_us, ctx.watermark_us) if at_us is not None]
         if known:
-            ctx.timers.set_us(next_multiple(max(known), self._early_us))
+            self._set_timer(next_multiple(max(known), self._early_us), ctx)
 
     def _is_early(self, timer: Any) -> bool:
         """Whether a timer may be one for the result so far."""
         is_kind = timer.is_processing_time is not self._rules.early_by_event_time
-        return is_kind and self._early_us > 0 and timer.time_us % self._early_us == 0
+        at_us = timer.time_us if timer.is_processing_time else timer.time_us + 1
+        return is_kind and self._early_us > 0 and at_us % self._early_us == 0
 
     def _refuse(self, event: Any, ctx: Any) -> None:
         """An event that is too late for every window, or has no time."""
@@ -130,7 +134,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     def _results(self, window: Window, at: int, value: Any, ctx: Any) -> Iterable[Row]:
         """Give a window's rows. Their time is the last one in the window."""
-        ctx.time_us = window.end_us - 1
+        ctx.time_us = within(window.end_us - 1)
         return self._borne(self._rows(ctx.key, window, at, value), window, ctx)
 
     def _borne(self, rows: Iterator[Row], window: Window | None, ctx: Any) -> Iterable[Row]:
@@ -150,7 +154,7 @@ class EndingWindows(WindowOperator):
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
         """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
         if timer.is_processing_time is self._processing:
-            yield from self._complete(timer.time_us, ctx)
+            yield from self._complete(timer.time_us if self._processing else timer.time_us + 1, ctx)
         # Windows have other timers too, at their ends.
         if self._is_early(timer):
             yield from self._so_far(ctx)

@@ -67,6 +67,9 @@ class Expiry:
     def next_us(self) -> tuple[int | None, int | None]:
         """Return when cleaning is worth an epoch of its own, in event time and in processing time: in no hurry."""
         event, processing = (_wake_us(table.next_us()) for table in self.tables)
+        if self._scope.is_draining:
+            # What is left of very much goes with the job.
+            event = None
         return event, processing
 
 

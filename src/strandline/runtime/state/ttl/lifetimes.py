@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from strandline.api.states import TTL
+from strandline.core.times import END_US
 from strandline.runtime.state.livekeys import LiveKeys
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.timers import TimerTable
@@ -81,17 +82,25 @@ class EventLifetime(Lifetime):
     """The TTL of one state of an operator partition, by event time.
 
     An entry lives from the time of the event that wrote it, or from the watermark if that is later: what was written
-    can always be read at first. An event that is out of order shortens no life.
+    can always be read at first. An event that is out of order shortens no life. A timer finds what there was at its
+    time, however far the watermark moves with the epoch in which it fires, be it to the end of time.
     """
 
     __slots__ = ()
 
     def is_over(self, expires_us: int | None) -> bool:
-        reached_us = self._scope.watermark_us
+        scope = self._scope
+        reached_us = scope.watermark_us
+        if scope.in_timer and scope.time_us is not None:
+            # What has expired before this epoch is gone for a timer that was set for long ago, too.
+            reached_us = scope.time_us if scope.before_us is None else max(scope.time_us, scope.before_us)
         return expires_us is not None and reached_us is not None and reached_us >= expires_us
 
     def renewed(self, expires_us: int | None) -> int:
         time_us, reached_us = self._scope.time_us, self._scope.watermark_us
+        if reached_us == END_US:
+            # Should the job ever go on, time begins anew.
+            reached_us = None
         if time_us is None or (reached_us is not None and reached_us > time_us):
             # A processing-time timer before there is any watermark has nothing but the clock.
             time_us = self._scope.now_us if reached_us is None else reached_us

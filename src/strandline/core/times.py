@@ -1,0 +1,41 @@
+"""The ends of time: what times events can have, and what becomes of sums that lead beyond them.
+
+Times are whole numbers of microseconds since 1970. Events' times are within `FIRST_US` and `LAST_US`, as `datetime` has
+them; durations are at most `LONGEST_MS`. So the sum of a time and some durations fits into 64 bits, in Python, numpy,
+Arrow and Spark alike, and is compared as what it is. Only where such a sum is shown as a time does it become the end
+that it is beyond.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+FIRST_US = -62_135_596_800_000_000
+"""0001-01-01 00:00 UTC."""
+LAST_US = 253_402_300_799_999_999
+"""9999-12-31 23:59:59.999999 UTC."""
+LONGEST_MS = 10_000 * 366 * 86_400_000
+"""The longest duration that somebody can ask for."""
+END_US = 1 << 62
+"""The watermark at the end of time: nothing comes any more. Beyond all sums of times and durations."""
+
+Times = TypeVar("Times", int, "npt.NDArray[np.int64]")
+
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def within(us: Times) -> Times:
+    """Return a time, or an array of times, as it can be shown: beyond the ends of time, these ends."""
+    if isinstance(us, int):
+        return FIRST_US if us < FIRST_US else LAST_US if us > LAST_US else us
+    return us.clip(FIRST_US, LAST_US)
+
+
+def as_datetime(us: int) -> dt.datetime:
+    """Return the aware datetime, in UTC, of a time as it can be shown."""
+    return _EPOCH + dt.timedelta(0, 0, within(us))
