@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
@@ -21,6 +23,8 @@ _DAEMON = "spark.python.daemon.module"
 _OLDEST_JAVA = 17
 _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _LEAST_BATCHES = 3
+_LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
+_PLAIN_WRITER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def spark_settings() -> dict[str, str]:
@@ -68,7 +72,22 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
-    return SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    spark = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    _write_logs_plainly(spark)
+    return spark
+
+
+def _write_logs_plainly(spark: SparkSession) -> None:
+    """Have queries rename the files of their logs as they would in a bucket, unless the user has said how.
+
+    The other way asks `readlink`, a process each, eight times a file on a local disk: 24 processes an epoch. Neither
+    is more than a rename of a file to a name that is not there.
+    """
+    jvm: Any = spark._jvm
+    # Where another Spark has it under another name, it is only slower.
+    with contextlib.suppress(Py4JError):
+        if spark.conf.get(_LOG_WRITER, None) is None and jvm.java.lang.Class.forName(_PLAIN_WRITER):
+            spark.conf.set(_LOG_WRITER, _PLAIN_WRITER)
 
 
 def has_one_process(master: str) -> bool:

@@ -24,6 +24,11 @@ from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.place import Place
 from strandline.spark.sinks.shown import Committable
 
+_NOTHING_BESIDE = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+"""Only rows are ever shown."""
+_NO_CHECKSUMS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+"""Files of checksums are not shown either; for each file that it makes here, Hadoop starts a process, `chmod`."""
+
 
 class FileSink(Sink):
     """Write rows as files of a Spark format (parquet, json, csv, orc, text) below a directory.
@@ -51,17 +56,19 @@ class FileSink(Sink):
         self.format = format
         self.options = options
         self._opened: Place | None = None
+        self._hadoop: dict[str, str] = {}
 
     def open(self, context: SinkContext) -> None:
         place = Place(context, self.path)
         place.files.mkdirs("")
         self._opened = place
+        self._hadoop = {**_NOTHING_BESIDE, **(_NO_CHECKSUMS if place.files.local("") else {})}
 
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
         place = self._place
         files, directory = place.files, place.staging(epoch)
         where = files.for_spark(directory)
-        df.write.format(self.format).options(**self.options).mode("overwrite").save(where)
+        df.write.format(self.format).options(**{**self._hadoop, **self.options}).mode("overwrite").save(where)
         if not files.exists(directory):
             raise UnavailableError(f"sink {self.path}: Spark wrote epoch {epoch} to {where}, and it is not there")
         names = sorted(
