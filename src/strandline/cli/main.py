@@ -7,7 +7,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, rollback, snapshots, state, upgrades
+from strandline.cli import (
+    checkpoints,
+    doctor,
+    driver,
+    jobs,
+    logs,
+    lookup,
+    rollback,
+    snapshots,
+    state,
+    upgrades,
+    warming,
+)
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 
@@ -47,6 +59,7 @@ app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
 app.command("check-upgrade")(upgrades.check_upgrade)
 app.command("doctor")(doctor.doctor)
+app.command("warm-up")(warming.warm_up)
 
 
 @app.command("version")

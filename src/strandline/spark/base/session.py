@@ -16,6 +16,7 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from strandline.core.errors import ConfigurationError
+from strandline.spark.base.classes import class_options
 from strandline.spark.base.quiet import java_options, start_jvm
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -50,7 +51,7 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     `**{"spark.driver.memory": "4g"}`.
     Spark's own log is off; `spark_log_level="WARN"` turns it on.
     """
-    check_java()
+    java = check_java()
     # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     master = master or os.environ.get("MASTER") or f"local[{os.cpu_count() or 2},4]"
@@ -65,7 +66,8 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
         **spark_settings(),
         **{name if "." in name else name.replace("_", "."): value for name, value in conf.items()},
     }
-    settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""))
+    options = settings.get(_JAVA_OPTIONS, "")
+    settings[_JAVA_OPTIONS] = " ".join(filter(None, [class_options(java, options), java_options(options)]))
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     start_jvm(given)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
