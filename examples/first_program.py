@@ -1,4 +1,4 @@
-"""The README's first program, on a small input: every third event of a producer is reported.
+"""A first program, on a small input that ends: every third event of a producer is reported.
 
 python -m examples.first_program
 """

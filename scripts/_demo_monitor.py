@@ -30,7 +30,7 @@ class KeeperRow:
 class Monitor(logging.Handler):
     """Samples a run; also the place where warnings go, so that they do not tear the view."""
 
-    def __init__(self, out: Path) -> None:
+    def __init__(self, out: Path, payments: Path, per_file: int) -> None:
         super().__init__(logging.WARNING)
         self.started = time.monotonic()
         self.messages: list[str] = []
@@ -41,7 +41,10 @@ class Monitor(logging.Handler):
         self.events = 0
         self.status: sl.Status | None = None
         self._run: sl.Run | None = None
+        self.written = 0
         self._out = out
+        self._payments = payments
+        self._per_file = per_file
         self._sampling = threading.Lock()
         self._seen_files: dict[str, Counter[str]] = {}
         self._pids: dict[int, list[int]] = {}
@@ -69,6 +72,7 @@ class Monitor(logging.Handler):
     def sample(self) -> None:
         """Look at everything once. Called by the view's thread and by the story; one at a time."""
         with self._sampling:
+            self.written = self._per_file * sum(1 for _ in self._payments.glob("[!.]*.json"))
             if self._run is None:
                 return
             self.status = self._run.status()

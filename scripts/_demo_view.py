@@ -16,6 +16,7 @@ from rich.text import Text
 
 _LIVE_EVERY_S = 0.25
 _PLAIN_EVERY_S = 3.0
+_PLAIN_FIRST_S = 1.0
 _PIPELINE = "payments → key_by(card) → FraudDetector, state in RocksDB → alerts"
 
 
@@ -49,7 +50,7 @@ class View:
                     return
 
     def _show_plain(self) -> None:
-        said, due = 0, _PLAIN_EVERY_S
+        said, due = 0, _PLAIN_FIRST_S
         print(f"demo: {_PIPELINE}", flush=True)
         while True:
             last = self._done.wait(_LIVE_EVERY_S)
@@ -57,7 +58,7 @@ class View:
             for message in self._monitor.messages[said:]:
                 print(f"demo: {message}", flush=True)
                 said += 1
-            if self._monitor.elapsed_s > due and self._monitor.status is not None:
+            if self._monitor.elapsed_s > due:
                 due = self._monitor.elapsed_s + _PLAIN_EVERY_S
                 print(f"demo: {self._monitor.elapsed_s:5.1f} s  {progress_line(self._monitor)}", flush=True)
             if last:
@@ -67,7 +68,8 @@ class View:
 def progress_line(monitor: Monitor) -> str:
     """Return everything that moves, in one line."""
     status = monitor.status
-    assert status is not None
+    if status is None:
+        return f"{monitor.written:,} payments wait"
     newest = status.last_checkpoint
     checkpoint = f"checkpoint {newest.checkpoint} (+{_size(newest.uploaded_bytes)})" if newest else "no checkpoint yet"
     return (
@@ -92,11 +94,12 @@ def _figures(monitor: Monitor) -> Table:
     grid = Table.grid(padding=(0, 3))
     status = monitor.status
     state = status.state if status else "starting Spark"
-    cells = {
+    cells: dict[str, Any] = {
         "state": Text(state, style="green" if state in ("running", "stopped") else "bold yellow"),
         "time": f"{monitor.elapsed_s:.0f} s",
-        "events/s": f"{monitor.rate:,.0f}",
-        "events": f"{monitor.events:,}",
+        "written": f"{monitor.written:,}",
+        "processed": f"{monitor.events:,}",
+        "rows/s": f"{monitor.rate:,.0f}",
         "epoch": str(status.epoch if status else 0),
         "restarts": str(status.restarts if status else 0),
         "alerts": Text(f"{monitor.alerts.total():,}", style="bold red"),

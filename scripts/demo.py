@@ -32,13 +32,14 @@ from _demo_view import View  # noqa: E402
 
 import strandline as sl  # noqa: E402
 from examples.payments.detector import FraudDetector  # noqa: E402
-from examples.payments.files import list_files, read_files  # noqa: E402
+from examples.payments.files import read_files  # noqa: E402
 from examples.payments.model import ALERT_SCHEMA, PAYMENT_SCHEMA, Alert  # noqa: E402
 from examples.payments.oracle import oracle  # noqa: E402
 
 CARDS = 50_000
 PER_FILE = 5_000
-PACE_S = 0.4
+PACE_S = 0.5
+ENDLESS = 100_000
 KEEPERS = 2
 PATIENCE_S = 60.0
 
@@ -49,7 +50,7 @@ class DemoError(Exception):
 
 def build_job(spark: Any, home: Path) -> sl.Job:
     """The program: this is all that a user writes."""
-    events = spark.readStream.schema(PAYMENT_SCHEMA).option("maxFilesPerTrigger", 20).json(str(home / "payments"))
+    events = spark.readStream.schema(PAYMENT_SCHEMA).option("maxFilesPerTrigger", 5).json(str(home / "payments"))
     alerts = (
         sl.stream(events)
         .key_by("card", order_by="payment_id")
@@ -67,7 +68,10 @@ def build_job(spark: Any, home: Path) -> sl.Job:
 
 def tell(home: Path, monitor: Monitor, seconds: float, seed: int, cleanup: contextlib.ExitStack) -> str:
     """Play the whole story; return what was shown, or raise DemoError."""
-    monitor.say("starting Spark")
+    monitor.say("payments begin to arrive; starting Spark")
+    # The world does not wait for us: what comes before the job runs is its first work.
+    generator = start_generator(home / "payments", seed)
+    cleanup.callback(end_process, generator)
     spark = sl.session("strandline-demo", **session_settings(home))
     cleanup.callback(quietly, spark.stop)
     # PySpark's own handler would cancel Spark's jobs first, and that would look like a failure of the job.
@@ -76,23 +80,22 @@ def tell(home: Path, monitor: Monitor, seconds: float, seed: int, cleanup: conte
     # A signal to the whole process group ends the JVM, too: its broken connection is then no news.
     spark.sparkContext._accumulatorServer.handle_error = lambda *_: None
     monitor.say(f"Spark {spark.version} is there; starting the job and its {KEEPERS} keepers")
-    (home / "payments").mkdir()
     run = build_job(spark, home).start(spark)
     cleanup.callback(quietly, run.stop, timeout=15.0)
     monitor.watch(run)
-    monitor.say("the job runs, with a checkpoint every 3 s; payments begin to arrive")
+    monitor.say("the job runs, with a checkpoint every 3 s")
 
     # Where all of this is slow, fewer payments tell the same story in the same two minutes.
-    files = round(max(10.0, min(seconds, 45.0 - monitor.elapsed_s)) / PACE_S)
-    generator = start_generator(home / "payments", files, seed)
-    cleanup.callback(end_process, generator)
-    wait_for(lambda: len(list_files(home / "payments")) >= files // 2 and monitor.completed() >= 2, run, "half-way")
+    began_s, lasts_s = monitor.elapsed_s, max(10.0, min(seconds, 45.0 - monitor.elapsed_s))
+    half_s, end_s = began_s + lasts_s / 2, began_s + lasts_s
+    wait_for(lambda: monitor.elapsed_s >= half_s and monitor.completed() >= 2, run, "half-way")
     took_s = kill_a_keeper(run, monitor)
 
-    wait_for(lambda: generator.poll() is not None, run, "the end of the payments")
-    if generator.returncode:
+    wait_for(lambda: monitor.elapsed_s >= end_s or generator.poll() is not None, run, "the end of the payments")
+    if generator.poll() is not None:
         raise DemoError(f"the generator of payments ended with exit code {generator.returncode}")
-    monitor.say("all payments are written; waiting until they are processed")
+    end_process(generator)
+    monitor.say("no more payments come; waiting until all are processed")
     run.process_all_available(PATIENCE_S)
     monitor.say("taking the final checkpoint: it makes the last alerts visible")
     run.stop(checkpoint=True, timeout=PATIENCE_S)
@@ -121,7 +124,7 @@ def kill_a_keeper(run: sl.Run, monitor: Monitor) -> float:
 
     def is_back() -> bool:
         now = run.status()
-        return now.generation > before.generation and now.state == "running" and now.rows_in > 0
+        return now.generation > before.generation and now.state == "running" and now.epochs > 0
 
     wait_for(is_back, run, "recovery")
     took_s = time.monotonic() - killed
@@ -156,9 +159,10 @@ def check(spark: Any, home: Path) -> tuple[int, int]:
     return len(payments), found.total()
 
 
-def start_generator(directory: Path, files: int, seed: int) -> subprocess.Popen[bytes]:
-    """Write payments in a process of its own, as the world outside would."""
-    command = [sys.executable, "-m", "examples.payments.files", str(directory), f"--files={files}", f"--seed={seed}"]
+def start_generator(directory: Path, seed: int) -> subprocess.Popen[bytes]:
+    """Write payments in a process of its own, as the world outside would, until it is ended."""
+    directory.mkdir()
+    command = [sys.executable, "-m", "examples.payments.files", str(directory), f"--files={ENDLESS}", f"--seed={seed}"]
     options = [f"--cards={CARDS}", f"--per-file={PER_FILE}", f"--pace={PACE_S}"]
     return subprocess.Popen(
         [*command, *options], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
@@ -214,7 +218,7 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, interrupt)
     home = Path(tempfile.mkdtemp(prefix="strandline-demo-"))
-    monitor = Monitor(home / "alerts")
+    monitor = Monitor(home / "alerts", home / "payments", PER_FILE)
     logging.getLogger().handlers = [monitor]
     try:
         with contextlib.ExitStack() as cleanup:

@@ -36,7 +36,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "Timer",
     ),
     "State": ("Value", "List", "Map", "Reducing", "Aggregating", "Broadcast", "TTL"),
-    "Windows": ("Tumbling", "Sliding", "Session", "Global", "Window"),
+    "Windows": ("Tumbling", "Sliding", "Session", "Global", "Early", "Window"),
     "Settings": ("Checkpoints", "Restart", "Settings", "FollowExecutors"),
     "Aggregates, `sl.agg`": ("agg",),
     "Sinks, `sl.sinks`": ("sinks",),

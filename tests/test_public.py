@@ -10,7 +10,7 @@ import pytest
 import strandline
 
 PUBLIC = [
-    "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "FollowExecutors", "Global", "Job",
+    "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "Early", "FollowExecutors", "Global", "Job",
     "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "Reducing", "Restart",
     "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value", "Window",
     "WindowedStream", "agg", "errors", "files_source", "session", "sinks", "spark_settings", "state", "stream", "uid",

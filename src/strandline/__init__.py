@@ -14,7 +14,7 @@ from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProces
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.api.uids import uid
-from strandline.api.windows import Global, Session, Sliding, Tumbling, Window
+from strandline.api.windows import Early, Global, Session, Sliding, Tumbling, Window
 from strandline.core import errors
 from strandline.core.settings import FollowExecutors, Settings
 from strandline.core.version import VERSION
@@ -38,6 +38,7 @@ __all__ = [  # noqa: RUF022
     "Broadcast",
     "Checkpoints",
     "Context",
+    "Early",
     "FollowExecutors",
     "Global",
     "Job",

@@ -458,3 +458,47 @@ def test_reports_from_many_threads(store: FaultyStore, tmp_path: Path, clock: Ma
     assert run.coordinator.advance() == 1
     assert run.coordinator.history[0].acknowledged == 16
     restorable(run)
+
+
+def test_how_long_something_has_waited_for_a_checkpoint(run: Run, clock: ManualClock) -> None:
+    """What a failure now would have done again; a checkpoint that fails covers nothing."""
+    c = run.coordinator
+    clock.advance(5_000)
+    assert c.uncovered_ms == 0, "nothing has happened"
+    first = run.trigger()
+    assert first is not None
+    clock.advance(300)
+    assert c.uncovered_ms == 300
+    # Epochs go on meanwhile: the oldest counts.
+    assert c.trigger(Epoch(2)) is None
+    clock.advance(100)
+    assert c.uncovered_ms == 400
+    run.deliver(first)
+    assert c.advance() == first
+    assert c.uncovered_ms == 100, "the epoch after it"
+    second = c.trigger(Epoch(3))
+    assert second is not None
+    clock.advance(50)
+    c.fail(second, "no space")
+    c.advance()
+    assert c.uncovered_ms == 150
+    third = c.trigger(Epoch(3), changed=False)
+    assert third is not None
+    run.deliver(third)
+    assert c.advance() == third
+    clock.advance(3_600_000)
+    assert c.trigger(Epoch(3), changed=False) is None
+    assert c.uncovered_ms == 0, "an idle job's newest checkpoint is as good as new"
+
+
+def test_a_manifest_has_what_was_counted(run: Run) -> None:
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.coordinator.add_sinks(checkpoint, [], {}, {"rows_in": 7, "late_rows": 1})
+    # What comes again says nothing new.
+    run.coordinator.add_sinks(checkpoint, [], {}, {"rows_in": 9})
+    run.deliver(checkpoint)
+    assert run.coordinator.advance() == checkpoint
+    assert read_catalog(run.jobdir).live[checkpoint].totals == {"rows_in": 7, "late_rows": 1}
+    other = run.checkpoint()
+    assert not read_catalog(run.jobdir).live[other].totals

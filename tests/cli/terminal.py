@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 
 from tests.cli.conftest import environment
 
 
-def on_terminal(*args: object) -> tuple[int, str, bytes]:
-    """Run `strandline` with standard error on a terminal; return its code, what it printed, and what the terminal got."""
+def on_terminal(*args: object, whole: bool = False, **more: str) -> tuple[int, str, bytes]:
+    """Run `strandline` with standard error on a terminal; return its code, what it printed, and what the terminal got.
+
+    `whole`: standard output is there, too.
+    """
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "strandline.cli.main", *map(str, args)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, env=environment(TERM="xterm-256color", COLUMNS="100"), text=True
-    ) as process:
+        command, stdout=theirs if whole else subprocess.PIPE, stderr=theirs, text=True,
+        env=environment(**{"TERM": "xterm-256color", "COLUMNS": "100", **more}),
+    ) as process:  # fmt: skip
         os.close(theirs)
         seen = b""
         while True:
@@ -26,4 +31,27 @@ def on_terminal(*args: object) -> tuple[int, str, bytes]:
                 break
         os.close(ours)
         printed, _ = process.communicate(timeout=60)
-    return process.returncode, printed, seen
+    return process.returncode, printed or "", seen
+
+
+def screen(seen: bytes) -> list[str]:
+    """Return the lines that a terminal shows after all that it got, without colours and empty ones at the end."""
+    lines, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", seen.decode()):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part.startswith("\x1b"):
+            if part[-1] == "A":
+                row -= int(part[2:-1])
+                assert row >= 0
+            elif part[-1] == "J":
+                lines[row:] = [lines[row][:column]]
+        else:
+            lines[row] = lines[row][:column].ljust(column) + part + lines[row][column + len(part) :]
+            column += len(part)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return lines

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from strandline.cli.output import time_text
 from strandline.cli.progress import _said
-from strandline.control import server
+from strandline.control import journal, server
 from strandline.control.wire import Progress
+from strandline.keeper.paths import Places
 from tests.cli.conftest import Command, environment
 from tests.cli.terminal import on_terminal
 from tests.control.fake import FakeRun
@@ -27,7 +29,7 @@ def test_jobs_are_listed_with_what_they_do(serve: Serve, local_dir: Path, strand
     found = strandline("jobs", "--local-dir", local_dir)
     assert (found.code, found.stderr) == (0, "")
     first, second = [line.split() for line in found.stdout.splitlines() if str(os.getpid()) in line]
-    assert [first[0], first[1], first[-2], first[-1]] == ["alerts", "running", "12", "file:///ck/a"]
+    assert [first[0], first[1], first[-3], first[-1]] == ["alerts", "running", "12", "file:///ck/a"]
     assert [second[0], second[1], second[-1]] == ["payments", "restarting", "s3://bucket/b"]
     data = strandline("jobs", "--local-dir", local_dir, "--json").json
     assert [(one["job"], one["state"], one["pid"], one["epoch"], one["directory"]) for one in data] == [
@@ -94,8 +96,102 @@ def test_status_shows_what_the_program_would_see(serve: Serve, local_dir: Path, 
     assert data["keepers"][0]["metrics"] == {"keys": 9}
     shown = strandline("status", "alerts", "--local-dir", local_dir).stdout
     assert data["operators"][1] == {"uid": "top", "name": "Top", "parallelism": 1, "max_parallelism": 128}
-    for words in ("running", "checkpoint 5", "2 completed", "2 (top 1), follows the executors", "detect", "4711"):
-        assert words in shown
+    for words in (
+        "running", "checkpoint 5", "2 completed", "2 (top 1), follows the executors", "detect", "4711",
+        f"{time_text(1_700_000_000_000)}: it broke", "1,000 in its life; now 2.5/s", "for 3 s",
+        "3.0 MB, in keepers of 64.0 MB of memory", "90 %", "2 files, 2.0 KB, for 5 s", "4 offsets",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert "badly" not in shown
+    assert data["last_failure_at"] == time_text(1_700_000_000_000)
+    assert data["last_failure_ms"] == 1_700_000_000_000
+    assert [one["offsets_behind"] for one in data["source_progress"]] == [None, 4]
+
+
+def left(local_dir: Path, job: str, **given: object) -> journal.Record:
+    """Leave word of a job whose driver is gone."""
+    places = Places(local_dir, f"file:///ck/{job}", job)
+    places.make()
+    record = journal.Record(**{  # type: ignore[arg-type]
+        "job": job, "directory": places.store_url, "pid": os.getpid(), "born": "0", "since_ms": 1_700_000_000_000,
+        "state": "running", "at_ms": 1_700_000_060_000, **given,
+    })  # fmt: skip
+    journal.write(places, record)
+    return record
+
+
+def test_jobs_that_failed_or_were_killed_are_listed(serve: Serve, local_dir: Path, strandline: Command) -> None:
+    left(local_dir, "died")
+    left(local_dir, "broke", state="failed", failure="no more room\n  next step: make some", failure_ms=1)
+    left(local_dir, "done", state="finished")
+    serve(FakeRun("alerts"), "file:///ck/alerts")
+    # One that was started again is what it is now.
+    left(local_dir, "alerts", state="failed")
+    found = strandline("jobs", "--local-dir", local_dir)
+    assert found.code == 0
+    rows = {line.split()[0]: line.split()[1] for line in found.stdout.splitlines() if "file:///" in line}
+    assert rows == {"alerts": "running", "died": "killed", "broke": "failed"}
+    assert "strandline logs JOB --driver" in found.stderr
+    data = strandline("jobs", "--all", "--local-dir", local_dir, "--json").json
+    assert {one["job"]: one["state"] for one in data} == {**rows, "done": "finished"}
+    assert next(one for one in data if one["job"] == "broke")["last_failure"].startswith("no more room")
+
+
+def test_a_job_that_ended_has_a_status_of_its_end(local_dir: Path, strandline: Command) -> None:
+    left(local_dir, "died", state="restarting")
+    left(local_dir, "broke", state="failed", failure="no more room\n  next step: make some")
+    found = strandline("status", "died", "--local-dir", local_dir)
+    assert (found.code, found.stdout) == (1, "")
+    assert "gone without a word while it was restarting: killed" in found.stderr
+    assert "strandline logs died --driver" in found.stderr
+    found = strandline("status", "broke", "--local-dir", local_dir, "--json")
+    assert (found.code, found.json[0]["state"]) == (1, "failed")
+    assert f"has failed at {time_text(1_700_000_060_000)}: no more room" in found.stderr
+    assert found.json[0]["ended_at"] == time_text(1_700_000_060_000)
+    # Of another directory nothing is known.
+    other = strandline("status", "broke", "--local-dir", local_dir, "--directory", "/elsewhere")
+    assert "no driver of job 'broke' with the checkpoint directory" in other.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_jobs(serve: Serve, local_dir: Path, tmp_path: Path, shell: str) -> None:
+    serve(FakeRun("alerts"))
+    serve(FakeRun("payments"))
+
+    def complete(*words: str) -> str:
+        line = " ".join(["strandline", *words])
+        # As the scripts of the shells ask.
+        asked = {
+            "bash": {"COMP_WORDS": line, "COMP_CWORD": str(len(words))},
+            "zsh": {"_TYPER_COMPLETE_ARGS": line},
+            "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
+        }[shell]
+        command = [sys.executable, "-m", "strandline.cli.main"]
+        given = environment(_STRANDLINE_COMPLETE=f"complete_{shell}", TMPDIR=str(tmp_path), **asked)
+        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    assert "status" in complete("sta")
+    assert "doctor" not in complete("sta")
+    found = complete("status", "--local-dir", str(local_dir), "pay")
+    assert "payments" in found
+    assert "alerts" not in found
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_is_given_its_script(process: Command, shell: str) -> None:
+    found = process(_STRANDLINE_COMPLETE=f"source_{shell}")
+    assert (found.code, found.stderr) == (0, "")
+    assert f"_STRANDLINE_COMPLETE=complete_{shell}" in found.stdout
+
+
+def test_bash_offers_what_it_is_given(process: Command) -> None:
+    script = process(_STRANDLINE_COMPLETE="source_bash").stdout
+    command = Path(sys.executable).with_name("strandline")
+    asked = f"COMP_WORDS=(strandline chec); COMP_CWORD=1; _strandline_completion {command}; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}\n{asked}"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["checkpoint", "check-upgrade", "checkpoints"]
 
 
 def test_two_jobs_of_one_name_need_a_directory(serve: Serve, local_dir: Path, strandline: Command) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import shutil
 import subprocess
 import sys
@@ -13,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command, environment
+from tests.cli.terminal import screen
+from tests.spark.harness import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -109,6 +114,7 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert found["directory"] == (base / "ck").as_uri()
     (status,) = strandline("status", "counts", "--local-dir", base / "l", "--json").json
     assert (status["rows_in"], status["keepers"][0]["uid"]) == (3, "count")
+    assert [(one["files_behind"], one["bytes_behind"]) for one in status["source_progress"]] == [(0, 0)]
     (taken,) = strandline("checkpoint", "counts", "--local-dir", base / "l", "--json").json
     assert (taken["status"], taken["epoch"]) == ("completed", status["epoch"])
     driver.terminate()
@@ -118,6 +124,18 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert "Traceback" not in said
     assert keepers_of(base) == []
     assert strandline("stop", "counts", "--local-dir", base / "l").code == 1
+    # It has said what it did, and what became of it outlives it.
+    told = [line for line in said.splitlines() if line.startswith("strandline: ")]
+    assert told[0] == "strandline: starting Spark"
+    assert f"strandline: job 'counts' is starting: its checkpoints are in {(base / 'ck').as_uri()}" in told
+    assert any(line.startswith("strandline: job 'counts': epoch 1 is the first to be done, 3 rows in") for line in told)
+    after = strandline("status", "counts", "--local-dir", base / "l")
+    assert (after.code, after.stdout) == (1, "")
+    assert f"error: job 'counts' does not run here: its driver (process {driver.pid}, since" in after.stderr
+    assert "has been stopped at" in after.stderr
+    logged = strandline("logs", "counts", "--driver", "-n", 100, "--local-dir", base / "l").stdout
+    assert "checkpoint 1 is complete" in logged
+    assert "job 'counts' has ended after epoch" in logged.splitlines()[-1]
     # What it left can be looked at.
     (checkpoint, *_) = strandline("checkpoints", "list", base / "ck", "--json").json
     assert (checkpoint["job"], checkpoint["state"]) == ("counts", "complete")
@@ -144,3 +162,53 @@ def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Pat
     assert "next step: " in said
     assert "runpy" not in said
     assert keepers_of(base) == []
+    after = strandline("status", "counts", "--local-dir", base / "l", "--json")
+    assert (after.code, after.json[0]["state"], after.json[0]["pid"]) == (1, "failed", driver.pid)
+    assert "a negative payment" in after.json[0]["last_failure"]
+    assert "counts" in strandline("jobs", "--local-dir", base / "l").stdout
+    assert "a negative payment" in strandline("logs", "--driver", "--local-dir", base / "l", "-n", 100).stdout
+
+
+def test_what_new_makes_shows_results_and_of_a_killed_driver_word_is_left(
+    tmp_path: Path, local_dir: Path, strandline: Command
+) -> None:
+    """As it is pasted: in its own directory, on a terminal. The line that lives stands below the rows."""
+    home = tmp_path / "visits"
+    assert strandline("new", home).code == 0
+    below = local_dir / "t"
+    below.mkdir()
+    ours, theirs = pty.openpty()
+    # Pseudo-terminals have no size of their own.
+    given = environment(TERM="xterm-256color", COLUMNS="120", TMPDIR=str(below))
+    command = [sys.executable, "-m", "strandline.cli.main", "run", "app.py"]
+    with subprocess.Popen(command, cwd=home, stdout=theirs, stderr=theirs, stdin=theirs, env=given) as driver:
+        os.close(theirs)
+        seen, deadline = b"", time.monotonic() + 120
+        try:
+            while b"user='user-" not in seen or b"/s \xc2\xb7 checkpoint " not in seen:
+                assert time.monotonic() < deadline, seen.decode()
+                if select.select([ours], [], [], 1.0)[0]:
+                    seen += os.read(ours, 65536)
+            (root,) = below.glob("strandline-*")
+
+            def rows() -> int:
+                (status,) = strandline("status", "visits", "--local-dir", root, "--json").json
+                return int(status["rows_in"])
+
+            # They are printed before their epoch has ended.
+            assert eventually(rows, "an epoch with rows") > 0
+        finally:
+            driver.kill()
+            driver.wait()
+            os.close(ours)
+    shown = screen(seen)
+    assert shown[0] == "strandline: starting Spark"
+    assert any(line.startswith("epoch ") and line.endswith(" rows") for line in shown)
+    assert any(line.startswith("  user='user-") for line in shown)
+    assert b"visits\x1b[0m  \x1b[32mrunning" in seen
+    assert "Traceback" not in seen.decode()
+    after = strandline("status", "visits", "--local-dir", root, "--json")
+    assert (after.code, after.json[0]["state"], after.json[0]["ended_ms"]) == (1, "killed", None)
+    assert f"its driver (process {driver.pid}, since " in after.stderr
+    assert "is gone without a word: killed" in after.stderr
+    eventually(lambda: not keepers_of(root), "its keepers are gone, too")

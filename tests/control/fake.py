@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from strandline.checkpoint.history import CheckpointStats
-from strandline.control.status import KeeperStatus, OperatorStatus, Savepoint, State, Status
+from strandline.control.status import KeeperStatus, OperatorStatus, Savepoint, SourceStatus, State, Status
 from strandline.core.errors import CheckpointError
 from strandline.core.ids import CheckpointId, Epoch
 from strandline.format.manifest import OperatorInfo, StateInfo
@@ -21,7 +21,15 @@ from strandline.snapshot.progress import Progress
 from strandline.types.records import record_type
 
 STATS = CheckpointStats(CheckpointId(7), "incremental", Epoch(12), "in_progress", 1_000, 2)
-KEEPER = KeeperStatus("detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9})
+KEEPER = KeeperStatus(
+    "detect", 0, 4711, "here", 12, 3, 2, 1.5, 0.5, 0.0, {"keys": 9}, all_rows_in=900, all_rows_out=600, all_ms=4500.0,
+    state_bytes=3 << 20, memory_bytes=64 << 20,
+)  # fmt: skip
+OTHER = replace(KEEPER, partition=1, pid=4712, all_rows_in=100, state_bytes=None, memory_bytes=None)
+FILES = SourceStatus(
+    "clicks", "json files in /in", {"logOffset": 3}, files_behind=2, bytes_behind=2048, waiting_ms=5_000
+)
+KAFKA = SourceStatus("orders", "KafkaV2[Subscribe[orders]]", {"o": {"0": 5}}, {"o": {"0": 9}}, offsets_behind=4)
 OPERATORS = [OperatorStatus("detect", "Detect", 2, 128), OperatorStatus("top", "Top", 1, 128)]
 REACHED = WatermarkStatus("ts", "clicks", "2026-01-01T00:00:00+00:00", "ann", 3, 1)
 
@@ -46,10 +54,15 @@ class FakeRun:
         self.asked: list[tuple[str, object]] = []
         self.on_stop: Callable[[], None] = lambda: None
 
+    def glance(self) -> Status:
+        return self.status()
+
     def status(self) -> Status:
         return Status(
             job=self.job, state=self.state, generation=3, restored_from=5, restarts=1, checkpoints={"completed": 2},
-            last_checkpoint=STATS, last_failure="", epoch=12, watermarks=[REACHED], keepers=[KEEPER],
+            last_checkpoint=STATS, last_failure="it broke\nbadly",
+            last_failure_ms=1_700_000_000_000, epoch=12, watermarks=[REACHED], keepers=[KEEPER, OTHER],
+            source_progress=[FILES, KAFKA], rows_in=1000, rows_per_s=2.5, uncovered_ms=3_000,
             parallelism=2, follows=True, operators=OPERATORS,
         )  # fmt: skip
 

@@ -38,7 +38,7 @@ def test_a_driver_is_found_by_its_jobs_name_and_answers(serve: Serve, local_dir:
     assert call(driver, PING, Nothing()).state == "running"
     status = call(driver, STATUS, Nothing())
     assert status == FakeRun().status()
-    assert (status.last_checkpoint, status.watermarks, status.keepers) == (STATS, [REACHED], [KEEPER])
+    assert (status.last_checkpoint, status.watermarks, status.keepers[0]) == (STATS, [REACHED], KEEPER)
 
 
 def test_a_checkpoint_tells_of_its_progress_and_others_are_answered_meanwhile(

@@ -60,7 +60,7 @@ def test_windows(source: Any) -> None:
         "user string, amount bigint, ts timestamp",
         [{"ts": at(second), "user": user, "amount": amount} for second, user, amount in events],
     )
-    page = run_page("windows.md", 4, df=made.df)
+    page = run_page("windows.md", 5, df=made.df)
     assert isinstance(page["job"], sl.Job)
     assert page["top"].columns == ["user", "window_start", "window_end", "amount", "ts"]
     assert page["sums"].columns == ["user", "window_start", "window_end", "n", "total"]
@@ -85,9 +85,10 @@ def test_joins(source: Any) -> None:
         "limit double, version bigint",
         rows,
     )
-    page = run_page("joins.md", 5, df=made.df, order_df=made.df, payment_df=made.df)
+    page = run_page("joins.md", 6, df=made.df, order_df=made.df, payment_df=made.df)
     assert page["paid"].columns == ["order_id", "amount", "method"]
     assert page["both"].columns[-4:] == ["paid_at", "paid_method", "window_start", "window_end"]
+    assert page["converted"].columns[-3:] == ["amount", "rate_at", "rate_rate"]
     assert page["suspicious"].columns == ["customer", "amount"]
     # The payment of the third order comes a minute too late.
     assert made.results(page["joined"]) == Counter(

@@ -107,7 +107,7 @@ def test_watermarks_of_several_sources_are_found_by_their_names() -> None:
     first, second, third = watermark(b, "b1"), watermark(a, "a"), watermark(b, "b2")
     made = Pipeline([operator("one", StepNode(LOOK, first)), operator("two", third, second)])
     assert [(spec.column, spec.name) for spec in made.watermarks] == [("b1", "b"), ("b2", "b:2"), ("a", "a")]
-    assert made.measuring == {"one": (0,), "two": (1, 2)}
+    assert made.measuring == {"one": 0, "two": (1, 2)}
     assert made.moved("two", {"0/x": 5, "1/": 7}) == {1: {"x": 5}, 2: {"": 7}}
 
 
@@ -121,7 +121,7 @@ def test_a_watermark_that_no_operator_moves_holds_nothing_back() -> None:
     a, b = source("a"), source("b")
     made = Pipeline([watermark(a, "unread"), operator("one", watermark(b))])
     assert [spec.column for spec in made.watermarks] == ["ts"]
-    assert made.measuring == {"one": (0,)}
+    assert made.measuring == {"one": 0}
 
 
 def test_each_sources_rows_are_counted_once() -> None:

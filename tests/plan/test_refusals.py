@@ -109,7 +109,7 @@ def test_joins() -> None:
     refused(lambda: join(TIMED_KEYED, JOIN, "u", how="outer"), "how='outer', expected one of inner, left")  # type: ignore[arg-type]
     refused(lambda: join(NARROW, JOIN, "", prefixes=("", "r_")), "has no uid")
     refused(lambda: join(NARROW, JOIN, "u", prefixes=("", None)), "prefixes=('', None), expected a pair of")  # type: ignore[arg-type]
-    refused(lambda: TIMED_KEYED.window_join(NARROW, sl.Session("1s"), "u"), "expected Tumbling or Sliding ones")
+    refused(lambda: TIMED_KEYED.window_join(NARROW, sl.Global(5), "u"), "expected Tumbling, Sliding or Session ones")
     refused(lambda: KEYED.join(KEYED, JOIN, "u"), "join: the streams have no event time")
 
 

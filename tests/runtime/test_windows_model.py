@@ -16,11 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind, windows_of
 from strandline.backends.base import LocalFile
 from strandline.runtime.state.store import Frozen
-from tests.runtime.windowed import SECOND, Model, Row, Timed, WindowBench, folded, joined
+from tests.runtime.windowed import SECOND, Event, Model, Row, Timed, WindowBench, folded, gap_of, joined
 from tests.soak import examples
 
 KINDS: list[WindowKind] = [
     Tumbling("10s"), Tumbling("7s", offset="3s"), Sliding("12s", every="5s"), Sliding("3s", every="5s"), Session("6s"),
+    Session(gap_of),
 ]  # fmt: skip
 keys = st.sampled_from(["x", "y", "é\0"])
 events = st.tuples(keys, st.integers(0, 99), st.integers(-15, 15))
@@ -34,16 +35,25 @@ class WindowMachine(RuleBasedStateMachine):
     @initialize(
         kind=st.sampled_from(KINDS), lateness=st.sampled_from([0, 0, 4, 25]), early=st.sampled_from([0, 0, 5]),
         processing=st.sampled_from([False, False, False, True]), keeping=st.booleans(),
-        cache_bytes=st.sampled_from([1, 2000, 1 << 20]),
+        cache_bytes=st.sampled_from([1, 2000, 1 << 20]), by_event_time=st.booleans(),
+        early_events=st.sampled_from([0, 0, 1, 3]), accumulate=st.sampled_from([True, True, False]),
     )  # fmt: skip
-    def start(self, kind: Any, lateness: int, early: int, processing: bool, keeping: bool, cache_bytes: int) -> None:
+    def start(
+        self, kind: Any, lateness: int, early: int, processing: bool, keeping: bool, cache_bytes: int,
+        by_event_time: bool, early_events: int, accumulate: bool,
+    ) -> None:  # fmt: skip
         lateness = 0 if processing else lateness
+        more: Any = {
+            "early_by_event_time": early > 0 and by_event_time and not processing,
+            "early_events": early_events,
+            "accumulate": accumulate,
+        }
         self.root = Path(tempfile.mkdtemp(prefix="sl-windows-"))
         self.bench = WindowBench(
             self.backend, self.root, kind, joined() if keeping else folded(),
-            lateness=lateness, early=early, processing=processing, cache_bytes=cache_bytes,
+            lateness=lateness, early=early, processing=processing, cache_bytes=cache_bytes, **more,
         )  # fmt: skip
-        self.model = Model(kind, lateness, early, processing=processing, by_epoch=keeping)
+        self.model = Model(kind, lateness, early, processing=processing, by_epoch=keeping, **more)
         self.watermark, self.now = 0, 1000
         self.frozen: deque[tuple[Frozen, Any]] = deque()
         self.snapshots: list[tuple[list[LocalFile], Any]] = []
@@ -73,8 +83,8 @@ class WindowMachine(RuleBasedStateMachine):
         before, late = len(self.bench.late), len(self.model.late)
         found = self.bench.step(given, self.watermark, self.now)
         wanted = self.model.step(given, self.watermark, self.now)
-        if self.model.processing and self.model.early:
-            # Both by the clock, in one order: results so far and those at the ends.
+        if self.model.early and self.model.processing is not self.model.early_by_event_time:
+            # Both by one time, in one order: results so far and those at the ends.
             found.sort(key=lambda row: row[:3])
             wanted.sort(key=lambda row: row[:3])
         assert found == sorted(wanted, key=lambda row: row[0])
@@ -160,10 +170,10 @@ def all_at_once(kind: Any, given_events: list[Timed]) -> dict[Any, list[str]]:
             for window in windows_of(kind, time * SECOND):
                 found.setdefault((k, window.start_us / SECOND, window.end_us / SECOND), []).append(v)
             continue
-        gap = kind.gap_us // SECOND
+        end = time + kind.gap_after_us(Event(v)) // SECOND
         last = next((w for w in reversed(found) if w[0] == k), None)
         if last is not None and time <= last[2]:
-            found[k, last[1], time + gap] = [*found.pop(last), v]
+            found[k, last[1], max(last[2], end)] = [*found.pop(last), v]
         else:
-            found[k, time, time + gap] = [v]
+            found[k, time, end] = [v]
     return {window: sorted(map(str, values)) for window, values in found.items()}

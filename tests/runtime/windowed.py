@@ -83,6 +83,9 @@ class WindowBench(Bench):
         *,
         lateness: int = 0,
         early: int = 0,
+        early_by_event_time: bool = False,
+        early_events: int = 0,
+        accumulate: bool = True,
         processing: bool = False,
         timed: bool = True,
         result: str = "string",
@@ -90,7 +93,10 @@ class WindowBench(Bench):
         keys: Sequence[str] = ("k",),
         cache_bytes: int = MIB,
     ) -> None:
-        rules = Rules(lateness * SECOND, early * SECOND, late, processing=processing, several_keys=len(keys) > 1)
+        rules = Rules(
+            lateness * SECOND, early * SECOND, late, processing=processing, several_keys=len(keys) > 1,
+            early_by_event_time=early_by_event_time, early_events=early_events, accumulate=accumulate,
+        )  # fmt: skip
         bounds = "" if isinstance(windows, Global) else "window_start timestamp, window_end timestamp, "
         super().__init__(
             kind, root, operator_of(windows, contents, rules), cache_bytes, timed=timed,
@@ -134,6 +140,18 @@ class WindowBench(Bench):
         return rows
 
 
+@dataclass(frozen=True)
+class Event:
+    """What the function of a session's gap is shown."""
+
+    v: int
+
+
+def gap_of(event: Any) -> str:
+    """Say for how long a session is open after an event."""
+    return f"{2 + event.v % 3 * 4} s"
+
+
 @dataclass(eq=False)
 class Open:
     """A window of the model: the values in it, by the epoch that they came in."""
@@ -144,14 +162,18 @@ class Open:
     fresh: bool = False
     closed: bool = False
     """Whether it was complete when it was last given."""
+    count: int = 0
+    """How many events have come since it was last given."""
 
 
 class Model:
     """What windows must give, in the plainest way: all windows in lists, looked through in every epoch."""
 
     def __init__(
-        self, kind: WindowKind, lateness: int = 0, early: int = 0, *, processing: bool = False, by_epoch: bool = False
-    ) -> None:
+        self, kind: WindowKind, lateness: int = 0, early: int = 0, *, processing: bool = False, by_epoch: bool = False,
+        early_by_event_time: bool = False, early_events: int = 0, accumulate: bool = True,
+    ) -> None:  # fmt: skip
+        self.early_by_event_time, self.early_events, self.accumulate = early_by_event_time, early_events, accumulate
         self.kind, self.lateness, self.early, self.processing = kind, lateness, early, processing
         self.by_epoch = by_epoch
         """Whether windows that merge put their values in the order of the epochs, or one window's behind the other's."""
@@ -170,7 +192,7 @@ class Model:
         reached = now if self.processing else watermark
         given = self._fire(reached, now)
         for k, v, time in events:
-            self._add(k, v, now if self.processing else time, reached, now)
+            given += self._add(k, v, now if self.processing else time, reached, now)
         return given
 
     def _fire(self, reached: int | None, now: int) -> list[Row]:
@@ -178,10 +200,12 @@ class Model:
         for k, windows in self.open.items():
             for window in sorted(windows, key=lambda w: w.end):
                 if self._is_over(window.end, reached) and not window.closed:
-                    given.append(self._row(k, window))
+                    if window.fresh or self.accumulate:
+                        given.append(self._row(k, window))
                     window.closed = True
             self.open[k] = [w for w in windows if not self._is_over(w.end + self.lateness, reached)]
-            due = {mark for mark in self.marks.get(k, ()) if mark <= now}
+            by = reached if self.early_by_event_time else now
+            due = {mark for mark in self.marks.get(k, ()) if by is not None and mark <= by}
             self.marks.get(k, set()).difference_update(due)
             for window in sorted(self.open[k], key=lambda w: w.end) if due else ():
                 if window.fresh and not self._is_over(window.end, reached):
@@ -192,38 +216,49 @@ class Model:
         return reached is not None and end + self.slack <= reached
 
     def _row(self, k: str, window: Open) -> Row:
-        window.fresh = False
+        window.fresh, window.count = False, 0
         values = sorted(window.values, key=lambda value: value[0]) if self.by_epoch else window.values
+        if not self.accumulate:
+            window.values = []
         return (k, window.start, window.end, ",".join(str(v) for _, v in values), window.end - 1 / SECOND)
 
-    def _add(self, k: str, v: int, time: int | None, reached: int | None, now: int) -> None:
+    def _add(self, k: str, v: int, time: int | None, reached: int | None, now: int) -> list[Row]:
+        given = []
         windows = self.open.setdefault(k, [])
-        found = [] if time is None else self._of(time, windows)
+        found = [] if time is None else self._of(time, windows, v)
         taken = [w for w in found if w in windows or not self._is_over(w.end + self.lateness, reached)]
         for window in taken:
             if window not in windows:
                 windows.append(window)
             window.values.append((self.epoch, v))
             window.fresh, window.closed = True, False
+            window.count += 1
             if self.early and (not self._is_over(window.end, reached) or isinstance(self.kind, Session)):
-                self.marks.setdefault(k, set()).add(now - now % self.early + self.early)
+                since = (
+                    now if not self.early_by_event_time else max(time or 0, time or 0 if reached is None else reached)
+                )
+                self.marks.setdefault(k, set()).add(since - since % self.early + self.early)
+            if self.early_events and window.count >= self.early_events and not self._is_over(window.end, reached):
+                given.append(self._row(k, window))
         if not taken and (found or time is None):
             self.late.append((k, v, time))
+        return given
 
-    def _of(self, time: int, windows: list[Open]) -> list[Open]:
+    def _of(self, time: int, windows: list[Open], v: int) -> list[Open]:
         if isinstance(self.kind, Tumbling | Sliding):
             there = {w.end: w for w in windows}
             found = [(w.start_us // SECOND, w.end_us // SECOND) for w in windows_of(self.kind, time * SECOND)]
             return [there.get(end) or Open(start, end) for start, end in found]
         assert isinstance(self.kind, Session)
-        gap = self.kind.gap_us // SECOND
+        gap = self.kind.gap_after_us(Event(v)) // SECOND
         touched = sorted((w for w in windows if w.start <= time + gap and time <= w.end), key=lambda w: w.start)
         if not touched:
             return [Open(time, time + gap)]
         first = touched[0]
-        first.end = max(time + gap, touched[-1].end)
+        first.end = max(time + gap, *(window.end for window in touched))
         first.start = min(time, first.start)
         for other in touched[1:]:
             first.values += other.values
+            first.count += other.count
             windows.remove(other)
         return [first]

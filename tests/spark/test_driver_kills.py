@@ -95,6 +95,11 @@ def test_driver_killed_while_it_runs_and_while_it_restores(
             status = settle(run)
             assert status.restored_from is not None
             assert status.restarts == 0
+            # Over all its lives: each event counts once, and so does each file that was read.
+            assert (status.rows_in, status.late_rows, status.uncovered_ms) == (len(case.events), 0, 0)
+            (source,) = eventually(run.status, "its status").source_progress
+            assert (source.files_behind, source.bytes_behind, source.waiting_ms) == (0, 0, 0)
+            assert source.what == f"json files in {case.root / 'in'}"
     case.check()
     # The last run found what the keepers before it, dead with their driver, had left on this machine.
     assert re.search(r"restored checkpoint \d+: [1-9]\d* bytes from the local copy, 0 from storage", case.logs())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 import strandline as sl
@@ -125,7 +126,12 @@ def test_a_pipeline_that_is_wrong(spark: Any, tmp_path: Path) -> None:
     refused(lambda: twice.process(functions.Count(), output="n bigint", uid="n"), "column v, V is there more than once")
     with_array = stream.with_column("vs", F.array("v"))
     refused(lambda: with_array.key_by("user", "vs"), "'vs' cannot be a key", "arrays and maps cannot be keys")
-    refused(lambda: stream.select("usr"), "a step does not fit the stream's columns (seq, user", "usr")
+    refused(
+        lambda: stream.select("usr"),
+        "select() in test_errors.py:",
+        "does not fit the stream's columns (seq, user",
+        "usr",
+    )
     once = stream.key_by("user").process(functions.Count(), output=small.OUTPUT, uid="count")
     ck = sl.Checkpoints(tmp_path / "ck")
     refused(lambda: sl.Job("a/b", sinks=[once.to(sl.sinks.memory())], checkpoints=ck).start(spark), "job name 'a/b'")
@@ -144,6 +150,85 @@ def test_a_step_finds_the_names_and_columns_of_an_earlier_one(spark: Any, tmp_pa
     assert alone.key_by("user").agg(n=sl.agg.count("ts - ts"), uid="n").columns == ["user", "n"]
 
 
+def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
+    """They would run once an epoch: what they gave would depend on where the stream is cut."""
+    df = small.source(spark, tmp_path / "in")
+    stream, known = sl.stream(df), spark.createDataFrame([("ann", 1)], "user string, age int")
+    behind = stream.key_by("user").agg(n=sl.agg.count(), uid="n")
+    clock = spark.readStream.format("rate").load()
+    over = Window.partitionBy("user").orderBy("v")
+
+    def sql(query: str) -> Any:
+        def step(rows: Any) -> Any:
+            rows.createOrReplaceTempView("rows")
+            known.createOrReplaceTempView("known")
+            return rows.sparkSession.sql(query)
+
+        return lambda s: s.transform(step)
+
+    def step(function: Any) -> Any:
+        return lambda s: s.transform(function)
+
+    at_once = "it would see the rows of one epoch at a time"
+    again = "would come again with each epoch"
+    for use, *said in (
+        (step(lambda d: d.dropDuplicates(["user"])), "has dropDuplicates", at_once, "process("),
+        (step(lambda d: d.distinct()), "has dropDuplicates"),
+        (sql("select distinct user from rows"), "has distinct"),
+        (step(lambda d: d.groupBy("user").count()), "transform() in test_errors.py:", "has an aggregation", ".agg("),
+        (step(lambda d: d.groupBy("user").applyInPandas(lambda p: p, "user string")), "has groupBy().applyInPandas"),
+        (lambda s: s.select(F.sum("v")), "select() in test_errors.py:", "has an aggregation"),
+        (lambda s: s.select_expr("count(*)"), "select_expr() in", "has an aggregation"),
+        (sql("with c as (select * from rows) select max(v) from c"), "has an aggregation"),
+        (lambda s: s.with_column("n", F.row_number().over(over)), "with_column() in", "a window function", "order_by"),
+        (lambda s: s.select_expr("sum(v) over (partition by user)"), "a window function"),
+        (step(lambda d: d.orderBy("v")), "has orderBy", "order_by=", "sortWithinPartitions"),
+        (step(lambda d: d.limit(3)), "has limit"),
+        (step(lambda d: d.offset(3)), "has offset"),
+        (step(lambda d: d.join(d, "user")), "has a join of two streams", "b.key_by("),
+        (step(lambda d: d.join(clock, d.v == clock.value)), "has a join of two streams"),
+        (step(lambda d: d.select("v").union(clock.select("value"))), "brings in another stream"),
+        (step(lambda d: clock), "brings in another stream"),
+        (step(lambda d: d.join(known, "user", "right")), "keeps rows of a table", again, "'left'"),
+        (step(lambda d: known.join(d, "user", "left_anti")), "keeps rows of a table", again),
+        (step(lambda d: known.join(d, "user", "full")), "keeps rows of a table", again),
+        (step(lambda d: d.select("user").union(known.select("user"))), "has a union with a table", again),
+        (step(lambda d: d.select("user").exceptAll(known.select("user"))), "has exceptAll"),
+        (step(lambda d: d.select("user").intersect(known.select("user"))), "has intersect"),
+        (step(lambda d: known), "gives rows of a table", again),
+        (lambda s: s.with_column("id", F.monotonically_increasing_id()), "begin again with each epoch", "uuid()"),
+        (
+            lambda s: s.select(*(F.lit(i).alias(f"c{i}") for i in range(30)), F.monotonically_increasing_id()),
+            "begin again with each epoch",
+        ),
+        (step(lambda d: d.zipWithIndex()), "begin again with each epoch"),
+        (step(lambda d: d.limit(d.count())), "transform() in test_errors.py:", "reads rows", "foreach_batch"),
+        (step(lambda d: d.cache()), "reads rows"),
+        (step(lambda d: None), "gave None, expected a DataFrame"),
+        (lambda s: s.where(df.v > 0), "where() in", "F.col('v')"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            use(stream)
+        assert [part for part in said if part not in str(caught.value)] == []
+        assert "\n" not in caught.value.message
+    with pytest.raises(sl.errors.ConfigurationError, match="has dropDuplicates"):
+        behind.transform(lambda d: d.dropDuplicates())
+    # What is of one row, or of a table alone, stays Spark's.
+    per_user = known.groupBy("user").agg(F.max("age").alias("age")).orderBy("user").limit(5)
+    for fits in (
+        lambda s: s.transform(lambda d: d.join(per_user, "user", "left")),
+        lambda s: s.transform(lambda d: known.join(d, "user")),
+        lambda s: s.transform(lambda d: d.join(known, "user", "left_anti")),
+        lambda s: s.transform(lambda d: d.union(d).sortWithinPartitions("v").repartition(2, "user")),
+        lambda s: s.transform(lambda d: d.withColumn("at", F.timestamp_seconds("v")).withWatermark("at", "1 minute")),
+        lambda s: s.select("user", F.explode(F.sequence(F.lit(0), "v"))),
+        lambda s: s.select(F.aggregate(F.array("v"), F.lit(0).cast("bigint"), lambda a, b: a + b), F.rand(), F.uuid()),
+        sql("select user, c from rows, lateral (select count(*) c from explode(array(v)))"),
+        sql("select * from rows where user in (select user from known) and v < (select max(age) from known)"),
+    ):
+        assert fits(stream).columns
+
+
 def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:
     df = small.source(spark, tmp_path / "in")
     timed = df.selectExpr("user", "cast(v as timestamp) t").withWatermark("t", "1 minute")
@@ -154,12 +239,70 @@ def test_sources_that_cannot_work(spark: Any, tmp_path: Path) -> None:
         (df.dropDuplicates(["user"]), "dropDuplicates"),
         (timed.join(timed.withColumnRenamed("t", "t2"), "user"), "a join of two streams"),
         (timed.groupBy("t", "user").count().where("count > 1"), "an aggregation"),
+        (df.orderBy("v"), "orderBy"),
+        (spark.readStream.format("socket").option("host", "h").option("port", 1).load(), "'socket' cannot be rewound"),
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
             sl.stream(wrong)
         assert said in str(caught.value)
     # A join with a batch DataFrame keeps no state.
     sl.stream(df.join(spark.createDataFrame([("ann", 1)], "user string, age int"), "user"))
+
+
+def test_what_leads_to_no_sink_is_said_at_the_start(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def started(*outputs: Any) -> list[str]:
+        """Return what a start says, which gets no further than that."""
+        # A store of one process: refused after everything that is said of the program.
+        job = sl.Job("small", sinks=outputs, checkpoints=sl.Checkpoints("memory://"))
+        caplog.clear()
+        with pytest.raises(sl.errors.ConfigurationError, match="a store of one process"):
+            job.start(spark)
+        return [record.getMessage() for record in caplog.records]
+
+    def line(code: str) -> int:
+        lines = Path(__file__).read_text().splitlines()
+        return next(at for at, text in enumerate(lines, 1) if text.strip().startswith(code))
+
+    source = sl.stream(small.source(spark, tmp_path / "in"), name="clicks")
+    counts = source.key_by("user").process(functions.Count(), output=small.OUTPUT, uid="count")
+    shown = counts.to(sl.sinks.memory())
+    assert started(shown) == []
+    again = counts.key_by("user").process(functions.Count(), output=small.OUTPUT, uid="again")
+    (said,) = started(shown)
+    assert f"the operator 'again' (Count, test_errors.py:{line('again = counts')}) leads to no sink of a job" in said
+    lost = again.to(sl.sinks.files(str(tmp_path / "out"), name="results"))
+    (said,) = started(shown)
+    assert f"what test_errors.py:{line('lost =')} sends into a sink 'results' is in no job's sinks=[…]" in said
+    assert started(shown, lost) == []
+    # Another job of this program has it: that is said of neither.
+    assert started(shown) == []
+    # A pipeline on a source of its own, forgotten as a whole.
+    other = sl.stream(small.source(spark, tmp_path / "other"), name="payments")
+    forgotten = other.key_by("user").sum("v", uid="forgotten")
+    (said,) = started(shown)
+    assert f"the operator 'forgotten' (sum, test_errors.py:{line('forgotten =')}) leads to no sink of a job" in said
+    # Nobody can see it any more, as what a cell of a notebook made that ran again.
+    del other, forgotten
+    assert started(shown) == []
+
+
+def test_a_job_that_would_read_its_own_results(spark: Any, tmp_path: Path) -> None:
+    source = sl.stream(small.source(spark, tmp_path / "in"))
+
+    def started(*outputs: Any) -> str:
+        job = sl.Job("small", sinks=outputs, checkpoints=sl.Checkpoints(tmp_path / "ck"))
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            job.start(spark)
+        assert not (tmp_path / "ck").exists()
+        return str(caught.value)
+
+    for out in ("in", "in/out"):
+        said = started(source.to(sl.sinks.files(str(tmp_path / out), format="json")))
+        assert f"a sink writes to {tmp_path / out}, and the job reads {tmp_path / 'in'}" in said
+    both = [source.to(sl.sinks.files(str(tmp_path / "out"), format=kind, name=kind)) for kind in ("json", "parquet")]
+    assert f"two sinks write to {tmp_path / 'out'}, as json and as parquet" in started(*both)
 
 
 def test_speculation_is_refused(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +350,12 @@ def test_a_checkpoint_directory_that_cannot_be_written(spark: Any, case: Case) -
     checkpoints = case.checkpoints(None, tolerable_failures=None)
     with case.job(spark, checkpoints=checkpoints, restart=sl.Restart.never()).start(spark) as run:
         settle(run)
-        shared, aside = case.directory / "shared", case.directory / "aside"
-        shared.rename(aside)
-        shared.write_text("this is no directory")
+        # What is there stays, as the first checkpoint needs it; where new files would go is nearly always no directory.
+        shared = case.directory / "shared"
+        there = {path.name for path in shared.iterdir()}
+        blocked = [shared / f"{number:02x}" for number in range(256) if f"{number:02x}" not in there]
+        for path in blocked:
+            path.write_text("this is no directory")
         case.add(1)
         run.process_all_available(60)
         with pytest.raises(sl.errors.CheckpointError, match="checkpoint 2 failed"):
@@ -221,8 +367,8 @@ def test_a_checkpoint_directory_that_cannot_be_written(spark: Any, case: Case) -
         assert status.checkpoints["failed"] == 1
         assert [c.status for c in run.checkpoints()] == ["completed", "failed"]
         assert "upload failed" in run.checkpoints()[-1].failure
-        shared.unlink()
-        aside.rename(shared)
+        for path in blocked:
+            path.unlink()
         case.finish(run)
         assert run.checkpoints()[-1].status == "completed"
 

@@ -7,12 +7,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.base import filesystem
-from strandline.spark.sinks.shown import SHOWN, Committable, Shown, ShownRecords
+from strandline.spark.sinks.shown import SHOWN, Committable, Owner, Shown, ShownRecords
 from tests.spark.filesinks import (
     Rows,
     commit_crashing,
@@ -31,6 +32,7 @@ RECORD = Shown(
     intent=[
         Committable("/out", 2, 8, "_strandline/0f/g2/epoch-0000000008", ["part-00000-a.json", "part-00001-a.json"])
     ],
+    owner=Owner("job", "0123456789abcdef0123456789abcdef", "out"),
 )
 
 
@@ -47,7 +49,9 @@ def test_a_record_that_was_cut_off_is_passed_over(tmp_path: Path, caplog: Any, c
         started(tmp_path, 2, pending, 2)
     assert visible(tmp_path) == rows(1, 2)
     assert f"{torn.name}: " in caplog.text
-    assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [Shown(generation=2, epoch=2)]
+    assert [SHOWN.decode(path.read_bytes(), "") for path in records(tmp_path)] == [
+        Shown(generation=2, epoch=2, owner=Owner("job", "life", "out"))
+    ]
 
 
 def test_of_two_drivers_at_the_same_moment_one_writes_the_next_record(tmp_path: Path) -> None:
@@ -102,6 +106,8 @@ def test_a_golden_record() -> None:
     data = (GOLDEN / "shown").read_bytes()
     assert SHOWN.decode(data, "golden") == RECORD
     assert SHOWN.encode(RECORD) == data
+    nameless = (GOLDEN / "shown-nameless").read_bytes()
+    assert SHOWN.decode(nameless, "golden") == msgspec.structs.replace(RECORD, owner=msgspec.UNSET)
 
 
 @pytest.mark.parametrize(

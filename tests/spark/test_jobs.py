@@ -234,7 +234,8 @@ def test_keys_of_all_types_together_survive_a_restart(spark: Any, case: Case) ->
         with start() as run:
             (directory / f"{number}.parquet").hardlink_to(file)
             settle(run)
-            assert run.status().rows_in == 2
+            # Of the job's whole life, over the stop.
+            assert run.status().rows_in == 2 * number
             # Found as the user has them, and as JSON says them.
             keys = [tuple(v.astimezone() if n == at else v for n, v in enumerate(row)) for row in key_rows()]
             assert run.lookup("count.seen", keys).value == [number, number]

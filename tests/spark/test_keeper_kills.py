@@ -66,6 +66,17 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
         assert status.restarts > restarts
         assert victim.pid not in {keeper.pid for keeper in status.keepers}
         assert status.restored_from is not None
+        # However often epochs came again, each event counts once.
+        assert status.rows_in == len(case.events)
+        assert status.last_failure
+        assert status.last_failure_ms is not None
+        assert status.last_checkpoint is not None
+        work = {one.uid: 0 for one in status.keepers}
+        for one in status.keepers:
+            work[one.uid] += one.all_rows_in
+            assert one.memory_bytes is not None
+        # Since the last restart.
+        assert 40 <= work["profile"] <= len(case.events)
         case.check()
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,17 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import CheckpointError, CorruptionError, IncompatibleStateError, UnavailableError
+from strandline.core.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorruptionError,
+    IncompatibleStateError,
+    UnavailableError,
+)
 from tests.spark import small
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, keepers, keepers_armed, settle
+from tests.spark.pipeline import read_json
 
 pytestmark = pytest.mark.spark
 
@@ -233,3 +241,63 @@ def test_state_that_breaks_while_a_job_runs_is_restored(spark: Any, case: Case) 
         assert run.status().restarts == 1
     assert broken
     assert small.rows_of(sink) == small.counted(["a", "a"])
+
+
+def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes_rows(
+    spark: Any, case: Case, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, ck = sl.stream(small.source(spark, case.root / "in")), case.root / "ck"
+
+    def job(checkpoints: str = "ck", existing: Any = "refuse") -> sl.Job:
+        sink = sl.sinks.files(str(case.out), format="json", existing=existing)
+        return small.job(
+            stream, case.root, case.local_dir, sink=sink, checkpoints=sl.Checkpoints(case.root / checkpoints)
+        )
+
+    def shown() -> Counter[tuple[str, int]]:
+        return Counter((row["user"], row["n"]) for row in read_json(case.out))
+
+    def told() -> list[str]:
+        texts = [record.getMessage() for record in caplog.records if record.name == "strandline.told"]
+        caplog.clear()
+        return texts
+
+    small.write_rows(case.root / "in", 0, [("a", "x", 1), ("b", "x", 1)])
+    with job().start(spark) as run:
+        settle(run)
+        assert told() == [f"job 'small' starts afresh in file://{ck}/small"]
+    # Somebody mistypes the checkpoint directory: nothing is touched.
+    before = sorted(case.out.rglob("*"))
+    with pytest.raises(
+        ConfigurationError, match=r"holds [12] files? of an earlier life of job 'small'.* starts afresh"
+    ):
+        job("kc").start(spark)
+    assert not list((case.root / "kc").rglob("*"))
+    assert sorted(case.out.rglob("*")) == before
+    small.write_rows(case.root / "in", 1, [("a", "x", 1)])
+    run = job().start(spark)
+    settle(run)
+    run.stop(savepoint=case.root / "sp")
+    assert shown() == small.counted(["a", "a", "b"])
+    assert told() == [f"job 'small' goes on from checkpoint 1 of file://{ck}/small"]
+    # What is restored from a snapshot goes on beside what that covers, and not beside more.
+    small.write_rows(case.root / "in", 2, [("b", "x", 1)])
+    with job("fork").start(spark, restore=case.root / "sp") as run:
+        settle(run)
+    assert shown() == small.counted(["a", "a", "b", "b"])
+    assert told() == [
+        f"job 'small' begins in file://{case.root}/fork/small with the savepoint file://{case.root}/sp of job 'small'"
+    ]
+    with pytest.raises(ConfigurationError, match=r"begins in .*/late/small with the savepoint .*/sp of job 'small'"):
+        job("late").start(spark, restore=case.root / "sp")
+    # Without its checkpoints, the job begins anew in another place, and its rows take the place of those of before.
+    for checkpoint in (ck / "small").glob("chk-*"):
+        shutil.rmtree(checkpoint)
+    with pytest.raises(CorruptionError, match=r"no checkpoint can be restored[^$]*existing='replace'"):
+        job().start(spark)
+    with job("new", "replace").start(spark) as run:
+        settle(run)
+        assert shown() == small.counted(["a", "a", "b", "b"])
+    with job("new", "replace").start(spark) as run:
+        settle(run)
+        assert shown() == small.counted(["a", "a", "b", "b"])

@@ -67,13 +67,12 @@ def same(stream: sl.Stream) -> sl.Stream:
 @pytest.mark.parametrize(
     ("step", "read", "shown"),
     [
-        (lambda out: out.transform(lambda df: df.limit(5)), lambda df: df.collect(), 5),
         (lambda out: out.transform(lambda df: df.mapInArrow(first_batch, OUTPUT)), lambda df: df.collect(), None),
         (same, read_some, 3),
         (same, read_none, 0),
         (same, read_after_a_look, ROWS),
     ],
-    ids=["limit", "step", "some", "none", "look"],
+    ids=["step", "some", "none", "look"],
 )
 def test_an_operator_gets_all_its_events_whatever_is_read_of_what_it_gives(
     spark: Any, tmp_path: Path, local_dir: Path, step: Any, read: Any, shown: int | None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.settings import parse_duration_ms
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 """Columns of results that say which window they are of."""
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class Window(NamedTuple):
@@ -84,16 +86,38 @@ class Sliding:
 class Session:
     """A window for each burst of a key's events: no two that follow each other are more than `gap` apart.
 
+    With a function, each event says by itself how long a silence after it ends the session: a duration or a timedelta.
+
     >>> Session("30 min")
     Session(gap='30 min')
+    >>> by_device = Session(lambda event: "5 min" if event.device == "phone" else "1h")
     """
 
-    gap: str
+    gap: str | Callable[[Any], str | dt.timedelta]
     gap_us: int = _computed()
-    """The silence that ends it."""
+    """The silence that ends it; 0 if each event says it."""
 
     def __post_init__(self) -> None:
-        _compute(self, "gap")
+        if callable(self.gap):
+            object.__setattr__(self, "gap_us", 0)
+        else:
+            _compute(self, "gap")
+
+    def gap_after_us(self, event: Any) -> int:
+        """Return the silence after an event that ends its session."""
+        if not callable(self.gap):
+            return self.gap_us
+        said = self.gap(event)
+        try:
+            gap_us = said // _MICROSECOND if isinstance(said, dt.timedelta) else _parsed_us(said)
+        except (ConfigurationError, TypeError):
+            gap_us = 0
+        if gap_us <= 0:
+            raise UserCodeError(
+                f"the function of a session's gap gave {said!r}, expected a duration of more than 0",
+                hint='return it like "30 min", or as a timedelta',
+            )
+        return gap_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +142,41 @@ class Global:
             raise ConfigurationError(f"Global: when is {self.when!r}, expected a function of (event, n)")
 
 
+@dataclass(frozen=True, slots=True)
+class Early:
+    """When a window gives its result so far, before it is complete: if something has come since its last one.
+
+    `every` is an interval of the clock, or with time="event" of the watermark: at each of its multiples. `events`: with
+    the event that is so many since the last result. Both: whichever comes first.
+
+    >>> Early("10s"), Early("1 min", time="event"), Early(events=100)
+    (Early(every='10s'), Early(every='1 min', time='event'), Early(events=100))
+    """
+
+    every: str | None = None
+    time: Literal["processing", "event"] = "processing"
+    events: int | None = None
+    every_us: int = _computed()
+    """The interval; 0: there is none."""
+
+    def __post_init__(self) -> None:
+        if self.every is None and self.events is None:
+            raise ConfigurationError("Early: it is not said when", hint='write Early("10s"), or Early(events=100)')
+        if self.time not in ("processing", "event"):
+            raise ConfigurationError(f"Early: time is {self.time!r}, expected 'processing' or 'event'")
+        if self.events is not None and (type(self.events) is not int or self.events < 1):
+            raise ConfigurationError(f"Early: events is {self.events!r}, expected a positive number")
+        every_us = 0 if self.every is None else parse_duration_ms(self.every, "Early: every") * 1000
+        if self.every is not None and not every_us:
+            raise ConfigurationError(f"Early: every is {self.every!r}, expected more than 0")
+        object.__setattr__(self, "every_us", every_us)
+
+    def __repr__(self) -> str:
+        said = {"every": self.every, "time": self.time, "events": self.events}
+        usual = {"every": None, "time": "processing", "events": None}
+        return f"Early({', '.join(f'{name}={value!r}' for name, value in said.items() if value != usual[name])})"
+
+
 WindowKind = Tumbling | Sliding | Session | Global
 
 
@@ -131,6 +190,11 @@ def windows_of(kind: Tumbling | Sliding, time_us: int) -> list[Window]:
     last = time_us - (time_us - kind.offset_us) % every
     found = [Window(start, start + size) for start in range(last, time_us - size, -every)]
     return found[::-1]
+
+
+@lru_cache(256)
+def _parsed_us(duration: str) -> int:
+    return parse_duration_ms(duration, "Session: gap") * 1000
 
 
 def _compute(kind: Tumbling | Sliding | Session, *durations: str) -> None:

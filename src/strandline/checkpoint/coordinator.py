@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from msgspec import UNSET
+
 from strandline.api.config import Checkpoints
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.history import CheckpointStats, Counts, History, PartitionStats
@@ -60,6 +62,8 @@ class Coordinator:
         self._requests: list[Future[CheckpointId]] = []
         self._garbage: list[FileRef] = []
         self._changed = self._restored is None
+        self._changed_ms: float | None = None
+        """Since when something has happened that no checkpoint was triggered for."""
         self._failures_in_row = 0
         self._last_trigger_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
@@ -151,16 +155,19 @@ class Coordinator:
         """
         with self._lock:
             self._changed |= changed
+            if changed and self._changed_ms is None:
+                self._changed_ms = self._clock.monotonic_ms()
             if self._pending is not None or not self._is_due():
                 return None
             checkpoint, self._next_id = self._next_id, CheckpointId(self._next_id + 1)
             self._last_trigger_ms = self._clock.monotonic_ms()
             deadline_ms = self._last_trigger_ms + self._config.timeout_ms
             self._pending = Pending(
-                checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests
-            )
+                checkpoint, epoch, self._clock.now_ms(), deadline_ms, self._operators, self._requests,
+                changed_ms=self._changed_ms,
+            )  # fmt: skip
             self._requests = []
-            self._changed = False
+            self._changed, self._changed_ms = False, None
             self._history.start(
                 CheckpointStats(
                     checkpoint, self._config.mode, epoch, "triggered", self._pending.triggered_ms,
@@ -168,6 +175,14 @@ class Coordinator:
                 )
             )  # fmt: skip
             return checkpoint
+
+    @property
+    def uncovered_ms(self) -> int:
+        """For how long something has happened that no complete checkpoint covers; 0 if the newest covers all."""
+        with self._lock:
+            waiting = [self._changed_ms, self._pending.changed_ms if self._pending else None]
+            now_ms = self._clock.monotonic_ms()
+            return max((round(now_ms - since_ms) for since_ms in waiting if since_ms is not None), default=0)
 
     @property
     def is_due(self) -> bool:
@@ -227,13 +242,18 @@ class Coordinator:
                 self._discard(source.files())
 
     def add_sinks(
-        self, checkpoint: CheckpointId, sinks: Iterable[SinkInfo], watermarks: Mapping[str, int] | None = None
+        self,
+        checkpoint: CheckpointId,
+        sinks: Iterable[SinkInfo],
+        watermarks: Mapping[str, int] | None = None,
+        totals: Mapping[str, int] | None = None,
     ) -> None:
-        """Take what the sinks have staged up to the checkpoint's epoch, and how far event time had come after it."""
+        """Take what there was after the checkpoint's epoch: staged in sinks, event time, and what was counted."""
         with self._lock:
             pending = self._waiting_for(checkpoint)
             if pending is not None and pending.sinks is None:
                 pending.sinks, pending.watermarks = list(sinks), dict(watermarks or {})
+                pending.totals = dict(totals or {})
 
     def _discard(self, files: Iterable[FileRef]) -> None:
         """Leave files for deletion, except what the pending checkpoint holds: a report may come twice."""
@@ -337,9 +357,9 @@ class Coordinator:
             job=self._jobdir.job, generation=self._claim.generation, checkpoint=pending.checkpoint, epoch=pending.epoch,
             mode=self._config.mode, created_ms=now_ms, engine_version=VERSION, life=self._claim.life,
             operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
-            watermarks=dict(pending.watermarks), triggered_ms=pending.triggered_ms,
-            duration_ms=now_ms - pending.triggered_ms, uploaded_bytes=self._retention.new_bytes(files),
-            total_bytes=sum(f.size for f in files),
+            watermarks=dict(pending.watermarks), totals=dict(pending.totals) or UNSET,
+            triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
+            uploaded_bytes=self._retention.new_bytes(files), total_bytes=sum(f.size for f in files),
         )  # fmt: skip
 
     def _end_completed(self, pending: Pending, manifest: Manifest) -> None:
@@ -377,6 +397,8 @@ class Coordinator:
         with self._lock:
             self._pending = None
             self._changed = True
+            if pending.changed_ms is not None:
+                self._changed_ms = pending.changed_ms
             self._last_end_ms = self._clock.monotonic_ms()
             self._failures_in_row += 0 if pending.tolerated else 1
             in_row, tolerable = self._failures_in_row, self._config.tolerable_failures

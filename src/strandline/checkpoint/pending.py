@@ -28,10 +28,13 @@ class Pending:
     source: SourceInfo | None = None
     source_added: bool = False
     watermarks: Mapping[str, int] = field(default_factory=dict)
+    totals: Mapping[str, int] = field(default_factory=dict)
     sinks: list[SinkInfo] | None = None
     failure: CheckpointError | None = None
     manifest: Manifest | None = None
     """Made once, so that publishing again writes the same bytes."""
+    changed_ms: float | None = None
+    """Since when something has happened that it is the first to cover."""
     tolerated: bool = False
     """True: ending it says nothing about the health of checkpoints."""
 

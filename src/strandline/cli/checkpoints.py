@@ -10,7 +10,17 @@ import typer
 
 from strandline.checkpoint import check, gc
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
-from strandline.cli.output import add_row, console, duration_text, print_json, say, size_text, table, time_text
+from strandline.cli.output import (
+    add_row,
+    console,
+    duration_text,
+    print_json,
+    say,
+    size_text,
+    table,
+    time_text,
+    with_times,
+)
 from strandline.cli.progress import BytesTold, progress_bar
 from strandline.cli.stores import (
     AsJson,
@@ -47,7 +57,7 @@ def list_(directory: Directory, job: JobName = None, option: StorageOptions = No
     found = [(jobdir.job, one) for jobdir in job_directories(directory, job, option) for one in check.summaries(jobdir)]
     if json:
         for name, summary in found:
-            print_json({"job": name, **asdict(summary)})
+            print_json(with_times({"job": name, **asdict(summary)}))
         return
     from rich.text import Text
 
@@ -88,7 +98,7 @@ def show(
     from strandline.cli import describe
 
     if json:
-        print_json(describe.as_data(manifest))
+        print_json(with_times(describe.as_data(manifest)))
     else:
         describe.print_tables(manifest)
 

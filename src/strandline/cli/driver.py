@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from strandline.cli.liveline import showing_progress
 from strandline.cli.orders import Drop, Restore, drops, restores, split
 from strandline.cli.output import say
 from strandline.core.errors import StrandlineError
@@ -25,11 +26,12 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, raised in the program as Ctrl-C would be: its `with` blocks and `finally` clauses run."""
 
 
-class FirstLine(logging.Formatter):
-    """Formats a record as one line: hints and stack traces are for those who set up logging themselves."""
+class ShortLines(logging.Handler):
+    """Says each record in one line: hints and stack traces are for those who set up logging, and for the job's log."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).partition("\n")[0]
+    def emit(self, record: logging.LogRecord) -> None:
+        # Not to the stream that there was at first: a line that lives may have to give way.
+        say(f"strandline: {record.levelname}: {record.getMessage()}".partition("\n")[0])
 
 
 def run(
@@ -50,12 +52,16 @@ def run(
         ),
     ] = "",
     drop: Drop = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing of what goes well: warnings and errors alone.")
+    ] = False,
 ) -> None:
-    """Run a program that starts jobs.
+    """Run a program that starts jobs, and say what they do.
 
     Like `python APP.PY`, but: Java is checked first, Strandline's errors are messages with a next step, its warnings
     short lines, modules beside the program can be imported on executors of this machine, and SIGTERM or Ctrl-C
-    stops the jobs cleanly (exit code 143 or 130).
+    stops the jobs cleanly (exit code 143 or 130). On standard error it says when a job starts, works and ends; between,
+    a terminal has a line that shows what each job does, anything else a line a minute.
 
     --restore, --claim, --again and --drop may also stand directly behind APP.PY; a `--` behind them ends them. They go
     before what the program itself gives to Job.start().
@@ -74,7 +80,8 @@ def run(
     prepare(program, own_args)
     with _signals(_terminate, signal.SIGTERM):
         try:
-            code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim, again)
+            with showing_progress(quiet=quiet):
+                code = _ordered_outcome(program, to_restore, to_drop, claim or also_claim, again)
         except KeyboardInterrupt as interrupt:
             code = 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
         # A further signal ends the process at once; keepers then end by themselves.
@@ -90,8 +97,7 @@ def prepare(program: Path, args: list[str]) -> None:
     # The JVM hands its environment on to workers and keepers: so they find the program's own modules, too.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    handler = logging.StreamHandler()
-    handler.setFormatter(FirstLine("strandline: %(levelname)s: %(message)s"))
+    handler = ShortLines()
     # A program that sets up logging itself gets our records its own way, and only once.
     handler.addFilter(lambda _: not logging.getLogger().handlers)
     logging.getLogger("strandline").addHandler(handler)

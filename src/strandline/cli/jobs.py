@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import msgspec
@@ -19,10 +20,12 @@ from strandline.cli.output import (
     size_text,
     table,
     time_text,
+    with_times,
 )
 from strandline.cli.progress import progress_bar
+from strandline.cli.statusview import ended_as_data, ended_text, parallelism_text, print_status, state_text
 from strandline.cli.stores import AsJson, LocalDir, root_of
-from strandline.control.client import Driver, call, find_driver, find_drivers
+from strandline.control.client import Driver, as_url, call, find_driver, find_drivers
 from strandline.control.commands import (
     CHECKPOINT,
     RESCALE,
@@ -36,48 +39,96 @@ from strandline.control.commands import (
     TakeCheckpoint,
     TakeSavepoint,
 )
+from strandline.control.journal import Record, records
 from strandline.control.status import Status
-from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.errors import ConfigurationError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.settings import parse_duration_ms
 
-RunningJob = Annotated[str, typer.Argument(metavar="JOB", help="The job's name.", show_default=False)]
+
+def running_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the jobs that a shell may offer."""
+    root = root_of(ctx.params.get("local_dir"))
+    return sorted({one.job for one in find_drivers(root, _OFFER_S) if one.job.startswith(incomplete) and one.job})
+
+
+RunningJob = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="The job's name.", show_default=False, autocompletion=running_jobs),
+]
 OfDirectory = Annotated[
     str | None,
     typer.Option(
         "--directory", metavar="DIRECTORY", help="Its checkpoint directory; needed where several jobs have its name."
     ),
 ]
+_OFFER_S = 1.0
+_TROUBLE = ("failed", "killed")
 LOOK_S = 10.0
 """How long a look may take."""
 
 
-def jobs(local_dir: LocalDir = None, json: AsJson = False) -> None:
-    """List the jobs that run on this machine: those of this user whose Settings.local_dir this is."""
+def jobs(
+    local_dir: LocalDir = None,
+    every: Annotated[bool, typer.Option("--all", help="Also those that were stopped or came to their end.")] = False,
+    json: AsJson = False,
+) -> None:
+    """List the jobs that run on this machine, and those that failed or were killed since.
+
+    They are those of this user whose Settings.local_dir this is.
+    """
     root = root_of(local_dir)
-    found = [(driver, *_look(driver)) for driver in find_drivers(root)]
-    made = table("job", "state", "pid", "since", "epoch", "checkpoint directory", right=("pid", "epoch"))
+    drivers = find_drivers(root)
+    found = [(driver, *_look(driver)) for driver in drivers]
+    ended = [record for record in records(root) if _is_over(record, drivers) and (every or record.fate in _TROUBLE)]
+    columns = ("job", "state", "pid", "since", "epoch", "rows", "checkpoint directory")
+    made = table(*columns, right=("pid", "epoch", "rows"))
     for driver, status, trouble in found:
         if json:
-            print_json({**_identity(driver), "state": status and status.state, "epoch": status and status.epoch})
+            figures = {name: status and getattr(status, name) for name in ("state", "epoch", "rows_in", "rows_per_s")}
+            print_json(with_times({**_identity(driver), **figures}))
             continue
-        state, epoch = (status.state, status.epoch) if status is not None else (trouble, "-")
+        does = (state_text(status.state), status.epoch, f"{status.rows_in:,}") if status else (trouble, "-", "-")
+        since = time_text(driver.since_ms)
+        add_row(made, driver.job or "-", does[0], driver.pid, since, *does[1:], driver.directory or "-")
+    for record in ended:
+        if json:
+            print_json(with_times(ended_as_data(record)))
+            continue
         add_row(
-            made, driver.job or "-", state, driver.pid, time_text(driver.since_ms), epoch, driver.directory or "-"
+            made, record.job, state_text(record.fate), record.pid, time_text(record.since_ms), "-", "-",
+            record.directory,
         )  # fmt: skip
-    if not found:
+    if not found and not (ended and every):
         say(f"no job runs on this machine with the local_dir {root}")
-    elif not json:
+    if made.row_count:
         console().print(made)
+    if not json and any(record.fate in _TROUBLE for record in ended):
+        say("why a job has ended: `strandline status JOB`, and `strandline logs JOB --driver`")
 
 
 def status(job: RunningJob, directory: OfDirectory = None, local_dir: LocalDir = None, json: AsJson = False) -> None:
-    """Show what a running job is doing: state, epoch, rows, event time, checkpoints, keepers."""
-    driver = find_driver(root_of(local_dir), job, directory)
+    """Show what a running job is doing: state, rows, event time, checkpoints, what waits in its sources, keepers.
+
+    Of a job that runs no more, say what became of it; exit code 1.
+    """
+    root = root_of(local_dir)
+    try:
+        driver = find_driver(root, job, directory)
+    except NotFoundError as error:
+        if (record := _last_record(root, job, directory)) is None:
+            raise
+        if json:
+            print_json(with_times(ended_as_data(record)))
+        raise NotFoundError(
+            f"job '{job}' does not run here: {ended_text(record)}",
+            hint=f"`strandline logs {quote(job)} --driver` has more; what it has left: "
+            f"`strandline checkpoints list {quote(record.directory)} --job {quote(job)}`",
+        ) from error
     found = call(driver, STATUS, Nothing(), timeout_s=LOOK_S)
     if json:
-        print_json({**_identity(driver), **asdict(found)})
+        print_json(with_times({**_identity(driver), **asdict(found)}))
     else:
-        _print_status(driver, found)
+        print_status(driver, found)
 
 
 def checkpoint(
@@ -164,7 +215,7 @@ def rescale(
     if json:
         print_json(asdict(found))
     else:
-        print(f"job '{job}' goes on with parallelism {_parallelism(found)}, from checkpoint {found.restored_from}")
+        print(f"job '{job}' goes on with parallelism {parallelism_text(found)}, from checkpoint {found.restored_from}")
 
 
 def _wanted(given: Sequence[str]) -> int | dict[str, int]:
@@ -180,12 +231,6 @@ def _wanted(given: Sequence[str]) -> int | dict[str, int]:
             raise typer.BadParameter(f"the operator '{uid}' is given twice")
         found[uid] = int(number)
     return found
-
-
-def _parallelism(found: Status) -> str:
-    """Return the job's parallelism, and that of operators that have another one."""
-    others = [f"{one.uid} {one.parallelism}" for one in found.operators if one.parallelism != found.parallelism]
-    return f"{found.parallelism} ({', '.join(others)})" if others else str(found.parallelism)
 
 
 def stop(
@@ -237,6 +282,17 @@ def _identity(driver: Driver) -> dict[str, Any]:
     }
 
 
+def _is_over(record: Record, drivers: Sequence[Driver]) -> bool:
+    """Whether nobody answers for the job any more, and nobody will."""
+    answered = any((driver.job, driver.directory) == (record.job, record.directory) for driver in drivers)
+    return bool(record.fate) and not answered
+
+
+def _last_record(root: Path, job: str, directory: str | None) -> Record | None:
+    url = None if directory is None else as_url(directory)
+    return next((r for r in records(root, job) if r.fate and url in (None, r.directory)), None)
+
+
 def _look(driver: Driver) -> tuple[Status | None, str]:
     """Return a job's status, or why there is none."""
     if not driver.answers:
@@ -249,39 +305,3 @@ def _look(driver: Driver) -> tuple[Status | None, str]:
         return None, "does not answer"
     except StrandlineError as error:
         return None, error.message
-
-
-def _print_status(driver: Driver, found: Status) -> None:
-    last = found.last_checkpoint
-    taken = f"{last.checkpoint}, {time_text(last.completed_ms or 0)}, {size_text(last.total_bytes)}" if last else "-"
-    counts = ", ".join(f"{count} {what}" for what, count in found.checkpoints.items() if count)
-    facts: list[tuple[str, object]] = [
-        ("job", found.job),
-        ("state", found.state),
-        ("driver", f"process {driver.pid}, since {time_text(driver.since_ms)}"),
-        ("checkpoint directory", driver.directory),
-        ("generation", found.generation),
-        ("restored from", "-" if found.restored_from is None else f"checkpoint {found.restored_from}"),
-        ("restarts", found.restarts),
-        ("parallelism", _parallelism(found) + (", follows the executors" if found.follows else "")),
-        ("epoch", f"{found.epoch}: {found.last_epoch_rows} rows in {duration_text(found.last_epoch_ms)}"),
-        ("rows", found.rows_in),
-        ("watermark", found.watermark or "-"),
-        ("late rows", found.late_rows),
-        ("last checkpoint", taken),
-        ("checkpoints", counts or "-"),
-        ("last failure", found.last_failure.partition("\n")[0] or "-"),
-    ]
-    made = table("what", "now")
-    for what, now in facts:
-        add_row(made, what, now)
-    console().print(made)
-    if found.keepers:
-        numbers = ("partition", "pid", "epoch", "rows in", "rows out", "time", "pause")
-        keepers = table("operator", *numbers[:2], "host", *numbers[2:], right=numbers)
-        for one in found.keepers:
-            add_row(
-                keepers, one.uid, one.partition, one.pid, one.host, one.epoch, one.rows_in, one.rows_out,
-                duration_text(one.process_ms), duration_text(one.pause_ms),
-            )  # fmt: skip
-        console().print(keepers)

@@ -1,4 +1,4 @@
-"""`strandline logs`: what the keepers of this machine wrote."""
+"""`strandline logs`: what the keepers and drivers of this machine wrote."""
 
 from __future__ import annotations
 
@@ -41,25 +41,32 @@ def logs(
     partition: Annotated[int | None, typer.Option(metavar="N", help="Only this partition.")] = None,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="How many last lines of each log.")] = 20,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is written from now on.")] = False,
+    driver: Annotated[
+        bool, typer.Option("--driver", help="What its drivers told and warned of, instead of its keepers.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line of log.")] = False,
 ) -> None:
-    """Show the logs of a job's keepers on this machine. They outlive the job."""
+    """Show the logs of a job's keepers on this machine, or of its drivers. They outlive the job."""
     root = root_of(local_dir)
-    find = partial(find_logs, root, job, operator, partition)
+    if driver and (operator is not None or partition is not None):
+        raise typer.BadParameter("--driver is of no operator and no partition")
+    find = partial(find_driver_logs, root, job) if driver else partial(find_logs, root, job, operator, partition)
     found = find()
     if not found and not follow:
-        raise _nothing(root, job, operator, partition)
+        raise _no_driver_log(root, job) if driver else _nothing(root, job, operator, partition)
     several_jobs = len({file.job for file in found}) > 1
     plain = len(found) == 1 and not follow
 
     def show(file: LogFile, line: str) -> None:
         if json:
-            print_json({"file": str(file.path), "operator": file.operator, "partition": file.partition, "line": line})
-        elif plain:
-            print(line)
+            of = {"job": file.job} if driver else {"operator": file.operator, "partition": file.partition}
+            print_json({"file": str(file.path), **of, "line": line})
+        elif plain or (driver and not several_jobs):
+            print(line, flush=follow)
         else:
-            name = f"{file.job}/{file.operator}" if several_jobs else file.operator
-            print(f"{name}[{file.partition}] {line}", flush=follow)
+            of_job = f"{file.job}/" if several_jobs else ""
+            name = f"{file.job}" if driver else f"{of_job}{file.operator}[{file.partition}]"
+            print(f"{name} {line}", flush=follow)
 
     if follow:
         try:
@@ -86,6 +93,13 @@ def find_logs(
             continue
         found.append(LogFile(path.parent.name, match[1], int(match[2]), path))
     return sorted(found)
+
+
+def find_driver_logs(local_dir: Path, job: str | None = None) -> list[LogFile]:
+    """Return the logs of drivers that there are, by job."""
+    places = Places(local_dir, "", job or "-")
+    found = [places.driver_log] if job is not None else places.logs.parent.glob(f"*/{places.driver_log.name}")
+    return sorted(LogFile(path.parent.name, "", 0, path) for path in found if path.exists())
 
 
 def tail(path: Path, lines: int, *, whole: bool = False) -> tuple[list[str], int]:
@@ -137,6 +151,16 @@ def _follow(find: Callable[[], list[LogFile]], lines: int, show: Callable[[LogFi
             for line in new:
                 show(file, line)
         time.sleep(_LOOK_S)
+
+
+def _no_driver_log(local_dir: Path, job: str | None) -> NotFoundError:
+    there = [file.job for file in find_driver_logs(local_dir)]
+    return NotFoundError(
+        f"{local_dir}: no driver of {f'job {job!r}' if job is not None else 'any job'} has written a log",
+        hint=f"there are those of {', '.join(there)}"
+        if there
+        else "give the job's Settings.local_dir with --local-dir; a driver logs on its own machine",
+    )
 
 
 def _nothing(local_dir: Path, job: str | None, operator: str | None, partition: int | None) -> NotFoundError:

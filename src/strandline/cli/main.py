@@ -14,6 +14,7 @@ from strandline.cli import (
     jobs,
     logs,
     lookup,
+    new,
     rollback,
     snapshots,
     state,
@@ -22,6 +23,7 @@ from strandline.cli import (
 )
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
+from strandline.core.version import VERSION
 
 
 class ErrorsAsMessages(TyperGroup):
@@ -40,10 +42,10 @@ app = typer.Typer(
     cls=ErrorsAsMessages,
     help="Look after Strandline jobs, running or not: their snapshots, logs and machines; run their programs.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,  # They show local variables, and so storage options.
 )
+app.command("new")(new.new)
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(snapshots.app, name="snapshots")
 app.add_typer(state.app, name="state")
@@ -60,6 +62,24 @@ app.command("run", context_settings={"allow_interspersed_args": False, "ignore_u
 app.command("check-upgrade")(upgrades.check_upgrade)
 app.command("doctor")(doctor.doctor)
 app.command("warm-up")(warming.warm_up)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"strandline {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print Strandline's version; `version` has more."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command("version")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_MOMENTS = frozenset(["since_ms", "created_ms", "triggered_ms", "completed_ms", "last_failure_ms", "ended_ms"])
 # Wide enough that nothing is cut when a program or a file reads the table.
 _WIDTH_OF_NO_TERMINAL = 400
 
@@ -54,6 +56,20 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def with_times(data: Any) -> Any:
+    """Return data of ours with each moment in ms, as `created_ms`, also in ISO 8601 with its offset: `created_at`."""
+    if isinstance(data, Mapping):
+        made = {}
+        for name, value in data.items():
+            made[name] = with_times(value)
+            if name in _MOMENTS:
+                made[name.removesuffix("_ms") + "_at"] = time_text(value) if value else None
+        return made
+    if isinstance(data, list | tuple):
+        return [with_times(value) for value in data]
+    return data
+
+
 def json_text(value: Any) -> str:
     """Return a JSON value as one line."""
     return json.dumps(value, separators=(", ", ": "))
@@ -81,14 +97,24 @@ def duration_text(ms: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
+def age_text(seconds: float) -> str:
+    """Return how long ago something was, in whole seconds or more."""
+    return f"{seconds:.0f} s" if seconds < 120 else duration_text(seconds * 1000)
+
+
+def rate_text(per_s: float) -> str:
+    """Return how many there are a second."""
+    return f"{per_s:,.0f}/s" if per_s >= 10 or not per_s else f"{per_s:.1f}/s"
+
+
 def time_text(ms: int) -> str:
-    """Return a moment in this machine's time zone."""
+    """Return a moment in this machine's time zone, in ISO 8601 with its offset."""
     return moment_text(ms * 1000) if ms else "-"
 
 
 def moment_text(us: int) -> str:
     """Return a moment of event time in this machine's time zone: it may be any that a timestamp can be."""
     try:
-        return datetime.fromtimestamp(us // 1_000_000).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(us // 1_000_000).astimezone().isoformat()
     except (ValueError, OverflowError, OSError):
         return "after the year 9999" if us > 0 else "before the year 1"

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import typer
 
 from strandline.checkpoint.folder import Folder, folder_at
-from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text
+from strandline.cli.output import add_row, console, print_json, say, size_text, table, time_text, with_times
 from strandline.cli.progress import BytesTold, progress_bar
 from strandline.cli.stores import AsJson, StorageOptions, parse_options
 from strandline.cli.verified import Reports
@@ -75,7 +75,7 @@ def list_(
     found = list_snapshots(url, parse_options(option))
     if json:
         for summary in found:
-            print_json(asdict(summary))
+            print_json(with_times(asdict(summary)))
         return
     from rich.text import Text
 
@@ -100,7 +100,8 @@ def show(snapshot: SnapshotUrl, option: StorageOptions = None, json: AsJson = Fa
     from strandline.cli import describe
 
     if json:
-        print_json({"url": found.url, "kind": found.kind, "refused": found.refused, **describe.as_data(found.manifest)})
+        data = {"url": found.url, "kind": found.kind, "refused": found.refused, **describe.as_data(found.manifest)}
+        print_json(with_times(data))
         return
     describe.print_tables(found.manifest, found.url)
     if found.refused:

@@ -67,6 +67,6 @@ def _make(made: Path, directory: Path) -> None:
 
 
 def _cause_of(lines: Sequence[str]) -> str:
-    """Return what Java or the program said, without the Python lines that lead there."""
-    cut = next((at for at, line in enumerate(lines) if line.startswith("Traceback")), len(lines))
-    return "\n".join(lines[:cut][-_LINES:] or lines[-1:]).strip()
+    """Return what Java and the program said, without the lines of Python that lead there."""
+    said = [line for line in lines if line.strip() and not line.startswith((" ", "Traceback"))]
+    return "\n".join(said[-_LINES:])

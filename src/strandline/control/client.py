@@ -88,7 +88,7 @@ def find_driver(local_dir: Path, job: str, directory: str | None = None, timeout
     NotFoundError if there is none, and ConfigurationError if there are several.
     """
     drivers = find_drivers(local_dir, timeout_s)
-    url = None if directory is None else _as_url(directory)
+    url = None if directory is None else as_url(directory)
     found = [driver for driver in drivers if driver.job == job and url in (None, driver.directory)]
     if not found:
         raise _none(local_dir, job, url, drivers)
@@ -210,7 +210,7 @@ def _identified(path: Path, sock: socket.socket, deadline: float) -> Driver | No
     return Driver(path, pid, hello.engine, hello.job, hello.directory, hello.since_ms)
 
 
-def _as_url(directory: str) -> str:
+def as_url(directory: str) -> str:
     """Return a checkpoint directory as drivers name it."""
     parts = urlsplit(directory)
     if "://" not in directory or parts.scheme == "file":

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+BEGIN_ANEW = (
+    "begin anew with another job name or checkpoint directory: then sources are read as at the first start, and rows "
+    "that sinks have shown come again, so give them other places too, or sinks.files(…, existing='replace')"
+)
+"""A hint's last resort, with what becomes of the sinks."""
+
 
 class StrandlineError(Exception):
     """Root of every error that Strandline raises on purpose.

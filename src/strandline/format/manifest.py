@@ -72,15 +72,18 @@ class CountWindows(msgspec.Struct, frozen=True, kw_only=True, tag="count", tag_f
         return f"{self.events} events"
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True, tag="interval", tag_field="kind"):
+class Interval(msgspec.Struct, frozen=True, kw_only=True, tag="interval", tag_field="kind", omit_defaults=True):
     """What a join within an interval matches: how much later than the left row the right one may be."""
 
     lower_ms: int
     upper_ms: int
     how: str
+    bounds: str = "[]"
+    """Which of both are included: `[`, `]`."""
 
     def __str__(self) -> str:
-        return f"{self.lower_ms} ms to {self.upper_ms} ms apart, {self.how}"
+        excluded = "" if self.bounds == "[]" else f", {self.bounds}"
+        return f"{self.lower_ms} ms to {self.upper_ms} ms apart{excluded}, {self.how}"
 
 
 Windows = FixedWindows | SessionWindows | CountWindows | Interval
@@ -234,6 +237,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     duration_ms: int = 0
     uploaded_bytes: int = 0
     total_bytes: int = 0
+    totals: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    """What the job has counted in its life up to the epoch, by name; left out where nobody counted."""
     savepoint: Literal["canonical", "native"] | msgspec.UnsetType = msgspec.UNSET
     """Left out in a checkpoint. The files of a savepoint are relative to its own folder, and no one else's."""
 

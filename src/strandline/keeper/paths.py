@@ -20,6 +20,7 @@ from strandline.core.ids import CheckpointId, Generation, Partition, unique_name
 
 _SOCKET_PATH_BYTES = 107
 _DRIVER_LOCK = "driver.lock"
+_DRIVER_LOG = "driver.log"
 _RUN_SOCKETS = "run.??????.sock"
 
 
@@ -70,6 +71,16 @@ class Places:
     def log(self, uid: str, partition: Partition) -> Path:
         """The log file of one operator partition's keepers."""
         return self.logs / f"{_safe(uid)}-{partition}.log"
+
+    @property
+    def driver_log(self) -> Path:
+        """The log of the job's drivers."""
+        return self.logs / _DRIVER_LOG
+
+    @property
+    def driver_record(self) -> Path:
+        """What the job's newest driver said of it last. It outlives the job, as logs do."""
+        return self.logs / f"{self.root.name}.driver.json"
 
     def make(self) -> None:
         """Create the directories, closed to others; raise ConfigurationError if others could write there.
@@ -127,6 +138,11 @@ def run_sockets(local_dir: Path) -> list[Path]:
             if path.parent.lstat().st_uid == os.geteuid() == path.lstat().st_uid and path.is_socket():
                 found.append(path)
     return sorted(found)
+
+
+def driver_records(local_dir: Path) -> list[Path]:
+    """Return where drivers of any job have said what became of it."""
+    return sorted(local_dir.glob("logs/*/????????????.driver.json"))
 
 
 def _remove(root: Path, lock: IO[str]) -> None:

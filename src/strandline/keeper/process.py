@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -249,12 +250,19 @@ def _bound_name(socket_path: Path) -> Path:
     return socket_path.with_suffix(".tmp")
 
 
+class Zoned(logging.Formatter):
+    """Times in ISO 8601 with their offset: logs of several machines are read side by side."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
 def serve(arguments: Sequence[str]) -> None:
     """Run a keeper until it is not needed any more."""
     socket_path, directory, watched_pid, watched_start, generation = arguments
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(process)d %(levelname)s %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(Zoned("%(asctime)s %(process)d %(levelname)s %(message)s"))
     failpoints.arm_from_environment()
     defer_pandas()
     # RocksDB keeps its files open where it may: closing and opening them again costs reads.

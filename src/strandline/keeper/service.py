@@ -18,6 +18,7 @@ from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
+from strandline.keeper.memory import resident_bytes
 from strandline.keeper.opening import Opened, open_partition
 from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup
 from strandline.keeper.replay import KeptOutput
@@ -190,7 +191,7 @@ class PartitionService:
                 f"rows: {again.rows}, and {kept.input.rows} were applied; the steps before it give other rows each "
                 "time",
                 hint="the job goes back to its last checkpoint; leave out what is random before key_by(), such as "
-                "rand(), sample() and limit() without an order",
+                "rand() and sample()",
             )
         log.info("epoch %d is replayed", self.version)
         for frame in kept.frames():
@@ -231,7 +232,7 @@ class PartitionService:
         task = opened.partition.task
         if time.monotonic() - self._measured > _METRICS_S:
             # Asking RocksDB for its figures costs more than a small epoch: they may be a moment old.
-            self._metrics = task.store.metrics()
+            self._metrics = task.store.metrics() | {"process_bytes": resident_bytes()}
             self._measured = time.monotonic()
         next_event_us, next_processing_us = task.next_timers_us
         return msgspec.structs.replace(

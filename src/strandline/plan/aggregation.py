@@ -158,6 +158,18 @@ def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
             f"operator '{uid}': {what}, and agg() runs none",
             hint="use fold() or aggregate() of the window, or Global(count=…) alone",
         )
+    only_by_function = {
+        "early=Early(events=…)": rules.early_events > 0,
+        'early=Early(…, time="event")': rules.early_by_event_time,
+        "accumulate=False": not rules.accumulate,
+        "a session's gap by a function": isinstance(kind, Session) and callable(kind.gap),
+    }
+    for what, is_said in only_by_function.items():
+        if is_said:
+            raise ConfigurationError(
+                f"operator '{uid}': {what} is not for agg(): Spark has aggregated events before their windows get them",
+                hint="leave it out, or use fold(), aggregate(), reduce() or process() of the window",
+            )
     if isinstance(kind, Session) and rules.late is not None:
         raise ConfigurationError(
             f"operator '{uid}': agg() of sessions has no late events to give: which they are shows when they have "

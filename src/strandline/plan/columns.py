@@ -55,7 +55,7 @@ class Columns:
     def ddl_of(self, name: str) -> str:
         """Return a column's type as Spark writes it; refuse a name that is no one column's."""
         same = [(known, ddl) for known, ddl in self.types if known.lower() == name.lower()]
-        _check_unlike([known for known, _ in same], "")
+        check_unlike([known for known, _ in same], "")
         return dict(same)[name]
 
     def type_of(self, name: str) -> DataType:
@@ -64,7 +64,7 @@ class Columns:
 
     def schema(self, where: str) -> StructType:
         """Return the user's columns with their types, which have to be known here; errors begin with `where`."""
-        _check_unlike(self.names, f"{where}: ")
+        check_unlike(self.names, f"{where}: ")
         try:
             return parse_schema(", ".join(f"{quoted(name)} {ddl}" for name, ddl in self.types))
         except ConfigurationError as error:
@@ -77,7 +77,8 @@ class Columns:
         return replace(self, hidden=in_order(hidden))
 
 
-def _check_unlike(names: Sequence[str], where: str) -> None:
+def check_unlike(names: Sequence[str], where: str) -> None:
+    """Refuse columns that cannot be told apart by name; errors begin with `where`."""
     counted = Counter(name.lower() for name in names)
     twice = [name for name in names if counted[name.lower()] > 1]
     if twice:

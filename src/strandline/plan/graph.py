@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
+from strandline.core.program import line_of_program
 from strandline.plan.aggregates import Part
 from strandline.plan.columns import Columns
 from strandline.runtime.rowlayout import RowLayout
+from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
 from strandline.runtime.task.outputs import raw_ddl
+from strandline.runtime.task.rowfunction import RowFunction
 from strandline.runtime.watermarks import WatermarkSpec
 
 
@@ -33,6 +36,12 @@ class SourceNode(Node):
 
     name: str = ""
     """What it is found by in checkpoints; empty: nothing, it is the only one."""
+    line: str = field(default_factory=line_of_program, kw_only=True)
+    """Where in the program it was written."""
+    operators: list[OperatorNode] = field(default_factory=list, kw_only=True)
+    """All that were ever made on it, whether or not a job has them."""
+    outputs: list[Any] = field(default_factory=list, kw_only=True)
+    """All that was ever sent from it into sinks."""
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
         """Return the DDL of an SQL expression over the rows of a node that came of it; errors begin with `what`."""
@@ -43,9 +52,6 @@ class SourceNode(Node):
 class StepNode(Node):
     """A stateless step of an engine's own: it is opaque here."""
 
-    stops_early: bool = field(default=False, kw_only=True)
-    """Whether it may stop reading before the rows end."""
-
 
 @dataclass(frozen=True, eq=False)
 class MapNode(Node):
@@ -55,6 +61,13 @@ class MapNode(Node):
     input: str = field(kw_only=True)
     """DDL of what the function sees of a row."""
     output: str = field(kw_only=True)
+    calls: Calls | None = None
+    """Of a function that waits for other systems: how many of its calls run at once."""
+
+    def row_function(self, carried: int) -> RowFunction:
+        """Return what runs on batches of rows with so many columns behind that the function does not see."""
+        given = (self.function, self.input, self.output, carried)
+        return RowFunction(*given) if self.calls is None else AsyncRowFunction(*given, self.calls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +75,10 @@ class WatermarkNode(Node):
     """The step that gives every row its time."""
 
     spec: WatermarkSpec = field(default_factory=lambda: WatermarkSpec(""))
+
+
+Movers: TypeAlias = "WatermarkNode | tuple[Movers, ...] | None"
+"""Whose watermark rows move: one, none, or each input's, where rows are told apart by the input that they came by."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ class PairNode(Node):
     """Both inputs; rules have no key, and no order: that is the pairs'."""
     names: tuple[str, ...] = ()
     """Of the key's columns and the order's."""
-    movers: tuple[WatermarkNode | None, ...] = ()
+    movers: tuple[Movers, ...] = ()
     """Whose watermark the rows move: one for all of them, or each input's, and then origins begin with its number."""
     broadcast_order: tuple[str, ...] | None = None
     """If the right rows are for every partition: by which of their columns they are sorted."""
@@ -97,6 +114,25 @@ class PairNode(Node):
     def parents(self) -> tuple[Node, ...]:
         """The nodes whose rows it gets."""
         return tuple(node for node in (self.parent, self.other) if node is not None)
+
+    @property
+    def tells_inputs_apart(self) -> bool:
+        """Whether origins say of which input a row is."""
+        return len(self.movers) > 1
+
+
+@dataclass(frozen=True, eq=False)
+class UnionNode(Node):
+    """The rows of several streams as one stream. All have its columns, in any order."""
+
+    others: tuple[Node, ...] = ()
+    movers: tuple[Movers, ...] = ()
+    """As of pairs: one for all rows, or each input's, and then origins begin with its number."""
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes whose rows it gets, one perhaps more than once."""
+        return (*super().parents, *self.others)
 
     @property
     def tells_inputs_apart(self) -> bool:
@@ -167,6 +203,8 @@ class OperatorNode(Node):
     parallelism: int | None = None
     """Its own; None: as the job says."""
     max_parallelism: int | None = None
+    line: str = field(default_factory=line_of_program, kw_only=True)
+    """Where in the program it was written."""
 
     @property
     def hidden(self) -> tuple[str, ...]:

@@ -7,17 +7,23 @@ are then those of any keyed stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from strandline.api.windows import Sliding, Tumbling, WindowKind
+from strandline.api.process import KeyedProcess
+from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
+from strandline.plan.checks import check_uid
 from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
-from strandline.plan.operators import process_on, watermark_above
+from strandline.plan.operators import make_operator, movers_of
 from strandline.plan.windows import bounds_of
-from strandline.runtime.operators.joins import HOWS, LEFT, RIGHT, How, IntervalJoin, Layout, WindowJoin
+from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
+from strandline.runtime.operators.joins import BOUNDS, HOWS, LEFT, RIGHT, Bounds, IntervalJoin, Layout, WindowJoin
+from strandline.runtime.operators.sessionjoin import SessionJoin
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
+from strandline.types.datatypes import parse_schema
 from strandline.types.ordering import check_order
 
 _ORDER = "__strandline_order"
@@ -40,16 +46,25 @@ def connect(left: Keyed, right: Keyed, what: str = "connect") -> Keyed:
     return _paired(left, right, what)
 
 
-def interval_join(
-    left: Keyed,
-    right: Keyed,
-    within: tuple[str, str],
-    uid: str,
-    how: How,
-    prefixes: tuple[str, str],
-    parallelism: int | None,
-    max_parallelism: int | None,
-) -> OperatorNode:
+Late = tuple[str | None, str | None]
+"""Names of the side outputs of late rows, the left ones' and the right ones'; None: they are dropped."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is said of every join by time."""
+
+    what: str
+    """The method that was called."""
+    uid: str
+    how: Any
+    prefixes: Any
+    late: Any
+    parallelism: int | None
+    max_parallelism: int | None
+
+
+def interval_join(left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, said: Said) -> OperatorNode:
     """Join two keyed streams by how far their times are apart."""
     if not isinstance(within, tuple | list) or len(within) != 2:
         raise ConfigurationError(
@@ -62,30 +77,63 @@ def interval_join(
             f"join: within is {tuple(within)!r}, and its first bound is the later one",
             hint='the earlier bound comes first: within=("-10 min", "5 min")',
         )
-    pairs, layout, output = _joined(left, right, "join", how, prefixes)
-    join = IntervalJoin(layout, lower, upper, how)
-    return process_on(pairs, join, output, uid, parallelism=parallelism, max_parallelism=max_parallelism)
-
-
-def window_join(
-    left: Keyed,
-    right: Keyed,
-    kind: WindowKind,
-    uid: str,
-    how: How,
-    prefixes: tuple[str, str],
-    parallelism: int | None,
-    max_parallelism: int | None,
-) -> OperatorNode:
-    """Join two keyed streams by windows."""
-    if not isinstance(kind, Tumbling | Sliding):
+    if bounds not in BOUNDS:
         raise ConfigurationError(
-            f"window_join: the windows are {kind!r}, expected Tumbling or Sliding ones",
-            hint='write window_join(other, Tumbling("10s"), …); for bursts of events use join() or connect()',
+            f"join: bounds is {bounds!r}, expected one of {', '.join(BOUNDS)}",
+            hint="a round bracket excludes the bound: '[)' is from the earlier one on, up to before the later one",
         )
-    pairs, layout, output = _joined(left, right, "window_join", how, prefixes, *bounds_of(kind))
-    join = WindowJoin(layout, kind, how)
-    return process_on(pairs, join, output, uid, parallelism=parallelism, max_parallelism=max_parallelism)
+    if bounds != "[]" and lower == upper:
+        raise ConfigurationError(
+            f"join: within is {tuple(within)!r} with bounds={bounds!r}, and no two rows are that near",
+            hint="leave bounds out: with '[]', rows are joined that are exactly that far apart",
+        )
+    pairs, layout, output = _joined(left, right, said, HOWS)
+    join = IntervalJoin(layout, lower, upper, said.how, bounds, said.late)
+    return _operator(pairs, join, layout, output, said)
+
+
+def window_join(left: Keyed, right: Keyed, kind: WindowKind, said: Said) -> OperatorNode:
+    """Join two keyed streams by windows."""
+    if not isinstance(kind, Tumbling | Sliding | Session):
+        raise ConfigurationError(
+            f"window_join: the windows are {kind!r}, expected Tumbling, Sliding or Session ones",
+            hint='write window_join(other, Tumbling("10s"), …); without time, use connect()',
+        )
+    if isinstance(kind, Session) and callable(kind.gap):
+        raise ConfigurationError(
+            "window_join: the sessions' gap is a function, and rows of two streams are no events of one kind",
+            hint='give one gap for both: window_join(other, Session("30 min"), …)',
+        )
+    pairs, layout, output = _joined(left, right, said, HOWS, *bounds_of(kind))
+    join: KeyedProcess
+    if isinstance(kind, Session):
+        join = SessionJoin(layout, kind, said.how, said.late)
+    else:
+        join = WindowJoin(layout, kind, said.how, said.late)
+    return _operator(pairs, join, layout, output, said)
+
+
+def as_of_join(left: Keyed, versions: Keyed, max_age: str | None, said: Said) -> OperatorNode:
+    """Join each row with the version that was valid at its time."""
+    max_age_us = None if max_age is None else parse_duration_ms(max_age, "as_of_join: max_age") * 1000
+    pairs, layout, output = _joined(left, versions, said, AS_OF_HOWS)
+    return _operator(pairs, AsOfJoin(layout, said.how, max_age_us, said.late), layout, output, said)
+
+
+def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, said: Said) -> OperatorNode:
+    sides = zip(said.late, (layout.left.ddl, layout.right.ddl), strict=True)
+    return make_operator(
+        pairs.node,
+        said.uid,
+        parse_schema(output).ddl,
+        process=join,
+        name=type(join).__name__,
+        keys=pairs.keys,
+        order_by=pairs.order_by,
+        sides={name: parse_schema(ddl).ddl for name, ddl in sides if name is not None},
+        parallelism=said.parallelism,
+        max_parallelism=said.max_parallelism,
+    )
 
 
 # -- packing
@@ -94,10 +142,9 @@ def window_join(
 def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ...] | None = None) -> Keyed:
     """Pack two inputs into one: both halves, key and order by the left names, and hidden columns."""
     both = left.columns, right.columns
-    movers = watermark_above(left.node), watermark_above(right.node)
-    is_one = movers[0] is movers[1] or not both[1].is_timed
+    movers = movers_of([left.node, right.node] if both[1].is_timed else [left.node])
     hidden = [name for name in (TIME, FIRED) if any(name in columns.hidden for columns in both)]
-    if any(movers) and (not is_one or ORIGIN in both[0].hidden):
+    if len(movers) > 1 or ORIGIN in both[0].hidden:
         hidden.append(ORIGIN)
     for columns in both:
         columns.schema(what)
@@ -109,7 +156,7 @@ def _paired(left: Keyed, right: Keyed, what: str, broadcast_order: tuple[str, ..
         other=right.node,
         halves=(left, right),
         names=(*left.keys, *order),
-        movers=movers[:1] if is_one else movers,
+        movers=movers,
         broadcast_order=broadcast_order,
     )
     return Keyed(node, left.keys, order, "connect" if broadcast_order is None else "broadcast")
@@ -142,21 +189,25 @@ def _said(names: Sequence[str], types: Sequence[str]) -> str:
 # -- what a join gives
 
 
-def _joined(
-    left: Keyed, right: Keyed, what: str, how: How, prefixes: tuple[str, str], *bounds: str
-) -> tuple[Keyed, Layout, str]:
+def _joined(left: Keyed, right: Keyed, said: Said, hows: Sequence[str], *bounds: str) -> tuple[Keyed, Layout, str]:
     """Return the pairs, how two rows become one, and the DDL of the result; `bounds` are a window's columns."""
+    what, prefixes = said.what, said.prefixes
+    check_uid(f"{what}()", said.uid)
     pairs = connect(left, right, what)
-    if how not in HOWS:
-        raise ConfigurationError(f"{what}: how={how!r}, expected one of {', '.join(HOWS)}")
+    if said.how not in hows:
+        raise ConfigurationError(f"{what}: how={said.how!r}, expected one of {', '.join(hows)}")
     if not left.columns.is_timed:
         raise ConfigurationError(
             f"{what}: the streams have no event time, and the join is by time",
             hint='call watermark("column") before key_by; connect() works without',
         )
-    is_pair = isinstance(prefixes, tuple | list) and len(prefixes) == 2
-    if not is_pair or not all(isinstance(prefix, str) for prefix in prefixes):
+    if not _is_pair(prefixes) or None in prefixes:
         raise ConfigurationError(f"{what}: prefixes={prefixes!r}, expected a pair of texts, as in ('', 'right_')")
+    if not _is_pair(said.late) or "" in said.late or (said.late[0] == said.late[1] and said.late[0] is not None):
+        raise ConfigurationError(
+            f"{what}: late={said.late!r}, expected the names of two side outputs",
+            hint="name that of this stream's late rows, and that of the other's, or None: late=('late_orders', None)",
+        )
     shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
     layout = Layout(left.columns.schema(what), right.columns.schema(what), shared)
     columns = [*layout.columns((prefixes[0], prefixes[1])), *((bound, "timestamp") for bound in bounds)]
@@ -169,6 +220,11 @@ def _joined(
             hint="tell them apart with prefixes=('', 'right_'), or select other columns before key_by",
         )
     return pairs, layout, ", ".join(f"{quoted(name)} {ddl}" for name, ddl in columns)
+
+
+def _is_pair(given: Any) -> bool:
+    is_pair = isinstance(given, tuple | list) and len(given) == 2
+    return is_pair and all(part is None or isinstance(part, str) for part in given)
 
 
 def _signed_us(bound: Any) -> int:

@@ -12,7 +12,18 @@ from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
 from strandline.plan.checks import check_inputs, check_numbers, check_process, check_sides, check_uid
 from strandline.plan.columns import Columns
-from strandline.plan.graph import Keyed, LateNode, Node, OperatorNode, OutputNode, PairNode, WatermarkNode
+from strandline.plan.graph import (
+    Keyed,
+    LateNode,
+    Movers,
+    Node,
+    OperatorNode,
+    OutputNode,
+    PairNode,
+    UnionNode,
+    WatermarkNode,
+    sources_of,
+)
 from strandline.runtime.program import check_ttl, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
@@ -121,7 +132,7 @@ def make_operator(
     """Return the node of an operator on the rows of another; `output` is checked DDL, `said` its other fields."""
     check_numbers(uid, parallelism, max_parallelism)
     hidden = (TIME, FIRED) if parent.columns.is_timed else ()
-    return OperatorNode(
+    made = OperatorNode(
         Columns.of(output, hidden),
         parent,
         uid=str(uid),
@@ -132,6 +143,9 @@ def make_operator(
         max_parallelism=max_parallelism,
         **said,
     )
+    for source in sources_of(parent):
+        source.operators.append(made)
+    return made
 
 
 def output_of(operator: OperatorNode, side: str | None = None) -> Node:
@@ -151,14 +165,25 @@ def output_of(operator: OperatorNode, side: str | None = None) -> Node:
     return OutputNode(Columns.of(ddl, operator.columns.hidden), operator, number)
 
 
-def movers_of(operator: OperatorNode) -> tuple[WatermarkNode | None, ...]:
-    """Return whose watermarks an operator's events move: one for all, or one an input."""
-    node = operator.parent
-    return node.movers if isinstance(node, PairNode) else (watermark_above(node),)
-
-
-def watermark_above(node: Node | None) -> WatermarkNode | None:
-    """Return the watermark that rows come straight from."""
-    while node is not None and not isinstance(node, OperatorNode | WatermarkNode | LateNode):
+def movers_above(node: Node | None) -> Movers:
+    """Return whose watermark rows move that come straight from one, or from several."""
+    while node is not None and not isinstance(node, OperatorNode | LateNode):
+        if isinstance(node, WatermarkNode):
+            return node
+        if isinstance(node, PairNode | UnionNode):
+            return node.movers[0] if len(node.movers) == 1 else node.movers
         node = node.parent
-    return node if isinstance(node, WatermarkNode) else None
+    return None
+
+
+def movers_of(inputs: Sequence[Node]) -> tuple[Movers, ...]:
+    """Return whose watermarks the rows of several inputs move: one for all, or one an input."""
+    movers = tuple(map(movers_above, inputs))
+    return movers[:1] if all(each == movers[0] for each in movers) else movers
+
+
+def watermarks_in(movers: Movers) -> set[WatermarkNode]:
+    """Return all watermarks that rows move."""
+    if isinstance(movers, tuple):
+        return set().union(*map(watermarks_in, movers))
+    return set() if movers is None else {movers}

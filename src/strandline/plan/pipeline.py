@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.plan.graph import LateNode, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
-from strandline.plan.operators import movers_of
+from strandline.plan.graph import LateNode, Movers, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
+from strandline.plan.operators import movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
 from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import Program, pickle_process, state_infos
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.types.datatypes import parse_schema
+
+Measured: TypeAlias = "int | tuple[Measured, ...] | None"
+"""As Movers, with the watermarks' numbers."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +115,11 @@ class Pipeline:
         self._check_uids()
         self._check_late()
         # One that no operator's events move would stand still for ever, and hold back the others.
-        movers = {operator.uid: found for operator in self.operators if any(found := movers_of(operator))}
-        moved = {mover for found in movers.values() for mover in found}
+        movers = {operator.uid: found for operator in self.operators if (found := movers_above(operator.parent))}
+        moved = set().union(*map(watermarks_in, movers.values()))
         watermarks = [node for node in self.nodes if isinstance(node, WatermarkNode) and node in moved]
         self.watermarks = self._named_watermarks(watermarks)
-        self.measuring = {
-            uid: tuple(None if mover is None else watermarks.index(mover) for mover in found)
-            for uid, found in movers.items()
-        }
+        self.measuring = {uid: _numbered(found, watermarks) for uid, found in movers.items()}
         """Which watermarks an operator's events move, by uid: of those that get them straight from one."""
         self.counting = self._find_counting()
 
@@ -145,14 +145,13 @@ class Pipeline:
 
     def moved(self, uid: str, newest_us: Mapping[str, int]) -> dict[int, dict[str, int]]:
         """Return what an operator's newest times say, by watermark and origin."""
-        movers = self.measuring.get(uid, ())
-        if len(movers) < 2:
-            return {index: dict(newest_us) for index in movers if index is not None}
         found: dict[int, dict[str, int]] = {}
-        for tagged, time_us in newest_us.items():
-            # As the pair's packing writes it: which input, then whose time of those that its watermark tells apart.
-            at, _, origin = tagged.partition("/")
-            index = movers[int(at)]
+        for origin, time_us in newest_us.items():
+            index = self.measuring.get(uid)
+            while isinstance(index, tuple):
+                # As pairs and unions write it: which input, then whose time of those that its watermarks tell apart.
+                at, _, origin = origin.partition("/")
+                index = index[int(at)]
             if index is not None:
                 found.setdefault(index, {})[origin] = time_us
         return found
@@ -164,7 +163,8 @@ class Pipeline:
         counted: Counter[str] = Counter()
         specs = []
         for node in nodes:
-            source = sources_of(node)[0].name
+            # Of streams that were made one before: all of them, whichever the program mentions first.
+            source = "+".join(sorted(source.name for source in sources_of(node)))
             counted[source] += 1
             name = source if counted[source] == 1 else f"{source}:{counted[source]}"
             specs.append(replace(node.spec, name=name))
@@ -208,6 +208,12 @@ class Pipeline:
                     f"the late events of the operator '{node.uid}' go to a sink, its results to none",
                     hint="send its results to a sink too, or sl.sinks.noop(): nothing is late for what does not run",
                 )
+
+
+def _numbered(movers: Movers, watermarks: Sequence[WatermarkNode]) -> Measured:
+    if isinstance(movers, tuple):
+        return tuple(_numbered(each, watermarks) for each in movers)
+    return None if movers is None else watermarks.index(movers)
 
 
 def _sources_of(*nodes: Node) -> set[Node]:

@@ -8,7 +8,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Literal
 
-from strandline.api.windows import WINDOW_END, WINDOW_START, Global, Session, Sliding, Tumbling, WindowKind
+from strandline.api.windows import WINDOW_END, WINDOW_START, Early, Global, Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.plan.graph import Keyed, OperatorNode
@@ -19,6 +19,7 @@ from strandline.runtime.operators.windows.contents import (
     Keeping,
     check_value,
     first_or,
+    reduced,
 )
 from strandline.runtime.operators.windows.operator import GlobalWindows, Rules, TimeWindows, WindowOperator
 from strandline.runtime.operators.windows.sessions import SessionWindows
@@ -28,7 +29,15 @@ from strandline.types.plain import same
 Time = Literal["event", "processing"]
 
 
-def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, early: str | None, time: Time) -> Rules:
+def rules_of(
+    keyed: Keyed,
+    kind: WindowKind,
+    lateness: str,
+    late: str | None,
+    early: str | Early | None,
+    time: Time,
+    accumulate: bool = True,
+) -> Rules:
     """Return how windows behave; raise ConfigurationError for what does not go together."""
     if not isinstance(kind, Tumbling | Sliding | Session | Global):
         raise ConfigurationError(
@@ -38,12 +47,20 @@ def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, ea
     if time not in ("event", "processing"):
         raise ConfigurationError(f"window: time is {time!r}, expected 'event' or 'processing'")
     lateness_us = parse_duration_ms(lateness, "window: lateness") * 1000
-    early_us = 0 if early is None else parse_duration_ms(early, "window: early") * 1000
-    if early is not None and not early_us:
-        raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
+    early = _early(early)
+    if not isinstance(accumulate, bool):
+        raise ConfigurationError(f"window: accumulate is {accumulate!r}, expected True or False")
     if late is not None and (not isinstance(late, str) or not late.strip()):
         raise ConfigurationError(f"window: late is {late!r}, expected a name for the side output of late events")
-    rules = Rules(lateness_us, early_us, late, processing=time == "processing")
+    rules = Rules(
+        lateness_us,
+        0 if early is None else early.every_us,
+        late=late,
+        early_by_event_time=early is not None and early.time == "event",
+        early_events=(early is not None and early.events) or 0,
+        accumulate=accumulate,
+        processing=time == "processing",
+    )
     follows_event_time = not rules.processing and not isinstance(kind, Global)
     if not follows_event_time and (lateness_us or late is not None):
         raise ConfigurationError(
@@ -55,7 +72,21 @@ def rules_of(keyed: Keyed, kind: WindowKind, lateness: str, late: str | None, ea
             f"window: {type(kind).__name__} windows need the events' times, and the stream has no watermark",
             hint='call watermark("column") before key_by, or window(…, time="processing")',
         )
+    if rules.early_by_event_time and (rules.processing or not keyed.columns.is_timed):
+        raise ConfigurationError(
+            f"window: early is {early!r}, and "
+            + ("windows follow the clock" if rules.processing else "the stream has no watermark"),
+            hint='leave time="event" out: results so far then come by the clock',
+        )
     return rules
+
+
+def _early(early: str | Early | None) -> Early | None:
+    if early is None or isinstance(early, Early):
+        return early
+    if not parse_duration_ms(early, "window: early"):
+        raise ConfigurationError(f"window: early is {early!r}, expected more than 0")
+    return Early(early)
 
 
 # -- what is computed of a window
@@ -75,7 +106,7 @@ def fold(
     output: str, initial: Any, function: Callable[[Any, Any], Any], merge: Callable[[Any, Any], Any] | None, uid: str
 ) -> WindowFunction:
     """Keep one value, which each event changes."""
-    _check_functions(f"fold '{uid}'", function=function, merge=merge)
+    check_functions(f"fold '{uid}'", function=function, merge=merge)
     fields = parse_schema(output).fields
     value_type = fields[0].type.ddl if len(fields) == 1 else parse_schema(output).ddl
     check_value(value_type, initial, f"fold '{uid}': the initial value does not fit {output!r}")
@@ -86,7 +117,7 @@ def fold(
 def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> WindowFunction:
     """Keep one event, made of two at a time."""
     schema = _events(keyed, uid)
-    _check_functions(f"reduce '{uid}'", function=function)
+    check_functions(f"reduce '{uid}'", function=function)
     places = [at for at, field in enumerate(schema.fields) if field.name not in keyed.keys]
     fields = [schema.fields[at] for at in places]
     if not fields:
@@ -96,7 +127,7 @@ def reduce(keyed: Keyed, function: Callable[[Any, Any], Any], uid: str) -> Windo
         _names(fields),
         create=partial(same, None),
         add=partial(first_or, function),
-        merge=function,
+        merge=partial(reduced, function),
         result=itemgetter(*places),
     )
     return WindowFunction("reduce", folding, fields)
@@ -111,7 +142,7 @@ def aggregate(
     output: str,
 ) -> WindowFunction:
     """Keep an accumulator, of which the result is made."""
-    _check_functions("aggregate", create=create, add=add, result=result, merge=merge)
+    check_functions("aggregate", create=create, add=add, result=result, merge=merge)
     fields = parse_schema(output).fields
     folding = Folding(parse_type(type).ddl, _names(fields), create=create, add=add, merge=merge, result=result)
     return WindowFunction("aggregate", folding, fields)
@@ -120,7 +151,7 @@ def aggregate(
 def process(keyed: Keyed, function: Callable[[Any, Any, list[Any]], Any], output: str, uid: str) -> WindowFunction:
     """Keep all events."""
     schema = _events(keyed, uid)
-    _check_functions("process", function=function)
+    check_functions("process", function=function)
     fields = parse_schema(output).fields
     return WindowFunction("process", Keeping(schema.ddl, _names(fields), function), fields)
 
@@ -129,7 +160,8 @@ def _events(keyed: Keyed, uid: str) -> StructType:
     return keyed.columns.schema(f"operator '{uid}'")
 
 
-def _check_functions(what: str, **functions: Any) -> None:
+def check_functions(what: str, **functions: Any) -> None:
+    """Refuse what cannot be called."""
     for name, function in functions.items():
         if not callable(function) and not (name == "merge" and function is None):
             raise ConfigurationError(f"{what}: {name} is {function!r}, expected a function")
@@ -158,7 +190,7 @@ def windows_on(
     return process_on(
         keyed,
         operator_of(kind, contents, replace(rules, several_keys=len(keys) > 1)),
-        _output(kind, function.fields, schema, keys, uid),
+        output_with_key(kind, function.fields, schema, keys, uid),
         uid,
         sides={} if rules.late is None else {rules.late: schema.ddl},
         name=name or f"{type(kind).__name__}.{function.what}",
@@ -176,8 +208,10 @@ def operator_of(kind: WindowKind, contents: Contents, rules: Rules) -> WindowOpe
     return TimeWindows(kind, contents, rules)
 
 
-def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str) -> str:
-    """Return the DDL of results: the key's columns, the window's, then the function's."""
+def output_with_key(
+    kind: WindowKind | None, fields: Sequence[Field], schema: StructType, keys: Sequence[str], uid: str
+) -> str:
+    """Return the DDL of results: the key's columns, the window's if there are windows, then the function's."""
     bounds = bounds_of(kind)
     if bounds:
         check_window_keys(keys, uid)
@@ -185,8 +219,9 @@ def _output(kind: WindowKind, fields: Sequence[Field], schema: StructType, keys:
     for column in fields:
         if column.name.lower() in taken:
             raise ConfigurationError(
-                f"operator '{uid}': the result's column '{column.name}' has a name of the key's or the window's",
-                hint="rename it, or select other columns before the window",
+                f"operator '{uid}': the result's column '{column.name}' has a name of the key's"
+                + (" or the window's" if bounds else ""),
+                hint="rename it, or select other columns before",
             )
     first = map(Field, (*keys, *bounds), (*schema.types_of(keys), *[TimestampType()] * len(bounds)))
     return StructType((*first, *fields)).ddl

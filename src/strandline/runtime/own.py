@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from strandline.api.states import State
 from strandline.api.windows import Global, Session, WindowKind
+from strandline.core.errors import StateTypeError
 from strandline.format.manifest import AggregateInfo, CountWindows, FixedWindows, SessionWindows, StateInfo, Windows
 
 
@@ -41,6 +42,27 @@ class OwnOperator:
     """Of what its states hold accumulators, if they do."""
     own_metrics: Mapping[str, int] = MappingProxyType({})
     """Figures for people to look at, since this process began."""
+    own_function: str = ""
+    """What the user's function that it calls is called in errors, if it calls one."""
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return what the user's function is told of an error: it knows nothing of the state that its value is in."""
+        return error
+
+
+IN_VALUE = ".value"
+"""Where what a user's function gave is in the state of an operator of ours."""
+
+
+def explained_value(error: BaseException, value_type: str) -> BaseException:
+    """Return what a function is told whose value does not fit."""
+    if not isinstance(error, StateTypeError) or not error.fields.get("path", "").startswith(IN_VALUE):
+        return error
+    inner = error.path.removeprefix(IN_VALUE)
+    why = error.why.replace(f" at {error.path}", f" at {inner}" if inner else "")
+    return StateTypeError(
+        f"what it gave does not fit {value_type}: {why}", hint="return what fits, or declare another type"
+    )
 
 
 def windows_info(kind: WindowKind, *, processing: bool = False) -> Windows | None:

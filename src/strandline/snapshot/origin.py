@@ -28,7 +28,7 @@ from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.restore import Choice, choose
 from strandline.core.clock import Clock
-from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
+from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import Manifest
 from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, plain_url
@@ -62,6 +62,22 @@ class Origin:
     def is_fork(self) -> bool:
         """Whether the job begins a life of its own with it: what sinks have staged and shown stays another life's."""
         return self.manifest is not None and not self.is_own and self.manifest.life != self.choice.life
+
+    @property
+    def life(self) -> str:
+        """Names the job's life that goes on; "" if a new one begins."""
+        if self.manifest is not None and self.is_own:
+            return self.manifest.life
+        return "" if self.is_fork and self.is_new else self.choice.life
+
+    def text(self, where: str) -> str:
+        """Return where the job begins, in words behind its name; `where` is its own folder."""
+        if self.manifest is None:
+            return f"begins in {where} once more, without a checkpoint" if self.life else f"starts afresh in {where}"
+        if self.is_own:
+            return f"goes {'back to' if self.is_new else 'on from'} checkpoint {self.manifest.checkpoint} of {where}"
+        kind = self.restored.kind if self.restored is not None else "snapshot"
+        return f"begins in {where} with the {kind} {self.url} of job '{self.manifest.job}'"
 
     @property
     def url(self) -> str:
@@ -165,8 +181,7 @@ def _open_again(jobdir: JobDirectory, before: Restored, options: Mapping[str, st
         raise CorruptionError(
             f"job '{jobdir.job}' restored {before.url}, has no checkpoint of its own yet, and cannot restore it again: "
             f"{error.message}",
-            hint="bring the snapshot back, or name another one to restore; to begin empty, use another job name or "
-            "checkpoint directory",
+            hint=f"bring the snapshot back, or name another one to restore; or {BEGIN_ANEW}",
         ) from error
     return snapshot
 

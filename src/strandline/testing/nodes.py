@@ -11,9 +11,17 @@ import pyarrow.compute as pc
 
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import Columns
-from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
+from strandline.plan.graph import (
+    LateNode,
+    MapNode,
+    Node,
+    OutputNode,
+    PairNode,
+    PartialNode,
+    UnionNode,
+    WatermarkNode,
+)
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
-from strandline.runtime.task.rowfunction import RowFunction
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing.events import AT
 from strandline.types.columns import arrow_schema, to_python
@@ -38,6 +46,8 @@ def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes) -> Rows:
             return _accumulators(node, rows)
         case PairNode():
             return _pairs(node, *parents)
+        case UnionNode():
+            return _union(node, parents)
         case LateNode():
             return _late(node, rows, times)
     raise NotImplementedError(type(node).__name__)
@@ -60,7 +70,7 @@ def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
 
 def _mapped(node: MapNode, rows: Rows) -> Rows:
     carried = [*node.columns.hidden, AT]
-    function = RowFunction(node.function, node.input, node.output, len(carried))
+    function = node.row_function(len(carried))
     found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
     return one(found, schema_of(node.columns))
 
@@ -111,10 +121,30 @@ def _pairs(node: PairNode, *inputs: Rows) -> Rows:
         for name in (*node.columns.hidden, AT):
             if name in rows.schema.names:
                 columns[schema.get_field_index(name)] = rows.column(name)
-        if node.tells_inputs_apart and ORIGIN in node.columns.hidden:
-            own = columns[schema.get_field_index(ORIGIN)].fill_null("")
-            columns[schema.get_field_index(ORIGIN)] = pc.binary_join_element_wise(f"{half}/", own, "")
         found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return _as_they_came(node, found, schema)
+
+
+def _union(node: UnionNode, inputs: Sequence[Rows]) -> Rows:
+    schema = schema_of(node.columns)
+    found = []
+    for rows in inputs:
+        there = dict(zip(rows.schema.names, rows.columns, strict=True))
+        columns = [there.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in schema]
+        found.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return _as_they_came(node, found, schema)
+
+
+def _as_they_came(node: PairNode | UnionNode, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
+    """Return the rows of several inputs as one, with their origins, in the order in which they were pushed."""
+    found = []
+    for at, rows in enumerate(inputs):
+        if node.tells_inputs_apart and ORIGIN in node.columns.hidden:
+            own = rows.column(ORIGIN).fill_null("")
+            rows = rows.set_column(
+                schema.get_field_index(ORIGIN), schema.field(ORIGIN), pc.binary_join_element_wise(f"{at}/", own, "")
+            )
+        found.append(rows)
     rows = one(found, schema)
     return rows.take(pc.sort_indices(rows, sort_keys=[(AT, "ascending")]))
 

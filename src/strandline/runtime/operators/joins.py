@@ -31,6 +31,12 @@ LEFT, RIGHT = "__strandline_left", "__strandline_right"
 How = Literal["inner", "left", "right", "full"]
 HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
 
+Bounds = Literal["[]", "[)", "(]", "()"]
+BOUNDS: tuple[Bounds, ...] = ("[]", "[)", "(]", "()")
+
+LateSides = tuple[str | None, str | None]
+"""The side outputs of late rows, the left ones' and the right ones'."""
+
 Row = tuple[Any, ...]
 _Waiting = record_type(("time", "matched", "row"))
 _time = attrgetter("time")
@@ -95,21 +101,45 @@ class Layout:
 
 
 class TimedJoin(OwnOperator, KeyedCoProcess):
-    """What both joins by time share. They set `ctx.time_us` to a result's time before they give it."""
+    """What joins by time share. They set `ctx.time_us` to a result's time before they give it."""
 
-    def __init__(self, layout: Layout, how: How) -> None:
+    def __init__(self, layout: Layout, how: How, late: LateSides = (None, None)) -> None:
         self._layout = layout
         self._outer_left = how in ("left", "full")
         self._outer_right = how in ("right", "full")
+        self._late = late
+        self.own_metrics: dict[str, int] = {"late_dropped": 0}
+        """Rows that were too late and went nowhere."""
 
-    def _time_of(self, row: Row, ctx: Any) -> int:
-        if ctx.time_us is None:
-            raise UserCodeError(
-                f"the row {row!r} has no time, and a join is by time",
-                hint='drop such rows before key_by, as with where("ts is not null")',
-            )
-        time: int = ctx.time_us
-        return time
+    def _refuse_late(self, row: Row, is_left: bool, ctx: Any) -> None:
+        """A row that is too late to be joined."""
+        side = self._late[not is_left]
+        if side is None:
+            self.own_metrics["late_dropped"] += 1
+        else:
+            ctx.emit(side, row)
+
+    def _all_pairs(self, lefts: Sequence[Row], rights: Sequence[Row]) -> Iterator[Row]:
+        """Give every pair of rows, and rows alone where there are no others."""
+        layout = self._layout
+        for left in lefts:
+            for right in rights:
+                yield layout.pair(left, right)
+        if self._outer_left and not rights:
+            yield from map(layout.left_alone, lefts)
+        if self._outer_right and not lefts:
+            yield from map(layout.right_alone, rights)
+
+
+def time_of(row: Row, ctx: Any) -> int:
+    """Return a row's time; refuse one that has none."""
+    if ctx.time_us is None:
+        raise UserCodeError(
+            f"the row {row!r} has no time, and a join is by time",
+            hint='drop such rows before key_by, as with where("ts is not null")',
+        )
+    time: int = ctx.time_us
+    return time
 
 
 @dataclass(slots=True)
@@ -124,18 +154,28 @@ class _Side:
 
 
 class IntervalJoin(TimedJoin):
-    """Pairs rows whose times are near: `lower <= right's time - left's time <= upper`.
+    """Pairs rows whose times are near: `lower <= right's time - left's time <= upper`, without equality if so bound.
 
     A row older than the watermark is left out. A row is kept until the watermark says that no partner can come; if none
     came and the join is an outer one for its side, it is given then, alone, with the time at which that became certain.
     """
 
-    def __init__(self, layout: Layout, lower_us: int, upper_us: int, how: How = "inner") -> None:
-        super().__init__(layout, how)
+    def __init__(
+        self,
+        layout: Layout,
+        lower_us: int,
+        upper_us: int,
+        how: How = "inner",
+        bounds: Bounds = "[]",
+        late: LateSides = (None, None),
+    ) -> None:
+        super().__init__(layout, how, late)
+        self.own_windows = Interval(lower_ms=lower_us // 1000, upper_ms=upper_us // 1000, how=how, bounds=bounds)
+        # Times are whole microseconds.
+        lower_us, upper_us = lower_us + (bounds[0] == "("), upper_us - (bounds[1] == ")")
         self._bounds = lower_us, upper_us
         self._width = max(1, upper_us - lower_us)
         # Rows are found by what they can match.
-        self.own_windows = Interval(lower_ms=lower_us // 1000, upper_ms=upper_us // 1000, how=how)
         self.own_states = {
             "left": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.left.ddl}>>"),
             "right": Map("bigint", f"array<struct<time: bigint, matched: boolean, row: {layout.right.ddl}>>"),
@@ -154,8 +194,9 @@ class IntervalJoin(TimedJoin):
         return self._meet(self._rights, self._lefts, event, ctx)
 
     def _meet(self, side: _Side, others: _Side, event: Row, ctx: Any) -> Iterator[Row]:
-        time, pair, is_left = self._time_of(event, ctx), self._layout.pair, side is self._lefts
+        time, pair, is_left = time_of(event, ctx), self._layout.pair, side is self._lefts
         if ctx.is_late:
+            self._refuse_late(event, is_left, ctx)
             return
         partners = self._partners(others, ctx.key, time + side.lower_us, time + side.upper_us)
         for other, row in partners:
@@ -195,7 +236,7 @@ class IntervalJoin(TimedJoin):
             found += [(hit.time, hit.row) for hit in hits]
             if side.alone is not None and not all(hit.matched for hit in hits):
                 matched = [_Waiting._make((hit.time, True, hit.row)) for hit in hits]
-                _own(side.table, key, bucket, waiting)[start:end] = matched
+                own_entry(side.table, key, bucket, waiting)[start:end] = matched
         return found
 
     def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
@@ -213,7 +254,7 @@ class IntervalJoin(TimedJoin):
             side.table.put(ctx.key, bucket, [entry])
         else:
             at = len(waiting) if waiting[-1].time <= time else bisect_right(waiting, time, key=_time)
-            _own(side.table, ctx.key, bucket, waiting).insert(at, entry)
+            own_entry(side.table, ctx.key, bucket, waiting).insert(at, entry)
         ctx.timers.set_us((bucket + 1) * self._width + side.upper_us)
         if side.alone is not None and not matched:
             ctx.timers.set_us(over_us)
@@ -226,7 +267,7 @@ class IntervalJoin(TimedJoin):
         return [each.row for each in waiting[start:end] if not each.matched]
 
 
-def _own(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
+def own_entry(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
     """Return the entry `waiting` as a list that this epoch may change."""
     if not table.is_ours(key, sub):
         waiting = list(waiting)
@@ -237,11 +278,13 @@ def _own(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[Any]:
 class WindowJoin(TimedJoin):
     """Pairs all rows of a key that are in one window; results come when the watermark reaches its end.
 
-    Their time is the last moment of the window. A row whose windows are all complete is left out.
+    Their time is the last moment of the window. A row whose windows are all complete is late.
     """
 
-    def __init__(self, layout: Layout, kind: Tumbling | Sliding, how: How = "inner") -> None:
-        super().__init__(layout, how)
+    def __init__(
+        self, layout: Layout, kind: Tumbling | Sliding, how: How = "inner", late: LateSides = (None, None)
+    ) -> None:
+        super().__init__(layout, how, late)
         self._kind = kind
         self._size_us = kind.size_us
         self.own_windows = windows_info(kind)
@@ -262,28 +305,27 @@ class WindowJoin(TimedJoin):
         self._keep(self._rights, event, ctx)
 
     def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
-        end_us, layout = timer.time_us, self._layout
+        end_us = timer.time_us
         start_us = end_us - self._size_us
         lefts, rights = self._take(self._lefts, ctx.key, start_us), self._take(self._rights, ctx.key, start_us)
         window = as_datetime(start_us), as_datetime(end_us)
         ctx.time_us = end_us - 1
-        for left in lefts:
-            for right in rights:
-                yield layout.pair(left, right) + window
-        if self._outer_left and not rights:
-            yield from (layout.left_alone(left) + window for left in lefts)
-        if self._outer_right and not lefts:
-            yield from (layout.right_alone(right) + window for right in rights)
+        for row in self._all_pairs(lefts, rights):
+            yield row + window
 
     def _keep(self, table: MapTable, row: Row, ctx: Any) -> None:
-        for window in windows_of(self._kind, self._time_of(row, ctx)):
-            if ctx.watermark_us is None or window.end_us > ctx.watermark_us:
-                waiting = table.get(ctx.key, window.start_us)
-                if waiting is None:
-                    table.put(ctx.key, window.start_us, [row])
-                else:
-                    _own(table, ctx.key, window.start_us, waiting).append(row)
-                ctx.timers.set_us(window.end_us)
+        windows = windows_of(self._kind, time_of(row, ctx))
+        open_ones = [each for each in windows if ctx.watermark_us is None or each.end_us > ctx.watermark_us]
+        for window in open_ones:
+            waiting = table.get(ctx.key, window.start_us)
+            if waiting is None:
+                table.put(ctx.key, window.start_us, [row])
+            else:
+                own_entry(table, ctx.key, window.start_us, waiting).append(row)
+            ctx.timers.set_us(window.end_us)
+        # With gaps between windows, a row may be in none: that is not late.
+        if windows and not open_ones:
+            self._refuse_late(row, table is self._lefts, ctx)
 
     def _take(self, table: MapTable, key: Any, start_us: int) -> list[Row]:
         waiting: list[Row] | None = table.get(key, start_us)

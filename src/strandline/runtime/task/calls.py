@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.api.process import KeyedProcess
 from strandline.core.errors import StrandlineError, UserCodeError
 from strandline.runtime.operators.joins import called
-from strandline.runtime.operators.windows.operator import WindowOperator
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process
 from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
@@ -125,8 +125,8 @@ def user_error(
     text = _users_trace(error, trace)
     what = "for the timer" if method == "on_timer" else "in the event"
     where = f" for key {key!r}, {what} {event!r}" if event is not None else ""
-    if isinstance(process, WindowOperator):
-        whose, error = "the function of windows", process.explained(error)
+    if isinstance(process, OwnOperator) and process.own_function:
+        whose, error = process.own_function, process.explained(error)
     else:
         whose = f"{method} of {type(process).__name__}"
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError

@@ -20,7 +20,7 @@ _READ_BY_JAVA = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 def archive_of(java: str) -> Path:
     """Return where the archive for this Java and this Spark is, or would be."""
     found = Path(java).resolve()
-    home = Path(_find_spark_home())  # type: ignore[no-untyped-call]
+    home = Path(_find_spark_home())
     files = [found.parent.parent / "lib" / "server" / "libjvm.so", *sorted(home.glob("jars/*.jar"))]
     known = []
     for path in files:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 
 _STDERR = 2
+_LAST_WORDS_S = 2.0
 _OWN_CONFIGURATION = "log4j2.configurationFile"
 _STARTUP_LINES = (
     # The JVM's, about a module that Spark itself asks for: no option of Java turns it off.
@@ -33,6 +35,7 @@ _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 """Where PySpark logs what Spark says of an expression that fails, with its stack."""
+_told = logging.getLogger("strandline.told")
 _is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=False)
 
 
@@ -54,11 +57,16 @@ def start_jvm(conf: SparkConf) -> None:
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
     read, write = os.pipe()
+    passing = threading.Thread(target=_pass_on, args=(os.fdopen(read, "rb"),), name="strandline-jvm-log", daemon=True)
+    passing.start()
     try:
         gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
-    finally:
+    except BaseException:
         os.close(write)
-        threading.Thread(target=_pass_on, args=(os.fdopen(read, "rb"),), name="strandline-jvm-log", daemon=True).start()
+        # Why there is none, Java has said there.
+        passing.join(_LAST_WORDS_S)
+        raise
+    os.close(write)
     SparkContext._ensure_initialized(gateway=gateway)
 
 
@@ -78,6 +86,17 @@ def errors_reported() -> Iterator[None]:
         yield
     finally:
         _is_reported.reset(before)
+
+
+def tell(text: str) -> None:
+    """Say what everybody is to know though it is no warning: in the log, or on the console where nobody keeps one."""
+    if not _told.hasHandlers():
+        print(f"strandline: {text}", file=sys.stderr)
+        return
+    if _told.level == logging.getLogger("strandline").level == logging.NOTSET:
+        # By default, a log takes warnings alone.
+        _told.setLevel(logging.INFO)
+    _told.info(text)
 
 
 def _filter(logger: logging.Logger, wanted: Callable[[logging.LogRecord], bool]) -> None:

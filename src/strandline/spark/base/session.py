@@ -8,13 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from strandline.control.telling import tell
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.classes import class_options
 from strandline.spark.base.quiet import java_options, start_jvm
@@ -69,14 +71,19 @@ def session(app_name: str = "strandline", master: str | None = None, **conf: str
     options = settings.get(_JAVA_OPTIONS, "")
     settings[_JAVA_OPTIONS] = " ".join(filter(None, [class_options(java, options), java_options(options)]))
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    began, is_new = time.monotonic(), SparkContext._active_spark_context is None
+    if is_new:
+        tell("starting Spark")
     start_jvm(given)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
-    spark = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
-    _write_logs_plainly(spark)
-    return spark
+    made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
+    _write_logs_plainly(made)
+    if is_new:
+        tell(f"Spark {made.version} is there, after {time.monotonic() - began:.1f} s")
+    return made
 
 
 def _write_logs_plainly(spark: SparkSession) -> None:

@@ -18,6 +18,8 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
+from strandline.control.status import SourceStatus
+from strandline.control.telling import tell
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import CheckpointId
@@ -32,6 +34,7 @@ from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress
 
 _LOOK_S = 0.01
@@ -77,6 +80,8 @@ class Attempt:
     _b: Blueprint
     claim: Claim
     restored: Manifest | None
+    restored_own: bool
+    """Whether that is a checkpoint of the job's own, and nobody else's snapshot."""
     driver: EpochDriver
     coordinator: Coordinator
     _fleet: Fleet
@@ -84,7 +89,9 @@ class Attempt:
     _cleaner: SourceCleaner
     _watch: SourceWatch
     _cleanup: contextlib.ExitStack
+    _lag: SourceLag
     _final: Future[CheckpointId] | None = field(default=None, init=False)
+    _has_told: bool = field(default=False, init=False)
     _has_released: bool = field(default=False, init=False)
     _finished_us: int | None = field(default=None, init=False)
     """When the source was found to have ended: timers that are set for later do not fire any more."""
@@ -108,11 +115,13 @@ class Attempt:
                 raise self.driver.error
             if self.driver.epoch_carries_trigger:
                 self.coordinator.postpone()
-            if self.coordinator.advance() is not None:
+            if (completed := self.coordinator.advance()) is not None:
+                self._tell_checkpoint(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
             self._sources.deliver(self._watch.has_looked)
             self._poll_if_idle()
+            self._tell_first_epoch()
             now = time.monotonic()
             if now - checked > _FENCE_LOOK_S:
                 checked = now
@@ -129,6 +138,10 @@ class Attempt:
             if not self.driver.tick(self._finished_us) and self._final_checkpoint_done():
                 return True
         return False
+
+    def look_at_sources(self) -> list[SourceStatus]:
+        """Return how far each source is, and what waits there."""
+        return self._lag.look(self.query)
 
     def table(self, name: str) -> Table:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
@@ -154,6 +167,20 @@ class Attempt:
         end(self._b, "the run ended", self.driver, self.query, self.coordinator, self._fleet, self._cleanup, forget)
 
     # -- watching
+
+    def _tell_first_epoch(self) -> None:
+        done = self.driver.progress
+        if not self._has_told and done.epochs:
+            self._has_told = True
+            took = f"{done.last_rows:,} rows in {done.last_epoch_ms / 1000:.1f} s"
+            tell(f"job '{self._b.name}': epoch {done.epoch} is the first to be done, {took}")
+
+    def _tell_checkpoint(self, number: CheckpointId) -> None:
+        for stats in self.coordinator.history:
+            if stats.checkpoint == number:
+                size = f"{stats.total_bytes:,} bytes, {stats.uploaded_bytes:,} of them new"
+                what = f"checkpoint {number} is complete, of epoch {stats.epoch}: {size}"
+                tell(f"job '{self._b.name}': {what}, in {stats.end_to_end_ms} ms", detail=True)
 
     def _poll_if_idle(self) -> None:
         """While no epoch runs, hear how a checkpoint goes, and begin one that is due."""

@@ -258,7 +258,7 @@ class Replay(Starting):
             end(self._b, why, self._driver, None, self._coordinator, self._fleet, self._cleanup)
 
     def _begin(self) -> tuple[EpochDriver, Coordinator]:
-        b, found = self._b, self._open()
+        b, found = self._b, self._open(quietly=True)
         manifest = found.origin.manifest
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
         coordinator = self._coordinator = Coordinator(
@@ -270,12 +270,12 @@ class Replay(Starting):
         self._clock = HistoryClock(b.clock, begins_us)
         for part in self.work.slices[: found.epoch]:
             self._reach(part)
-        stored = manifest.watermarks if manifest else {}
+        stored, totals = (manifest.watermarks, manifest.totals or {}) if manifest else ({}, {})
         watermarks = Watermarks(b.plan.pipeline.watermarks, stored, int(self._clock.monotonic_ms() * 1000))
         driver = self._driver = EpochDriver(
             b.plan, b.plan.sources.together(b.plan.sources.names), {op.node: op for op in found.operators},
             found.exchanges, found.fleet, coordinator, _NoProgress(coordinator), staging, found.claim.generation,
-            Progress(found.epoch), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
+            Progress.after(found.epoch, totals), found.epoch - 1, watermarks, self._clock, self.wish.history.is_timed,
         )  # fmt: skip
         driver.progress.acks.update(found.acks)
         return driver, coordinator

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from shlex import quote
 
 from strandline.checkpoint.start import Start
-from strandline.core.errors import ConfigurationError, IncompatibleStateError
+from strandline.core.errors import BEGIN_ANEW, ConfigurationError, IncompatibleStateError
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
@@ -38,7 +38,7 @@ def check_compatible(
             + (f"{upgrade.hint}; " if upgrade.hint else "")
             + _to_drop(drop, upgrade)
             + (f"{regroup}; else " if regroup else "")
-            + "run the program that made it, or start afresh with another job name or checkpoint directory",
+            + f"run the program that made it, or {BEGIN_ANEW}",
             differences=found,
         )
     return upgrade
@@ -102,7 +102,7 @@ def check_start(job: str, start: Start, sources: Sequence[str]) -> None:
         raise IncompatibleStateError(
             f"job '{job}' cannot go on from where it began: " + "; ".join(found),
             hint="a source is found by its name in stream(df, name=…), which must never change; run the program that "
-            "began, or start afresh with another job name or checkpoint directory",
+            f"began, or {BEGIN_ANEW}",
             differences=found,
         )
 

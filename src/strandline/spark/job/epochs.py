@@ -25,6 +25,7 @@ from strandline.runtime.state.timers import is_due
 from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import find_error
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.job.rate import Rate
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet, Slot
@@ -34,17 +35,43 @@ from strandline.spark.lower.reduction import limit_shuffle
 
 log = logging.getLogger(__name__)
 
+_ROWS_IN = "rows_in"
+_LATE_ROWS = "late_rows"
+
+
+@dataclass
+class Work:
+    """What one partition has done in this attempt."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    took_ms: float = 0.0
+
 
 @dataclass
 class Progress:
-    """What has been done in this run, for people to look at."""
+    """What has been done, for people to look at."""
 
     epoch: Epoch
     rows_in: int = 0
+    """In the job's whole life, as are late rows: a checkpoint has them, so that each counts once."""
+    late_rows: int = 0
     last_epoch_ms: float = 0.0
     last_rows: int = 0
-    late_rows: int = 0
+    epochs: int = 0
+    """Of this attempt."""
     acks: dict[Slot, Ack] = field(default_factory=dict)
+    work: dict[Slot, Work] = field(default_factory=dict)
+    rate: Rate = field(default_factory=Rate)
+
+    @classmethod
+    def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> Progress:
+        """Return what there is to go on from: a checkpoint's epoch and totals."""
+        return cls(epoch, totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0))
+
+    def totals(self) -> dict[str, int]:
+        """Return what a checkpoint of the last epoch keeps."""
+        return {_ROWS_IN: self.rows_in, _LATE_ROWS: self.late_rows}
 
 
 class Progressing(Protocol):
@@ -82,6 +109,7 @@ class EpochDriver:
         """When the sources were last looked at, in this run: nobody does while an epoch runs. At first: its start."""
         self._has_looked = False
         self._nothing: DataFrame | None = None
+        self._done = self._batch
         self._lock = threading.Lock()
         self.error: BaseException | None = None
         self.failed = threading.Event()
@@ -91,6 +119,11 @@ class EpochDriver:
         """Begin no more epochs for now: a last checkpoint is to cover everything there is."""
         self.epoch_carries_trigger = False
         self.last_contact = time.monotonic()
+
+    @property
+    def batch(self) -> int:
+        """The last batch of the sources that was processed; -1 before the first."""
+        return self._done
 
     @property
     def operators(self) -> Collection[Operator]:
@@ -111,6 +144,7 @@ class EpochDriver:
                 self._sources.begin(batch)
                 self._batch = batch
                 self._run(df, Epoch(self.progress.epoch + 1), looked_us)
+                self._done = batch
             except BaseException as error:
                 self.error = find_error(error)
                 self.failed.set()
@@ -276,7 +310,9 @@ class EpochDriver:
 
     def _add_sinks(self, checkpoint: CheckpointId) -> None:
         """Everything staged up to the checkpoint's epoch becomes visible with it."""
-        self._coordinator.add_sinks(checkpoint, self._staging.pending(), self.watermarks.stored())
+        self._coordinator.add_sinks(
+            checkpoint, self._staging.pending(), self.watermarks.stored(), self.progress.totals()
+        )
 
     def _instructions(self, epoch: Epoch, trigger: CheckpointId | None) -> Instructions:
         # In this order: a checkpoint that completes in between is told as both, and keepers take it as their base.
@@ -312,10 +348,17 @@ class EpochDriver:
         rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in pipeline.counting)
         progress = self.progress
         progress.epoch = epoch
+        progress.epochs += 1
         progress.rows_in += rows
+        progress.rate.note(rows, took_ms)
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
         progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in pipeline.measuring)
+        for slot, ack in acks.items():
+            work = progress.work.setdefault(slot, Work())
+            work.rows_in += ack.rows_in
+            work.rows_out += ack.rows_out
+            work.took_ms += ack.process_ms
         for uid, reduction in self._plan.reductions.items():
             mine = [ack for (of, _), ack in acks.items() if of == uid]
             reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))

@@ -32,8 +32,9 @@ from strandline.spark.job.history import Given, Order, history_of
 from strandline.spark.job.run import Run
 from strandline.spark.job.skipping import files_of_history
 from strandline.spark.lower.plan import Plan
+from strandline.spark.lower.unused import in_job, unused
 from strandline.spark.sources.checks import relations_of, source_warnings
-from strandline.spark.streams.filesource import check_not_shared
+from strandline.spark.streams.filesource import check_apart, check_not_shared
 from strandline.spark.streams.stream import Output
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
@@ -66,6 +67,7 @@ class Job:
         self.settings = settings or Settings()
         self._trigger = _trigger(trigger)
         self._plan = Plan(sinks)
+        in_job(sinks)
         self._run: Run | None = None
         if not isinstance(checkpoints, Checkpoints):
             raise ConfigurationError(
@@ -104,9 +106,11 @@ class Job:
             raise ConfigurationError(f"job '{self.name}' is running already", hint="stop that run first: run.stop()")
         spark = spark or self._plan.sources.session
         check_session(spark)
-        check_not_shared(self._plan.sources.nodes)
-        read = [relation for node in self._plan.sources.nodes for relation in relations_of(node.df)]
-        for warning in [*session_warnings(spark), *source_warnings(read)]:
+        sources = self._plan.sources.nodes
+        check_not_shared(sources)
+        check_apart(sources, [sink for _, sink, _ in self._plan.sinks])
+        read = [relation for node in sources for relation in relations_of(node.df)]
+        for warning in [*session_warnings(spark), *source_warnings(read), *unused(sources)]:
             log.warning("%s", warning)
         failpoints.arm_from_environment()
         run = self._run = Run(self._blueprint(spark, wanted), self.restart)

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
 from strandline.control.status import Savepoint, Status
+from strandline.control.telling import tell
 from strandline.core.errors import (
     CheckpointError,
     StrandlineError,
@@ -37,7 +38,7 @@ from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
-from strandline.spark.job.status import status_of_epochs
+from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Supervised
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
@@ -55,13 +56,16 @@ class Run(Supervised):
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
         super().__init__(blueprint, restart)
-        self._control = ControlServer(self, blueprint.places, blueprint.clock.now_ms())
+        self._control = ControlServer(self, blueprint.places, self._since_ms)
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
         self._held = self._b.places.hold()
         sweep(self._b.places.local_dir)
         hide_errors_of(EpochDriver.__call__.__code__)
+        self._log.open()
+        self._enter("starting")
+        tell(f"job '{self._b.name}' is starting: its checkpoints are in {self._b.jobdir.store.url}")
         try:
             self._control.start()
             settings, spark = self._b.settings, self._b.spark
@@ -71,12 +75,16 @@ class Run(Supervised):
             self._thread.start()
             if settings.follows is not None:
                 Follower(self._b.name, self, settings.follows, spark, self._b.clock, self._ended).start()
-        except BaseException:
+        except BaseException as error:
             if not self._thread.is_alive():
                 # Interrupted when the run was there, and nobody to look after it.
                 self._end_attempt()
                 self._control.end()
                 self._control.join()
+                self._note_failure(error)
+                self._enter("failed")
+                self._log.note(f"job '{self._b.name}' did not start: {error}")
+                self._log.close()
                 self._held.close()
                 _live.discard(self)
             raise
@@ -88,21 +96,24 @@ class Run(Supervised):
 
     def status(self) -> Status:
         """Return what the job is doing now."""
+        return self._look(sources=True)
+
+    def glance(self) -> Status:
+        """Return what `status` does without asking the sources, which may take a while."""
+        return self._look(sources=False)
+
+    def _look(self, *, sources: bool) -> Status:
         attempt = self._attempt
-        history = attempt.coordinator.history if attempt else []
         return Status(
             job=self._b.name,
             state=self._state,
             generation=self._claim.generation if self._claim else 0,
-            restored_from=attempt.restored.checkpoint if attempt and attempt.restored else None,
             restarts=self._restarts,
-            checkpoints=asdict(attempt.coordinator.counts) if attempt else {},
-            last_checkpoint=next((c for c in reversed(history) if c.status == "completed"), None),
             last_failure=self._last_failure,
-            depends_on=attempt.coordinator.depends_on if attempt else "",
+            last_failure_ms=self._last_failure_ms,
             sources=self._b.plan.sources.names,
             follows=self._told.is_room,
-            **(status_of_epochs(attempt.driver) if attempt else {}),
+            **(status_of_attempt(attempt, sources=sources and self._is_at_work()) if attempt else self._known),
         )
 
     def checkpoints(self) -> list[CheckpointStats]:

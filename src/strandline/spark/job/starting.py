@@ -17,8 +17,8 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.start import Start, load_start
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError
-from strandline.core.ids import CheckpointId, Epoch
+from strandline.core.errors import BEGIN_ANEW, CorruptionError
+from strandline.core.ids import CheckpointId, Epoch, Generation
 from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
@@ -26,7 +26,7 @@ from strandline.plan.pipeline import Operator
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
-from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.quiet import errors_reported, tell
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
@@ -38,6 +38,7 @@ from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
 
@@ -101,13 +102,14 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _open(self) -> Opened:
+    def _open(self, *, quietly: bool = False) -> Opened:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
         found = self._decide()
         self._settle(found)
         self._load_start(found.manifest)
+        self._check_sinks(found)
         verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
@@ -122,7 +124,7 @@ class Starting:
         if lost and manifest is None:
             raise CorruptionError(
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
-                hint="bring the missing files back, or start empty with another job name or checkpoint directory",
+                hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
         operators = self._settle(origin)
         start = self._load_start(manifest)
@@ -131,6 +133,8 @@ class Starting:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
         origin.make_base(owned)
+        if not quietly:
+            tell(f"job '{b.name}' {origin.text(b.jobdir.url)}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -159,7 +163,7 @@ class Starting:
         rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later.
-        self._recover_sinks(owned, manifest, fresh=manifest is None or fork)
+        self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # 7. The query starts with the epoch after.
         staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
@@ -167,6 +171,8 @@ class Starting:
             b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
         )  # fmt: skip
+        # What somebody else's job has counted is not this one's.
+        totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         progress = manifest.source if manifest else None
         batch = progress.batch if progress else -1
         names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
@@ -183,7 +189,8 @@ class Starting:
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
-            sources, staging, owned.generation, Progress(epoch), batch, self._watermarks(manifest), b.clock,
+            sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
+            b.clock,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
@@ -193,7 +200,10 @@ class Starting:
         between_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
         query = self._query = writer.start()
         watch = SourceWatch(query, between_ms)
-        return Attempt(b, owned, manifest, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup)
+        lag = SourceLag(b.spark, source, names, spark_dir, lambda: driver.batch)
+        return Attempt(
+            b, owned, manifest, origin.is_own, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup, lag
+        )
 
     def _decide(self, owned: Claim | None = None) -> Origin:
         b = self._b
@@ -219,6 +229,18 @@ class Starting:
             operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
 
+    def _check_sinks(self, origin: Origin) -> None:
+        """Ask the sinks whether they can begin where the job does."""
+        for name, sink, _ in self._b.plan.sinks:
+            sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
+
+    def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
+        b, manifest = self._b, origin.manifest
+        return SinkContext(
+            b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
+            manifest.life if manifest else "", manifest.epoch if manifest else 0,
+        )  # fmt: skip
+
     def _load_start(self, manifest: Manifest | None) -> Start | None:
         """Return where the job's life began, when there is no snapshot that says how far it came."""
         start = load_start(self._b.jobdir) if manifest is None or manifest.source is None else None
@@ -226,14 +248,14 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, manifest: Manifest | None, *, fresh: bool) -> None:
-        b = self._b
+    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
+        b, manifest = self._b, origin.manifest
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
         pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
-            sink.open(SinkContext(b.spark, b.name, owned.life, owned.generation, name, fsync=b.settings.fsync))
+            sink.open(self._sink_context(name, origin, owned.life, owned.generation))
             sink.recover(pending.get(name, []), epoch, fresh=fresh)
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:

@@ -1,14 +1,44 @@
-"""What a job's status says of its epochs and keepers."""
+"""What a job's status says of its sources, epochs and keepers."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
+from strandline.checkpoint.history import CheckpointStats
 from strandline.control.status import KeeperStatus, OperatorStatus
+from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import time_text
-from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.attempt import Attempt
+from strandline.spark.job.epochs import EpochDriver, Work
+
+_OF_ACK = [field.name for field in fields(KeeperStatus) if field.name in Ack.__struct_fields__]
+
+
+NOTHING: Mapping[str, Any] = {"checkpoints": {}, "restored_from": None, "last_checkpoint": None}
+"""What there is to say before there is an attempt."""
+
+
+def status_after(attempt: Attempt) -> dict[str, Any]:
+    """Return what is to be said of an attempt that has ended, until there is another: how far it was."""
+    return status_of_attempt(attempt, sources=False) | {"keepers": [], "rows_per_s": 0.0}
+
+
+def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
+    """Return the fields of a Status that an attempt knows; of the sources, which take a while, only if wanted."""
+    coordinator, restored = attempt.coordinator, attempt.restored
+    newest = next((c for c in reversed(coordinator.history) if c.status == "completed"), None)
+    return {
+        "checkpoints": asdict(coordinator.counts),
+        "restored_from": restored.checkpoint if restored else None,
+        "last_checkpoint": newest or (_of_manifest(restored) if restored and attempt.restored_own else None),
+        "depends_on": coordinator.depends_on,
+        "uncovered_ms": coordinator.uncovered_ms,
+        "source_progress": attempt.look_at_sources() if sources else [],
+        **status_of_epochs(attempt.driver),
+    }
 
 
 def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
@@ -19,15 +49,40 @@ def status_of_epochs(driver: EpochDriver) -> dict[str, Any]:
         "parallelism": max((operator.parallelism for operator in common or driver.operators), default=0),
         "operators": [OperatorStatus(o.uid, o.node.name, o.parallelism, o.max_parallelism) for o in driver.operators],
         "epoch": progress.epoch,
+        "epochs": progress.epochs,
         "rows_in": progress.rows_in,
+        "rows_per_s": round(progress.rate.per_s(), 1),
         "last_epoch_ms": progress.last_epoch_ms,
         "last_epoch_rows": progress.last_rows,
         "late_rows": progress.late_rows,
         "watermark": time_text(driver.watermarks.reached_us),
         "watermarks": driver.look_at_watermarks(),
-        "keepers": [_of_keeper(ack) for _, ack in sorted(progress.acks.items())],
+        "keepers": [
+            _of_keeper(ack, progress.work.get(slot, Work())) for slot, ack in sorted(dict(progress.acks).items())
+        ],
     }
 
 
-def _of_keeper(ack: Ack) -> KeeperStatus:
-    return KeeperStatus(**{field.name: getattr(ack, field.name) for field in fields(KeeperStatus)})
+def _of_keeper(ack: Ack, work: Work) -> KeeperStatus:
+    metrics = ack.metrics
+    return KeeperStatus(
+        **{name: getattr(ack, name) for name in _OF_ACK},
+        all_rows_in=work.rows_in, all_rows_out=work.rows_out, all_ms=round(work.took_ms, 3),
+        state_bytes=_state_bytes(metrics), memory_bytes=metrics.get("process_bytes"),
+    )  # fmt: skip
+
+
+def _state_bytes(metrics: Mapping[str, int]) -> int | None:
+    """Return what the backend holds: of RocksDB its files and what it will write to them."""
+    if "live_sst_bytes" in metrics:
+        return metrics["live_sst_bytes"] + metrics["live_blob_bytes"] + metrics["memtable_bytes"]
+    return metrics.get("encoded_bytes")
+
+
+def _of_manifest(manifest: Manifest) -> CheckpointStats:
+    """Return a checkpoint that an earlier run or attempt has taken as if this one had."""
+    return CheckpointStats(
+        manifest.checkpoint, manifest.mode, manifest.epoch, "completed", manifest.triggered_ms,
+        sum(len(operator.partitions) for operator in manifest.operators), manifest.created_ms, manifest.duration_ms,
+        uploaded_bytes=manifest.uploaded_bytes, total_bytes=manifest.total_bytes,
+    )  # fmt: skip

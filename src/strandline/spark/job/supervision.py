@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from typing import IO
+from collections.abc import Mapping
+from typing import IO, Any
 
 from strandline.api.config import Restart
 from strandline.checkpoint.generation import Claim
+from strandline.control import journal
+from strandline.control.driverlog import DriverLog
 from strandline.control.server import ControlServer
 from strandline.control.status import State
+from strandline.control.telling import tell
 from strandline.core.errors import (
     ConfigurationError,
     CorruptionError,
@@ -25,6 +30,7 @@ from strandline.snapshot.origin import go_back
 from strandline.spark.base.marks import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.starting import Starting, warn_of_sinks
+from strandline.spark.job.status import NOTHING, status_after
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +44,12 @@ class Supervised:
         self._b = blueprint
         self._restart = restart
         self._starting: Starting | None = None
+        self._known: Mapping[str, Any] = NOTHING
+        """What a status says while there is no attempt."""
         self._attempt: Attempt | None = None
         self._state: State = "starting"
+        self._since_ms = blueprint.clock.now_ms()
+        self._log = DriverLog(blueprint.places.driver_log)
         self._told = Told()
         """What `rescale` was told; where nothing, what the program, the settings or the checkpoint say counts."""
         self._stopping = threading.Event()
@@ -51,6 +61,7 @@ class Supervised:
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._last_failure = ""
+        self._last_failure_ms: int | None = None
         self._restarts = 0
         self._in_a_row = 0
         self._excluded: frozenset[CheckpointId] = frozenset()
@@ -88,14 +99,16 @@ class Supervised:
             self._end_attempt(forget=owned)
             if owned:
                 self._b.places.remove(self._held)
-            self._state = "finished" if finished else "stopped"
+            self._enter("finished" if finished else "stopped")
         except BaseException as error:
             self._error = error
-            self._last_failure = str(error)
+            self._note_failure(error)
             self._end_attempt()
-            self._state = "failed"
+            self._enter("failed")
         finally:
             self._control.end()
+            self._tell_end()
+            self._log.close()
             self._held.close()
             self._ended.set()
 
@@ -118,10 +131,10 @@ class Supervised:
     def _begin_again(self) -> None:
         """End an attempt that works, so that the next one goes on from its last checkpoint in another way."""
         assert self._attempt is not None
-        self._state = "rescaling"
+        self._enter("rescaling")
         self._least_id = self._attempt.coordinator.next_id
         self._end_attempt()
-        self._attempt = None
+        self._forget_attempt()
 
     def _begin(self) -> None:
         # Whatever the next attempt comes of, it is as it was told to be.
@@ -136,25 +149,55 @@ class Supervised:
         finally:
             self._claim = starting.claim
             self._starting = None
-        self._state = "running"
+        self._enter("running")
+        self._tell_begin(self._attempt)
 
     def _recover(self, error: BaseException) -> None:
         """End the failed attempt and wait for the next; raise the error if there is none."""
-        self._last_failure = str(error)
+        self._note_failure(error)
         attempt = self._attempt
         completed = attempt.coordinator.counts.completed if attempt else 0
         self._least_id = attempt.coordinator.next_id if attempt else self._least_id
         self._in_a_row = 1 if completed else self._in_a_row + 1
         if not self._may_restart(error) or self._in_a_row > self._restart.attempts:
             raise error
-        self._state = "restarting"
+        self._enter("restarting")
         delay_ms = self._restart.delay_ms(self._in_a_row)
         log.warning("job '%s' is restarted in %d ms: %s", self._b.name, delay_ms, error)
         again = time.monotonic() + delay_ms / 1000
         self._end_attempt()
-        self._attempt = None
+        self._forget_attempt()
         self._restarts += 1
         self._stopping.wait(max(0.0, again - time.monotonic()))
+
+    def _enter(self, state: State) -> None:
+        """Be in a state, and leave word of it for those who ask when nobody answers."""
+        self._state = state
+        b, pid = self._b, os.getpid()
+        journal.write(b.places, journal.Record(
+            job=b.name, directory=b.jobdir.store.url, pid=pid, born=journal.born(pid), since_ms=self._since_ms,
+            state=state, at_ms=b.clock.now_ms(), failure=self._last_failure, failure_ms=self._last_failure_ms,
+        ))  # fmt: skip
+
+    def _tell_begin(self, attempt: Attempt) -> None:
+        name, restored = self._b.name, attempt.restored
+        begins = "begins anew: it has no checkpoint"
+        if restored is not None:
+            whose = "" if attempt.restored_own else f" of {attempt.coordinator.depends_on or 'another snapshot'}"
+            begins = f"goes on from checkpoint {restored.checkpoint}{whose}, epoch {restored.epoch}"
+        keepers = sum(operator.parallelism for operator in attempt.driver.operators)
+        tell(f"job '{name}' runs, and {begins}; operators: {len(attempt.driver.operators)}, keepers: {keepers}")
+
+    def _tell_end(self) -> None:
+        done = self._attempt.driver.progress if self._attempt is not None else None
+        after = f" after epoch {done.epoch}; rows in its life: {done.rows_in:,}" if done is not None else ""
+        if self._state == "failed":
+            # Whoever runs the program hears it as an error.
+            self._log.note(self._last_failure)
+        tell(f"job '{self._b.name}' has {'failed' if self._state == 'failed' else 'ended'}{after}")
+
+    def _note_failure(self, error: BaseException) -> None:
+        self._last_failure, self._last_failure_ms = str(error), self._b.clock.now_ms()
 
     def _may_restart(self, error: BaseException) -> bool:
         if isinstance(error, CorruptionError):
@@ -178,6 +221,11 @@ class Supervised:
     def _end_attempt(self, *, forget: bool = False) -> None:
         if self._attempt is not None:
             self._attempt.close(forget=forget)
+
+    def _forget_attempt(self) -> None:
+        if self._attempt is not None:
+            self._known = status_after(self._attempt)
+        self._attempt = None
 
     def _is_fenced(self) -> bool:
         try:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import quoted
-from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, WatermarkNode
+from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, UnionNode, WatermarkNode
 from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
-from strandline.runtime.task.rowfunction import RowFunction
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
@@ -42,6 +41,8 @@ def lowered(node: Node, parents: Sequence[DataFrame], copies: int, *, reduced: b
             return _accumulators_of_many(node, df) if reduced else _accumulators_of_one(node, df)
         case PairNode():
             return _pairs(node, copies, df, parents[1])
+        case UnionNode():
+            return _union(node, parents)
     raise NotImplementedError(type(node).__name__)
 
 
@@ -59,7 +60,7 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 
 def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_rows, RowFunction(node.function, node.input, node.output, len(hidden)))
+    worker = partial(run_rows, node.row_function(len(hidden)))
     return df.select(*map(quoted, names), *hidden).mapInArrow(worker, schema_of(node.columns.ddl))
 
 
@@ -116,6 +117,16 @@ def _pairs(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:
         selected[1].append(f"explode(sequence(0, {copies - 1})) as {TO}")
     left, right = (df.selectExpr(*some) for df, some in zip(inputs, selected, strict=True))
     return left.unionAll(right)
+
+
+def _union(node: UnionNode, inputs: Sequence[DataFrame]) -> DataFrame:
+    names = [quoted(name) for name in node.columns.names]
+    selected = []
+    for at, (parent, df) in enumerate(zip(node.parents, inputs, strict=True)):
+        told = at if node.tells_inputs_apart else None
+        carried = [f"{_carried(name, parent.columns.hidden, told)} as {name}" for name in node.columns.hidden]
+        selected.append(df.selectExpr(*names, *carried))
+    return reduce(DataFrame.unionAll, selected)
 
 
 def _carried(name: str, hidden: Sequence[str], input_: int | None) -> str:

@@ -10,14 +10,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
-from strandline.plan.graph import LateNode, Node, OperatorNode, PartialNode, SourceNode, above
+from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.spark.lower.nodes import lowered
 from strandline.spark.lower.query import Sources
 from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.simple import NoopSink
-from strandline.spark.streams.frames import FrameStep
 from strandline.spark.streams.stream import Output
 
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
@@ -41,7 +40,7 @@ class Plan:
         self._outputs = list(outputs)
         self.pipeline = Pipeline([output.stream._node for output in outputs])
         self.sources = Sources(self.pipeline.sources)
-        self._kept = self._find_branches() | self._find_cut_off()
+        self._kept = self._find_branches()
         self.sinks = self._named_sinks()
         self.reductions = {
             node.uid: Reduction(possible=not node.parent.cut.is_whole)
@@ -98,16 +97,11 @@ class Plan:
         return Built(outputs, {node.uid: made[node] for node in self.pipeline.operators}, kept)
 
     def _find_branches(self) -> set[Node]:
-        """Return the nodes behind an operator that more than one reader reads."""
+        """Return the nodes behind an operator, or calls of other systems, that more than one reader reads."""
         readers = Counter(parent for node in self.pipeline.nodes for parent in node.parents)
         for output in self._outputs:
             readers[output.stream._node] += 1 if output.sink.reads_once else 2
-        return {node for node, count in readers.items() if count > 1 and _has_operator(node)}
-
-    def _find_cut_off(self) -> set[Node]:
-        """Return the nodes behind an operator of which the next step does not read all rows, as limit() does."""
-        steps = [node for node in self.pipeline.nodes if isinstance(node, FrameStep) and node.stops_early]
-        return {parent for node in steps for parent in node.parents if _has_operator(parent)}
+        return {node for node, count in readers.items() if count > 1 and _has_operator(node, calls=True)}
 
     def _named_sinks(self) -> list[tuple[str, Sink, Node]]:
         named: list[tuple[str, Sink, Node]] = []
@@ -149,5 +143,7 @@ def _operators_above(node: Node) -> set[Node]:
     return {found for found in above(node) if isinstance(found, OperatorNode)}
 
 
-def _has_operator(node: Node) -> bool:
-    return isinstance(node, OperatorNode) or any(map(_has_operator, node.parents))
+def _has_operator(node: Node, *, calls: bool = False) -> bool:
+    """Whether a node's rows come of an operator, or, if that counts, of calls of other systems."""
+    is_one = isinstance(node, OperatorNode) or (calls and isinstance(node, MapNode) and node.calls is not None)
+    return is_one or any(_has_operator(parent, calls=calls) for parent in node.parents)

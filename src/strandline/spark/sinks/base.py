@@ -31,6 +31,12 @@ class SinkContext:
     sink: str
     fsync: bool = True
     """Whether what is staged and shown must outlast a power failure of this machine."""
+    begins: str = ""
+    """Where the run begins, in words behind the job's name: "starts afresh in …", "goes on from checkpoint 17 of …"."""
+    from_life: str = ""
+    """Where a snapshot is restored: the life that it is of. What that life had shown by then does not come again."""
+    from_epoch: int = 0
+    """Of which epoch the snapshot is."""
 
     @property
     def identity(self) -> str:
@@ -49,6 +55,13 @@ class Sink(ABC):
             raise ConfigurationError(f"visibility is {visibility!r}, expected 'checkpoint' or 'epoch'")
         self.name = name
         self.visibility: Visibility = visibility
+
+    def check(self, context: SinkContext) -> None:  # noqa: B027
+        """Raise ConfigurationError if the sink cannot begin, touching nothing: whatever runs is not disturbed by it.
+
+        The run has no generation yet, and no `life` if a new one begins with it. What is new since may be seen in
+        `recover`.
+        """
 
     def open(self, context: SinkContext) -> None:  # noqa: B027
         """Get ready for a run, the first or one after a failure."""

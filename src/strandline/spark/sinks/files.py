@@ -8,22 +8,28 @@ may take visible files at any moment.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from strandline.core import failpoints
-from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.base.filesystem import absolute
+from strandline.spark.base.filesystem import absolute, open_filesystem
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.others import check_not_sparks, check_others
 from strandline.spark.sinks.place import Place
 from strandline.spark.sinks.shown import Committable
 
+log = logging.getLogger(__name__)
+
+Existing = Literal["refuse", "keep", "replace"]
+"""What becomes of rows of another life that are there when a job begins."""
 _NOTHING_BESIDE = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
 """Only rows are ever shown."""
 _NO_CHECKSUMS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
@@ -38,6 +44,10 @@ class FileSink(Sink):
     of one checkpoint one after the other. With `visibility="epoch"` they appear at once, at least once.
 
     Visible files are the reader's: it may move or delete them at any time. The `_strandline` folder is the job's.
+    A job that begins in a directory that holds rows of another life, its own before it began anew or another job's, is
+    refused. `existing="keep"` leaves them beside its own; `existing="replace"` deletes them when it starts, and does
+    nothing when it goes on. What is not Strandline's stays in any case.
+
     While the job is stopped, the directory may be moved as a whole, and its new path given; or another path alone,
     as long as the old directory is there at the next start.
     """
@@ -48,15 +58,25 @@ class FileSink(Sink):
         *,
         format: str = "parquet",
         visibility: Visibility = "checkpoint",
+        existing: Existing = "refuse",
         name: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name=name, visibility=visibility)
+        if existing not in ("refuse", "keep", "replace"):
+            raise ConfigurationError(f"existing is {existing!r}, expected 'refuse', 'keep' or 'replace'")
+        self.existing = existing
         self.path = absolute(path)
         self.format = format
         self.options = options
         self._opened: Place | None = None
         self._hadoop: dict[str, str] = {}
+
+    def check(self, context: SinkContext) -> None:
+        files = open_filesystem(context.spark, self.path)
+        check_not_sparks(files, self.path, context)
+        if self.existing == "refuse":
+            check_others(files, self.path, context)
 
     def open(self, context: SinkContext) -> None:
         place = Place(context, self.path)
@@ -101,6 +121,9 @@ class FileSink(Sink):
         place = self._place
         if fresh:
             place.check_fresh()
+        # 0. The job begins here: what others have left is not to be there, if that is wanted.
+        for other in place.replace_others() if self.existing == "replace" else ():
+            log.warning("sink %s: existing='replace': deleted %s", self.path, other.text(place.run.job))
         # 1. What the checkpoint lists is shown, unless it was before.
         self.commit(pending)
         # 2. Staged by runs that are over, after the checkpoint: never to be shown.
@@ -132,7 +155,7 @@ class FileSink(Sink):
             f"sink {self.path}: {staged.directory} of epoch {staged.epoch}, whose rows are to be shown, is not there, "
             f"and nothing on record says that they were{elsewhere}",
             hint="bring the directory back, or move it as a whole, with its _strandline folder, and give the new path; "
-            "without it, the job can only begin anew, with another checkpoint directory",
+            f"without it, {BEGIN_ANEW}",
         )
 
     def _is_empty(self, local: Path | None, name: str, size: int) -> bool:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from strandline.core.errors import CorruptionError
+from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.shown import Committable, Shown, ShownRecords
-
-_OURS = "_strandline"
+from strandline.spark.sinks.others import OURS, Other, find_others
+from strandline.spark.sinks.shown import Committable, Owner, Shown, ShownRecords
 
 
 class Place:
@@ -25,8 +24,8 @@ class Place:
         self.root = root
         self.files = open_filesystem(run.spark, root, fsync=run.fsync)
         self.run = run
-        self._home = f"{_OURS}/{run.identity}"
-        self.records = ShownRecords(self.files, root, self._home)
+        self._home = f"{OURS}/{run.identity}"
+        self.records = ShownRecords(self.files, root, self._home, Owner(run.job, run.life, run.sink))
         self.records.check_before(run.generation)
 
     def staging(self, epoch: Epoch) -> str:
@@ -88,6 +87,25 @@ class Place:
                 self.files.delete(name)
         self.files.sync("")
 
+    def replace_others(self) -> list[Other]:
+        """Delete what other lives have here, if this one begins here; return what it was.
+
+        Their rows first: whatever happens in between, what is left of them is found again until this run has begun.
+        """
+        if self.records.are_there:
+            return []
+        others = find_others(self.files, self.root, self.run)
+        for other in others:
+            for name in other.files:
+                self.files.delete(name)
+                hit("sink.other_deleted")
+        self.files.sync("")
+        for other in others:
+            if not other.is_gone_on_from:
+                self.files.delete(f"{OURS}/{other.identity}")
+                hit("sink.other_forgotten")
+        return [other for other in others if other.files]
+
     def begin(self, epoch: Epoch) -> None:
         """Put on record that the run begins after `epoch`: all before is shown, and nothing after it."""
         self.records.write(Shown(generation=self.run.generation, epoch=epoch))
@@ -101,7 +119,7 @@ class Place:
             raise CorruptionError(
                 f"sink {self.root}: the job's rows up to epoch {epoch} are on record as shown, and the job begins "
                 "without any checkpoint: they would come again",
-                hint="bring the checkpoints back, or start empty with another job name or checkpoint directory",
+                hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
             )
 
     def _check_staged(self, staged: Committable) -> None:

@@ -31,6 +31,14 @@ class Committable(msgspec.Struct, frozen=True):
     files: list[str]
 
 
+class Owner(msgspec.Struct, frozen=True):
+    """Whose rows they are: a sink of a job, in one life of that job."""
+
+    job: str
+    life: str
+    sink: str
+
+
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A record. Everything up to `epoch` that `generation` or an older one staged is visible, or was."""
 
@@ -38,6 +46,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     intent: list[Committable] = []
     """What is being shown: each file of these is staged, or visible, or was."""
+    owner: Owner | msgspec.UnsetType = msgspec.UNSET
+    """Left out by those that did not know it yet."""
 
     def covers(self, staged: Committable) -> bool:
         """Whether this epoch was shown. The record knows nothing of what was staged by a later generation."""
@@ -50,19 +60,27 @@ SHOWN = RecordFormat(b"SLSHOWN1", 1, Shown, "the record")
 class ShownRecords:
     """The records of one sink in one output directory. `newest` is the one that counts."""
 
-    def __init__(self, files: FileSystem, root: str, directory: str) -> None:
+    def __init__(self, files: FileSystem, root: str, directory: str, owner: Owner | None = None) -> None:
+        """`owner` is who writes records here, and nobody if they are only read."""
         self._files = files
+        self._owner = owner or msgspec.UNSET
         self._directory = directory
         self._root = root
         numbers = self._numbers()
         self._number = max(numbers, default=0)
         self.newest = self._read(numbers)
 
+    @property
+    def are_there(self) -> bool:
+        """Whether there is any: the sink has begun in this directory before."""
+        return self._number > 0
+
     def write(self, record: Shown) -> None:
         """Make this the record that counts, durably; raise UnavailableError if it would not follow on `newest`."""
         self.check_alone()
         if self._number == 0:
             self._files.mkdirs(self._directory)
+        record = msgspec.structs.replace(record, owner=self._owner)
         number = self._number + 1
         if not self._files.create(self._path(number), SHOWN.encode(record)):
             raise self._not_alone(number)

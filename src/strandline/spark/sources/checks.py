@@ -15,24 +15,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from strandline.core.errors import ConfigurationError
+from strandline.spark.base.plans import across_rows
 from strandline.spark.base.session import check_session
 
 _CLEANING_OPTIONS = ("cleansource", "cloudfiles.cleansource")
 _QUEUE = "read a source that keeps its rows and has offsets (Kafka, files, a table), and have the queue copied into it"
-_STATEFUL = {
-    "Aggregate": "an aggregation",
-    "Deduplicate": "dropDuplicates",
-    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
-    "Distinct": "distinct",
-    "FlatMapGroupsWithState": "flatMapGroupsWithState",
-    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
-    "TransformWithState": "transformWithState",
-    "TransformWithStateInPySpark": "transformWithState",
-    "TransformWithStateInPandas": "transformWithStateInPandas",
-    "GlobalLimit": "limit",
-    "LocalLimit": "limit",
-    "SessionWindow": "a session window",
-}
 
 
 @dataclass(frozen=True)
@@ -118,12 +105,11 @@ def check_source(df: Any) -> None:
             "stream() was given a batch DataFrame, expected a streaming one",
             hint="read it with spark.readStream instead of spark.read",
         )
-    stateful = _find_stateful(df._jdf.queryExecution().analyzed())
-    if stateful:
+    if found := across_rows(df):
         raise ConfigurationError(
-            f"the stream already holds a stateful Spark operator ({stateful}): its state would not be in the job's "
-            "checkpoints and be lost at the first restart",
-            hint="do that step in a keyed operator: stream(df).key_by(…).process(…)",
+            f"stream() was given a DataFrame that holds {found.what}: what Spark keeps for it would not be in the "
+            "job's checkpoints, and be lost at the first restart",
+            hint=found.hint,
         )
     for relation in relations_of(df):
         check_relation(relation)
@@ -141,20 +127,14 @@ def check_source_name(name: object) -> str:
     return name
 
 
-def _find_stateful(plan: Any) -> str | None:
-    name = plan.nodeName()
-    children = [plan.children().apply(i) for i in range(plan.children().size())]
-    streaming = [child for child in children if child.isStreaming()]
-    if streaming and name in _STATEFUL:
-        return _STATEFUL[name]
-    if name == "Join" and len(streaming) == 2:
-        return "a join of two streams"
-    return next(filter(None, map(_find_stateful, streaming)), None)
-
-
 def relations_of(df: DataFrame) -> list[Relation]:
     """Return the sources that a DataFrame reads, as far as its plan names them."""
     return list(filter(None, map(_relation, leaves_of(df))))
+
+
+def numbered_relations(df: DataFrame) -> list[Relation | None]:
+    """Return the sources by Spark's numbers; None for one that its plan does not name."""
+    return [_relation(leaf) for leaf in leaves_of(df)]
 
 
 def leaves_of(df: DataFrame) -> Iterator[Any]:
@@ -164,6 +144,12 @@ def leaves_of(df: DataFrame) -> Iterator[Any]:
     """
     leaves = df._jdf.queryExecution().analyzed().collectLeaves().distinct()
     return (leaf for at in range(leaves.size()) if (leaf := leaves.apply(at)).isStreaming())
+
+
+def brought_by(leaf: Any) -> Any:
+    """Return what a streaming leaf reads: equal for two that read the same DataFrame's source."""
+    kind = leaf.nodeName()
+    return leaf.dataSource() if kind == "StreamingRelation" else leaf.table() if kind == "StreamingRelationV2" else leaf
 
 
 def source_numbers(df: DataFrame) -> list[int]:

@@ -18,6 +18,8 @@ from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import check_session
+from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.files import FileSink
 from strandline.spark.sources.checks import leaves_of, relations_of, source_numbers
 from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.files import Cleaning, open_source_files
@@ -90,6 +92,26 @@ def check_not_shared(nodes: Sequence[FrameSource]) -> None:
                     )
 
 
+def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink]) -> None:
+    """Refuse sinks that write where the job reads, or files of several formats into one directory."""
+    files = [sink for sink in sinks if isinstance(sink, FileSink)]
+    formats: dict[str, str] = {}
+    for sink in files:
+        path = _plain(sink.path)
+        if formats.setdefault(path, sink.format) != sink.format:
+            raise ConfigurationError(
+                f"two sinks write to {sink.path}, as {formats[path]} and as {sink.format}: no reader reads both",
+                hint="give each a directory of its own",
+            )
+        for node in nodes:
+            for read in _directories(node.df, patterns=False):
+                if PurePosixPath(path).is_relative_to(read):
+                    raise ConfigurationError(
+                        f"a sink writes to {sink.path}, and the job reads {read}: it would read its own results",
+                        hint="give the sink a directory outside of what the job reads",
+                    )
+
+
 def make_cleaner(spark: SparkSession, nodes: Sequence[FrameSource], df: DataFrame) -> SourceCleaner:
     """Return what takes files away for a query that reads `df`, which all of these sources are in."""
     cleaned = [(node, node.cleaning) for node in nodes if node.cleaning is not None]
@@ -159,12 +181,14 @@ def _existing(path: Path) -> Path:
     return next(above for above in (path, *path.parents) if above.exists())
 
 
-def _directories(df: DataFrame) -> Iterator[PurePosixPath]:
+def _directories(df: DataFrame, *, patterns: bool = True) -> Iterator[PurePosixPath]:
+    """Return where the files are that a DataFrame reads; of a pattern, the directory above all that may match it."""
     for relation in relations_of(df):
         if relation.is_files and "path" in relation.options:
             parts = PurePosixPath(_plain(absolute(relation.options["path"]))).parts
             plain = next((at for at, part in enumerate(parts) if _GLOB & set(part)), len(parts))
-            yield PurePosixPath(*parts[:plain])
+            if patterns or plain == len(parts):
+                yield PurePosixPath(*parts[:plain])
 
 
 def _plain(path: str) -> str:

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from weakref import WeakSet
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.program import line_of_program
 from strandline.plan.columns import Columns, in_order, quoted
 from strandline.plan.graph import LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.spark.base.ddl import ddl_of, first_line
+from strandline.spark.base.ddl import ddl_of, first_line, schema_of
+from strandline.spark.base.plans import across_rows
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.sources.checks import brought_by, leaves_of
 from strandline.spark.sources.files import Cleaning
 
 Step = Callable[[DataFrame], DataFrame]
-_LIMIT = re.compile(r"^[ :+-]*(GlobalLimit|LocalLimit|Offset|Tail)\b", re.MULTILINE)
+_ACTION = "must be executed with writeStream.start"
+"""What Spark says of an action on a stream."""
+_OTHERS = "df.v is a column of that DataFrame alone: write F.col('v'), or 'v' in SQL"
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +37,11 @@ class FrameSource(SourceNode):
     df: DataFrame = field(kw_only=True)
     cleaning: Cleaning | None = None
     """What becomes of its files once no checkpoint needs them."""
+
+    @cached_property
+    def probe(self) -> DataFrame:
+        """A stream that looks like it, and is another one, as an epoch's rows are not the DataFrame `df` either."""
+        return _stream_of(self.df.sparkSession, self.df.schema)
 
     def type_of(self, node: Node, expression: str, what: str) -> str:
         """Return the DDL of an SQL expression over the rows of a node that came of this source."""
@@ -45,30 +56,70 @@ class FrameSource(SourceNode):
             ) from None
 
 
+sources_made: WeakSet[FrameSource] = WeakSet()
+"""All that this process has, in jobs or not."""
+
+
 @dataclass(frozen=True, eq=False)
 class FrameStep(StepNode):
     """A step that stays a Spark DataFrame operation."""
 
     step: Step = field(kw_only=True)
     probe: DataFrame = field(kw_only=True)
-    """Without rows: what follows is checked on it, so that names and columns of an earlier step are found."""
+    """Never run: what follows is checked on it, so that names and columns of an earlier step are found."""
 
 
 def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
     """Return the node of what Spark reads."""
-    return FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
+    source = FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
+    sources_made.add(source)
+    return source
 
 
-def transformed(node: Node, step: Step) -> FrameStep:
-    """Return the node of a step of Spark's on the rows of another; refuse one that does not fit."""
+def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:
+    """Return the node of a step of Spark's on the rows of another; refuse one that does not fit a stream."""
+    said, before = f"{what}() in {line_of_program()}", probe_of(node)
     try:
         with errors_reported():
-            after = step(probe_of(node))
+            after = step(before)
     except AnalysisException as error:
+        if _ACTION in str(error):
+            raise ConfigurationError(
+                f"{said} reads rows (with an action of Spark's, as count(), collect() and cache() are): a step says "
+                "what is to be done with rows, and has none when it is written",
+                hint="sinks.foreach_batch(…) runs a function with each epoch's rows; map() calls one for each row",
+            ) from None
         raise ConfigurationError(
-            f"a step does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}"
+            f"{said} does not fit the stream's columns ({', '.join(node.columns.names)}): {first_line(error)}",
+            hint=_OTHERS if "RESOLVED_ATTRIBUTE" in str(error) else "",
         ) from None
-    return FrameStep(_columns(after.schema), node, step=step, probe=after, stops_early=_has_limit(after))
+    if not isinstance(after, DataFrame):
+        raise ConfigurationError(
+            f"{said} gave {after!r:.100}, expected a DataFrame",
+            hint="return what it makes of the DataFrame it is given",
+        )
+    _check_step(before, after, said)
+    return FrameStep(_columns(after.schema), node, step=step, probe=after)
+
+
+def _check_step(before: DataFrame, after: DataFrame, said: str) -> None:
+    """Refuse a step that looks at more than one row at a time, or at rows of another stream."""
+    own = [brought_by(leaf) for leaf in leaves_of(before)]
+    brought = [brought_by(leaf) for leaf in leaves_of(after)]
+    if not brought:
+        raise ConfigurationError(
+            f"{said} gives rows of a table, which would come again with each epoch, and none of the stream",
+            hint="return what it makes of the DataFrame it is given: lambda df: df.join(table, …)",
+        )
+    found = across_rows(after)
+    if found is None and not all(any(one.equals(mine) for mine in own) for one in brought):
+        raise ConfigurationError(
+            f"{said} brings in another stream, which the job does not read",
+            hint="begin it with sl.stream(other, name='…') as well; streams meet by key: "
+            "a.key_by(…).join(b.key_by(…), …) or connect(…)",
+        )
+    if found is not None:
+        raise ConfigurationError(f"{said} has {found.what}: {found.why}", hint=found.hint)
 
 
 def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
@@ -78,7 +129,7 @@ def with_times(df: DataFrame, spec: WatermarkSpec) -> DataFrame:
 
 
 def probe_of(node: Node) -> DataFrame:
-    """Return an empty DataFrame that looks like a node's rows, for checking what follows."""
+    """Return a streaming DataFrame that looks like a node's rows, for checking what follows; it never runs."""
     source, *_ = sources_of(node)
     if not isinstance(source, FrameSource):
         raise ConfigurationError(
@@ -89,19 +140,20 @@ def probe_of(node: Node) -> DataFrame:
         case FrameStep():
             return node.probe
         case FrameSource():
-            return node.df.sparkSession.createDataFrame([], node.df.schema)
+            return node.probe
         case WatermarkNode(parent=Node() as parent):
             return with_times(probe_of(parent), node.spec)
         case LateNode(parent=Node() as parent):
             return probe_of(parent).drop(ORIGIN)
-    return source.df.sparkSession.createDataFrame([], node.columns.ddl)
+    return _stream_of(source.df.sparkSession, schema_of(node.columns.ddl))
+
+
+def _stream_of(spark: SparkSession, schema: StructType) -> DataFrame:
+    """Return a stream with these columns, for looking at its plan."""
+    nothing = (F.lit(None).cast(column.dataType).alias(column.name) for column in schema.fields)
+    return spark.readStream.format("rate").load().select(*nothing)
 
 
 def _columns(schema: StructType) -> Columns:
     shown = [column for column in schema.fields if column.name not in HIDDEN]
     return Columns(tuple((column.name, ddl_of(column.dataType)) for column in shown), in_order(schema.names))
-
-
-def _has_limit(df: DataFrame) -> bool:
-    """Return whether some step of a plan need not read all of its rows."""
-    return bool(_LIMIT.search(df._jdf.queryExecution().analyzed().toString()))

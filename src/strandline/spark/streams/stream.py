@@ -6,7 +6,7 @@ All kinds stand in one file, since each gives others; what they do is in the mod
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from pyspark.sql import Column, DataFrame
@@ -14,13 +14,16 @@ from pyspark.sql import Column, DataFrame
 from strandline.api.aggregates import Aggregate
 from strandline.api.joins import KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
-from strandline.api.windows import WindowKind
+from strandline.api.states import TTL
+from strandline.api.windows import Early, WindowKind
 from strandline.core.errors import ConfigurationError
-from strandline.plan import joins, windows
+from strandline.core.program import line_of_program
+from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
-from strandline.plan.graph import Keyed, Node, OperatorNode
+from strandline.plan.graph import Keyed, Node, OperatorNode, sources_of
 from strandline.plan.operators import keyed_by, output_of, process_on
-from strandline.runtime.operators.joins import How
+from strandline.runtime.operators.asof import AsOfHow
+from strandline.runtime.operators.joins import Bounds, How
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
@@ -35,6 +38,8 @@ class Output:
 
     stream: Stream
     sink: Sink
+    line: str = field(default_factory=line_of_program)
+    """Where in the program it was written."""
 
 
 class Stream(Steps):
@@ -54,6 +59,23 @@ class Stream(Steps):
             )
         return Stream(output_of(self._operator, name))
 
+    def union(self, *others: Stream) -> Stream:
+        """Return the rows of this stream and of others as one stream; the same one twice gives its rows twice.
+
+        All need the same columns, by name and type; they may be in another order. Each keeps its watermark, and the
+        slowest one's counts, as with several sources: `idle` of one that may be silent. Rows come as Spark's shuffle
+        delivers them, whichever stream they are of.
+        """
+        for other in others:
+            if not isinstance(other, Stream):
+                raise ConfigurationError(
+                    f"union: it was given a {type(other).__name__}, expected a Stream",
+                    hint="unite streams before they are keyed: a.union(b, c).key_by(…)",
+                )
+        if not others:
+            raise ConfigurationError("union: no other stream was given", hint="write a.union(b), or a.union(b, c)")
+        return Stream(unions.union(self._node, [other._node for other in others]))
+
     def key_by(self, *keys: str, order_by: str | Iterable[str] = ()) -> KeyedStream:
         """Partition the stream by key columns.
 
@@ -68,7 +90,10 @@ class Stream(Steps):
             raise ConfigurationError(
                 f"to() was given {sink!r}, expected a sink", hint="take one from strandline.sinks, for example files()"
             )
-        return Output(self, sink)
+        output = Output(self, sink)
+        for source in sources_of(self._node):
+            source.outputs.append(output)
+        return output
 
 
 class Aggregates:
@@ -185,7 +210,8 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         lateness: str = "0s",
         late: str | None = None,
-        early: str | None = None,
+        early: str | Early | None = None,
+        accumulate: bool = True,
         time: windows.Time = "event",
     ) -> WindowedStream:
         """Cut each key's events into windows by their event time.
@@ -193,10 +219,55 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         A window's result comes once the watermark has reached its end. An event that comes later still changes the
         result, which then comes again, until the watermark is `lateness` beyond the end. Events that are too late for
         every window, or have no time, are dropped and counted; with `late`, they are the side output of this name.
-        With `early`, the results so far of windows that changed come too, so often by the clock. With
+        With `early`, the results so far of windows that changed come too: so often by the clock, or as sl.Early says.
+        Each is of all of the window's events; with accumulate=False, of those since its last result. With
         `time="processing"`, windows follow the clock alone.
         """
-        return WindowedStream(self._keyed, kind, windows.rules_of(self._keyed, kind, lateness, late, early, time))
+        rules = windows.rules_of(self._keyed, kind, lateness, late, early, time, accumulate)
+        return WindowedStream(self._keyed, kind, rules)
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        uid: str,
+        *,
+        ttl: TTL | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Reduce each key's events to one, and give it after each event.
+
+        `function(event, event)` gives a row of the same columns. The first event of a key is given as it is, and the
+        key's columns are always the key. With `ttl`, a key that had no events for so long begins anew. `uid`,
+        `parallelism` and `max_parallelism` are as in process().
+
+        >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
+        """
+        return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, name, parallelism, max_parallelism))
+
+    def fold(
+        self,
+        output: str,
+        initial: Any,
+        function: Callable[[Any, Any], Any],
+        uid: str,
+        *,
+        ttl: TTL | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Fold each key's events into one value, and give it after each event: `function(value, event)` gives the next.
+
+        Gives rows of the key's columns and those of `output`. Of one column, the value is what stands in it; of
+        several, it is a row of them: read by name, given as a tuple or dict. `ttl` is as in reduce().
+
+        >>> totals = sales.key_by("user").fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
+        """
+        return _main_output(
+            rolling.fold_on(self._keyed, output, initial, function, uid, ttl, name, parallelism, max_parallelism)
+        )
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""
@@ -221,22 +292,24 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         uid: str,
         *,
         how: How = "inner",
+        bounds: Bounds = "[]",
         prefixes: tuple[str, str] = ("", ""),
+        late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
 
         `("-10 min", "5 min")` pairs a row with those of the other stream from 10 minutes before it to 5 minutes after
-        it, both included. The result has this stream's columns, then the other's; a key that has one name in both is
-        there once, and `prefixes` tell other columns apart. A pair has the later of the two times. `how` is `inner`, or
-        `left`, `right` or `full`: then a row without partner comes alone, with nulls, once the watermark says that none
-        can come. Rows older than the watermark are left out. `uid`, `parallelism` and `max_parallelism` are as in
-        process().
+        it, both included; not so with bounds="()", "[)" or "(]". The result has this stream's columns, then the
+        other's; a key that has one name in both is there once, and `prefixes` tell other columns apart. A pair has the
+        later of the two times. `how` is `inner`, or `left`, `right` or `full`: then a row without partner comes alone,
+        with nulls, once the watermark says that none can come. Rows older than the watermark are left out; with
+        late=("a", "b"), this stream's are the side output "a", and the other's "b". `uid`, `parallelism` and
+        `max_parallelism` are as in process().
         """
-        right = _keyed_of(other, "join")
-        joined = joins.interval_join(self._keyed, right, within, uid, how, prefixes, parallelism, max_parallelism)
-        return _main_output(joined)
+        said = joins.Said("join", uid, how, prefixes, late, parallelism, max_parallelism)
+        return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, said))
 
     def window_join(
         self,
@@ -246,17 +319,43 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         how: How = "inner",
         prefixes: tuple[str, str] = ("", ""),
+        late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
+        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of.
         Arguments and columns are as in join(), and behind the columns `window_start` and `window_end`. Results have the
-        time of the last moment of the window. Rows that come after the end are left out.
+        time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
+        side outputs as in join().
         """
-        right = _keyed_of(other, "window_join")
-        joined = joins.window_join(self._keyed, right, kind, uid, how, prefixes, parallelism, max_parallelism)
-        return _main_output(joined)
+        said = joins.Said("window_join", uid, how, prefixes, late, parallelism, max_parallelism)
+        return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, said))
+
+    def as_of_join(
+        self,
+        versions: KeyedStream,
+        uid: str,
+        *,
+        how: AsOfHow = "inner",
+        max_age: str | None = None,
+        prefixes: tuple[str, str] = ("", ""),
+        late: joins.Late = (None, None),
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+    ) -> Stream:
+        """Pair each row with the version of its key that was valid at its event time: prices, rates, addresses.
+
+        Each row of `versions` is a new version of its key, valid from its event time on until that of the next one. Of
+        two with the same time, the one that comes last counts. A row waits until the watermark has passed its time,
+        and is given with that time; one without a version is left out, or comes with nulls if `how` is "left", and so
+        if the version is older than `max_age`. Rows older than the watermark are left out; versions older than it
+        count from now on, and do not change what was given. With late=("a", "b"), both kinds are side outputs.
+        Columns, `uid` and the others are as in join().
+        """
+        said = joins.Said("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism)
+        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, said))
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class Contents:
         """Take in another window, which ends to be; return the new value."""
         raise NotImplementedError
 
+    def take(self, at: int, value: Any, other: int, other_value: Any) -> Any:
+        """Take in another window, which ends to be, where there is nothing; return the new value."""
+        return other_value
+
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Return the result's rows, without key and window."""
         raise NotImplementedError
@@ -129,6 +133,8 @@ class Keeping(Contents):
         self._events.move(other, at)
         return None
 
+    take = merge
+
     def rows(self, key: Any, window: Window | None, at: int, value: Any) -> Iterable[Row]:
         """Call the function; return its rows, dicts or tuples."""
         found = self._function(key, window, self._events.get(at))
@@ -157,7 +163,19 @@ def as_row(names: Sequence[str], row: Any) -> Row:
 
 def first_or(function: Callable[[Any, Any], Any], value: Any, event: Any) -> Any:
     """Add an event as a reduce function does: the first one is the value."""
-    return event if value is None else function(value, event)
+    return event if value is None else reduced(function, value, event)
+
+
+def reduced(function: Callable[[Any, Any], Any], value: Any, other: Any) -> Any:
+    """Make one row of two."""
+    found = function(value, other)
+    if found is None:
+        # The next event would pass for the first one.
+        raise OutputError(
+            "the function of reduce() gave None, expected a row of the events' columns",
+            hint="return one of its two arguments, or a tuple or dict of all columns",
+        )
+    return found
 
 
 class ChunksHandle:

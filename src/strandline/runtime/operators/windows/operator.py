@@ -10,17 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from strandline.api.process import KeyedProcess
 from strandline.api.states import Map, State, Value
 from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
-from strandline.core.errors import StateTypeError
 from strandline.runtime.operators.windows.contents import Contents, Row
-from strandline.runtime.own import OwnOperator, windows_info
-
-_VALUE = ".value"
-"""Where what a function gave is in a window's entry."""
+from strandline.runtime.own import OwnOperator, explained_value, windows_info
 
 
 @dataclass(frozen=True)
@@ -29,13 +26,19 @@ class Rules:
 
     lateness_us: int = 0
     early_us: int = 0
-    """How often to give the result so far, by the clock; 0 for never."""
+    """How often to give the result so far; 0 for never."""
     late: str | None = None
     """The side output of events that are too late for every window."""
     processing: bool = False
     """Whether windows follow the clock, not the events' times."""
     several_keys: bool = False
     """Whether the key is a tuple of columns."""
+    early_by_event_time: bool = False
+    """Whether the watermark says when that is, not the clock."""
+    early_events: int = 0
+    """After how many events since the last result to give one; 0 for never."""
+    accumulate: bool = True
+    """Whether a result is of all of a window's events, or of those since its last result."""
 
 
 def next_multiple(now_us: int, every_us: int) -> int:
@@ -47,12 +50,15 @@ class WindowOperator(OwnOperator, KeyedProcess):
     """What all windows share."""
 
     windows: Any
+    own_function = "the function of windows"
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
         self.own_windows = windows_info(kind, processing=rules.processing)
         self._contents = contents
         self._rules = rules
         self._early_us = rules.early_us
+        self._early_events = rules.early_events
+        self._purges = not rules.accumulate
         self._processing = rules.processing
         self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
@@ -64,22 +70,32 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     def _declared(self, value_type: str) -> State:
         """Return the state that holds each window's entry."""
-        return Map("bigint", f"struct<fresh: boolean, value: {value_type}>")
+        return Map("bigint", f"struct<fresh: boolean, value: {value_type}{self._counted}>")
+
+    @property
+    def _counted(self) -> str:
+        """DDL of the number of events since the last result, which stands at an entry's end where it is needed."""
+        return ", events: bigint" if self._rules.early_events else ""
+
+    def _entry(self, *parts: Any, events: int = 0) -> tuple[Any, ...]:
+        return (*parts, events) if self._early_events else parts
+
+    def _counts(self, counted: list[int | None]) -> int:
+        """Return the number of events of an entry, with the one that has just come."""
+        return 1 + ((counted[0] or 0) if counted else 0)
 
     def open(self) -> None:
         """Give the contents their states."""
         self._contents.open(self)
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return what a function is told whose value does not fit: it knows nothing of the state that it is kept in."""
-        if not isinstance(error, StateTypeError) or not error.fields.get("path", "").startswith(_VALUE):
-            return error
-        inner = error.path.removeprefix(_VALUE)
-        why = error.why.replace(f" at {error.path}", f" at {inner}" if inner else "")
-        return StateTypeError(
-            f"what it gave does not fit {self._contents.value_type}: {why}",
-            hint="return what fits, or declare another type",
-        )
+        """Return what a function is told whose value does not fit."""
+        return explained_value(error, self._contents.value_type)
+
+    def _emptied(self, at: int) -> Any:
+        """Forget what a window has given already; return its value."""
+        self._contents.clear(at)
+        return self._contents.start()
 
     def _times(self, ctx: Any) -> tuple[int | None, int | None]:
         """Return the event's time, and how far time has come: nothing before it can still be expected."""
@@ -93,7 +109,17 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     def _set_early_timer(self, ctx: Any) -> None:
         """Ask for the result so far, at the next whole multiple of the interval: many events, one timer."""
-        ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
+        if not self._rules.early_by_event_time:
+            ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
+            return
+        known = [at_us for at_us in (ctx.time_us, ctx.watermark_us) if at_us is not None]
+        if known:
+            ctx.timers.set_us(next_multiple(max(known), self._early_us))
+
+    def _is_early(self, timer: Any) -> bool:
+        """Whether a timer may be one for the result so far."""
+        is_kind = timer.is_processing_time is not self._rules.early_by_event_time
+        return is_kind and self._early_us > 0 and timer.time_us % self._early_us == 0
 
     def _refuse(self, event: Any, ctx: Any) -> None:
         """An event that is too late for every window, or has no time."""
@@ -121,8 +147,8 @@ class EndingWindows(WindowOperator):
         """Give the result of the window that ends now, remove the one whose lateness is over, show what is open."""
         if timer.is_processing_time is self._processing:
             yield from self._complete(timer.time_us, ctx)
-        # Windows by the clock have other timers of processing time, at their ends.
-        if timer.is_processing_time and self._early_us and timer.time_us % self._early_us == 0:
+        # Windows have other timers too, at their ends.
+        if self._is_early(timer):
             yield from self._so_far(ctx)
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
@@ -145,63 +171,84 @@ class TimeWindows(EndingWindows):
         super().__init__(kind, contents, rules)
         self._size, self._every, self._offset = kind.size_us, kind.every_us, kind.offset_us
 
-    def on_event(self, event: Any, ctx: Any) -> None:
+    def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
         """Put the event into each of its windows that is not too old."""
         time, reached = self._times(ctx)
         if time is None:
             self._refuse(event, ctx)
-            return
+            return None
         size, lateness = self._size, self._rules.lateness_us
         last = time - (time - self._offset) % self._every
         if reached is not None and last + size + lateness <= reached:
             # Its newest window is done. (With gaps between windows it may be in none: that is not late.)
             if last + size > time:
                 self._refuse(event, ctx)
-            return
+            return None
+        due: list[int] = []
         for start in range(last, time - size, -self._every):
             end = start + size
             if reached is not None and end + lateness <= reached:
-                return
-            self._add(end, event, reached, ctx)
+                break
+            if self._add(end, event, reached, ctx):
+                due.append(end)
+        return chain.from_iterable(self._given(end, ctx) for end in due[::-1]) if due else None
 
     def shown(self, key: Any) -> Iterator[Row]:
         for end in sorted(self.windows):
             yield from self._rows(key, Window(end - self._size, end), end, self.windows[end].value)
 
-    def _add(self, end: int, event: Any, reached: int | None, ctx: Any) -> None:
+    def _add(self, end: int, event: Any, reached: int | None, ctx: Any) -> bool:
+        """Add an event; return whether a result is due because it is one of so many."""
         entry = self.windows.get(end)
         is_late = reached is not None and end <= reached
+        counted: list[int | None] = []
         if entry is None:
             fresh, value = False, self._contents.start()
         else:
-            fresh, value = entry
+            fresh, value, *counted = entry
+            if self._purges and not fresh:
+                value = self._emptied(end)
         if entry is None or is_late:
             self._set_timer(end, ctx)
-        if self._early_us and not fresh and not is_late:
+        if self._early_us and not is_late:
             self._set_early_timer(ctx)
         added = self._contents.add(end, value, event)
+        if self._early_events:
+            events = self._counts(counted)
+            self.windows[end] = (True, added, events)
+            return events >= self._early_events and not is_late
         if not fresh or self._contents.is_value:
             self.windows[end] = (True, added)
+        return False
 
     def _complete(self, now_us: int, ctx: Any) -> Iterator[Row]:
         lateness = self._rules.lateness_us
         entry = self.windows.get(now_us)
         if entry is not None:
-            yield from self._results(Window(now_us - self._size, now_us), now_us, entry.value, ctx)
-            if lateness:
+            if entry.fresh or not self._purges:
+                yield from self._results(Window(now_us - self._size, now_us), now_us, entry.value, ctx)
+            if lateness and not self._purges:
                 self._set_timer(now_us + lateness, ctx)
             else:
                 self._remove(now_us)
         if lateness and self.windows.get(now_us - lateness) is not None:
             self._remove(now_us - lateness)
 
+    def _given(self, end: int, ctx: Any) -> Iterator[Row]:
+        """Give the result so far of a window, which goes on."""
+        value = self.windows[end].value
+        yield from self._results(Window(end - self._size, end), end, value, ctx)
+        if self._purges:
+            # What comes next begins it anew; the timer at its end stays.
+            self._remove(end)
+        else:
+            self.windows[end] = self._entry(False, value)
+
     def _so_far(self, ctx: Any) -> Iterator[Row]:
         _, reached = self._times(ctx)
         for end in sorted(self.windows):
-            entry = self.windows[end]
-            if entry.fresh and (reached is None or end > reached):
-                yield from self._results(Window(end - self._size, end), end, entry.value, ctx)
-                self.windows[end] = (False, entry.value)
+            if self.windows[end].fresh and (reached is None or end > reached):
+                yield from self._given(end, ctx)
 
 
 class GlobalWindows(WindowOperator):
@@ -213,32 +260,45 @@ class GlobalWindows(WindowOperator):
 
     def _declared(self, value_type: str) -> State:
         # A plain value: those of a batch's keys are read together.
-        return Value(f"struct<n: bigint, fresh: boolean, value: {value_type}>")
+        return Value(f"struct<n: bigint, fresh: boolean, value: {value_type}{self._counted}>")
 
     def on_event(self, event: Any, ctx: Any) -> list[Row] | None:
-        """Take the event in; give the result if it ends the window."""
+        """Take the event in; give the result if it ends the window, or is one of so many."""
         entry = self.windows.value
-        n, fresh, value = (0, False, self._contents.start()) if entry is None else entry
+        counted: list[int | None] = []
+        n, fresh, value, *counted = (0, False, self._contents.start()) if entry is None else entry
         n += 1
-        self.windows.value = (n, True, self._contents.add(0, value, event))
+        if self._purges and not fresh:
+            value = self._emptied(0)
+        events = self._counts(counted) if self._early_events else 0
+        self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
         if n == self._count or (self._when is not None and self._when(event, n)):
             rows = list(self.shown(ctx.key))
             self._contents.clear(0)
             self.windows.clear()
             return rows
-        if self._early_us and not fresh:
+        if self._early_events and events >= self._early_events:
+            return self._so_far(ctx)
+        if self._early_us:
             self._set_early_timer(ctx)
         return None
 
-    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
+    def on_timer(self, timer: Any, ctx: Any) -> list[Row] | None:
         """Give the result so far."""
         entry = self.windows.value
-        if entry is not None and entry.fresh:
-            yield from self.shown(ctx.key)
-            self.windows.value = (entry.n, False, entry.value)
+        return self._so_far(ctx) if entry is not None and entry.fresh else None
+
+    def _so_far(self, ctx: Any) -> list[Row]:
+        rows = list(self.shown(ctx.key))
+        n, _, value, *_ = self.windows.value
+        if self._purges:
+            value = self._emptied(0)
+        self.windows.value = self._entry(n, False, value)
+        return rows
 
     def shown(self, key: Any) -> Iterator[Row]:
         entry = self.windows.value
         first = tuple(key) if self._rules.several_keys else (key,)
-        for row in () if entry is None else self._contents.rows(key, None, 0, entry.value):
+        is_empty = entry is None or (self._purges and not entry.fresh)
+        for row in () if is_empty else self._contents.rows(key, None, 0, entry.value):
             yield first + row

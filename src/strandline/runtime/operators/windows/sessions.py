@@ -29,46 +29,59 @@ class SessionWindows(EndingWindows):
 
     def __init__(self, kind: Session, contents: Contents, rules: Rules) -> None:
         super().__init__(kind, contents, rules)
-        self._length = kind.gap_us + 1
+        self._length_after = kind.gap_after_us
+        self._length = 0 if callable(kind.gap) else kind.gap_us + 1
+        """How far an event's session goes from it; 0: each event says it."""
 
     def _declared(self, value_type: str) -> State:
-        return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}>")
+        return Map("bigint", f"struct<start: bigint, end: bigint, fresh: boolean, value: {value_type}{self._counted}>")
 
-    def on_event(self, event: Any, ctx: Any) -> None:
+    def on_event(self, event: Any, ctx: Any) -> Iterator[Row] | None:
         """Put the event into the sessions it touches, made one, or into a new one."""
         time, reached = self._times(ctx)
         if time is None:
             self._refuse(event, ctx)
-            return
-        start, end = time, time + self._length
+            return None
+        start, end = time, time + (self._length or self._length_after(event) + 1)
         touched = sorted(named for named in self.windows.items() if named[1].start < end and start < named[1].end)
         if not touched:
             if reached is not None and end + self._rules.lateness_us <= reached:
                 self._refuse(event, ctx)
-                return
+                return None
             at, fresh, value = time, False, self._contents.start()
         else:
             at, fresh, value = self._merge(touched)
-            start, end = min(start, touched[0][1].start), max(end, touched[-1][1].end)
+            start, end = min(start, touched[0][1].start), max(end, max(session.end for _, session in touched))
         # The timer of a session that is complete has fired at its end.
         if not touched or (reached is not None and any(session.end <= reached for _, session in touched)):
             self._set_timer(end, ctx)
         if self._early_us:
             self._set_early_timer(ctx)
         added = self._contents.add(at, value, event)
-        if not fresh or self._contents.is_value or (start, end) != touched[0][1][:2]:
+        if self._early_events:
+            events = 1 + sum(session.events or 0 for _, session in touched)
+            self.windows[at] = (start, end, True, added, events)
+            if events >= self._early_events and (reached is None or end > reached):
+                return self._given(at, ctx)
+        elif not fresh or self._contents.is_value or (start, end) != touched[0][1][:2]:
             self.windows[at] = (start, end, True, added)
+        return None
 
     def shown(self, key: Any) -> Iterator[Row]:
         for at, session in sorted(self.windows.items()):
-            yield from self._rows(key, _window(session), at, session.value)
+            if session.fresh or not self._purges:
+                yield from self._rows(key, _window(session), at, session.value)
 
     def _merge(self, touched: list[Any]) -> tuple[int, bool, Any]:
         """Make sessions one, named as the oldest; return its name, whether it can stay as it is, and its value."""
         at, first = touched[0]
-        value = first.value
+        value, is_empty = first.value, self._purges and not first.fresh
+        if is_empty:
+            value = self._emptied(at)
         for other, session in touched[1:]:
-            value = self._contents.merge(at, value, other, session.value)
+            if not self._purges or session.fresh:
+                take = self._contents.take if is_empty else self._contents.merge
+                value, is_empty = take(at, value, other, session.value), False
             del self.windows[other]
         return at, first.fresh and len(touched) == 1, value
 
@@ -80,9 +93,10 @@ class SessionWindows(EndingWindows):
                 if session.fresh:
                     self._set_timer(session.end, ctx)
             elif session.end == now_us:
-                yield from self._results(_window(session), at, session.value, ctx)
+                if session.fresh or not self._purges:
+                    yield from self._results(_window(session), at, session.value, ctx)
                 if lateness:
-                    self.windows[at] = session._replace(fresh=False)
+                    self._keep(at, session)
                     self._set_timer(now_us + lateness, ctx)
                 else:
                     self._remove(at)
@@ -93,9 +107,19 @@ class SessionWindows(EndingWindows):
         _, reached = self._times(ctx)
         for at, session in sorted(self.windows.items()):
             if session.fresh and (reached is None or session.end > reached):
-                yield from self._results(_window(session), at, session.value, ctx)
-                self.windows[at] = session._replace(fresh=False)
-                self._set_timer(session.end, ctx)
+                yield from self._given(at, ctx)
+
+    def _given(self, at: int, ctx: Any) -> Iterator[Row]:
+        """Give the result so far of a session, which goes on."""
+        session = self.windows[at]
+        yield from self._results(_window(session), at, session.value, ctx)
+        self._keep(at, session)
+        self._set_timer(session.end, ctx)
+
+    def _keep(self, at: int, session: Any) -> None:
+        """Keep a session that has had its result: its bounds, and its events if they count for the next one."""
+        value = self._emptied(at) if self._purges else session.value
+        self.windows[at] = self._entry(session.start, session.end, False, value)
 
 
 def _window(session: Any) -> Window:

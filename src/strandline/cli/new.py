@@ -1,0 +1,76 @@
+"""`strandline new`: a project to begin with, which runs as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from importlib.resources import files
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from strandline.cli.output import print_json
+from strandline.cli.stores import AsJson
+from strandline.core.errors import ConfigurationError, ConflictError, UnavailableError
+
+_FILES = {
+    "app.py": "app.py",
+    "test_app.py": "test_app.py",
+    "README.md": "README.md",
+    "requirements.txt": "requirements.txt",
+    "gitignore": ".gitignore",
+}
+_JOB = "@job@"
+"""Stands for the name in these files."""
+_FITS = re.compile(r"[A-Za-z][\w.-]*")
+
+
+def new(
+    directory: Annotated[
+        Path, typer.Argument(metavar="NAME", help="The project's directory, not there yet; its job is called as it is.")
+    ],
+    json: AsJson = False,
+) -> None:
+    """Make a project: a program that brings its own input, and a test of it.
+
+    It runs as it is: `strandline run app.py` in the directory shows results, `python -m pytest` tests.
+    """
+    target = Path(os.path.normpath(directory.expanduser().absolute()))
+    name = target.name
+    if not _FITS.fullmatch(name):
+        raise ConfigurationError(
+            f"a project cannot be called {name!r}: expected letters, digits, '_', '-' and '.', and a letter first",
+            hint="its job is called so, too, as in: strandline new visits",
+        )
+    if target.exists() or target.is_symlink():
+        raise ConflictError(f"{target} is there already", hint="give a name that is not there: nothing is overwritten")
+    made = make_project(target, name)
+    if json:
+        print_json({"project": name, "directory": str(target), "files": made})
+        return
+    print(f"{target}: {', '.join(made)}")
+    print(f"next: cd {quote(str(directory))}")
+    print("      strandline run app.py     # results; Ctrl-C ends it")
+    print("      python -m pytest")
+
+
+def make_project(target: Path, name: str) -> list[str]:
+    """Make a project whose job has this name, whole or not at all; return its files."""
+    hidden = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        hidden = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+        for source, file in _FILES.items():
+            text = files("strandline.cli").joinpath("project", source).read_text(encoding="utf-8")
+            (hidden / file).write_text(text.replace(_JOB, name), encoding="utf-8")
+        hidden.chmod(0o755)
+        hidden.rename(target)
+    except OSError as error:
+        if hidden is not None:
+            shutil.rmtree(hidden, ignore_errors=True)
+        raise UnavailableError(f"{target} cannot be made: {error.strerror}", hint="give another directory") from None
+    return sorted(_FILES.values())

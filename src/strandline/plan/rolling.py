@@ -1,0 +1,78 @@
+"""reduce() and fold() of a keyed stream without windows: checked, and as nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from strandline.api.states import TTL
+from strandline.core.errors import ConfigurationError
+from strandline.plan import windows
+from strandline.plan.checks import check_uid
+from strandline.plan.graph import Keyed, OperatorNode
+from strandline.plan.operators import process_on
+from strandline.runtime.operators.rolling import Rolling
+from strandline.runtime.operators.windows.contents import Folding, first_or
+
+
+def reduce_on(
+    keyed: Keyed, function: Callable[[Any, Any], Any], uid: str, ttl: TTL | None, name: str | None, *numbers: Any
+) -> OperatorNode:
+    """Return the node of one event a key, made of two at a time."""
+    schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
+    windows.check_functions(f"reduce '{uid}'", function=function)
+    if len(schema.fields) == len(keys):
+        raise ConfigurationError(f"reduce '{uid}': the stream has no columns beside the key's to reduce")
+    reducing = Folding(schema.ddl, schema.names, create=_nothing, add=partial(first_or, function))
+    key_at = [schema.names.index(key) for key in keys]
+    _check(keyed, "reduce", uid, ttl)
+    rolling = Rolling(reducing, ttl, "reduce", several_keys=len(keys) > 1, key_at=key_at)
+    return _rolled(keyed, rolling, schema.ddl, uid, name or "reduce", *numbers)
+
+
+def fold_on(
+    keyed: Keyed,
+    output: str,
+    initial: Any,
+    function: Callable[[Any, Any], Any],
+    uid: str,
+    ttl: TTL | None,
+    name: str | None,
+    *numbers: Any,
+) -> OperatorNode:
+    """Return the node of one value a key, which each event changes."""
+    schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
+    folded = windows.fold(output, initial, function, None, uid)
+    given = windows.output_with_key(None, folded.fields, schema, keys, uid)
+    assert isinstance(folded.contents, Folding)
+    _check(keyed, "fold", uid, ttl)
+    rolling = Rolling(folded.contents, ttl, "fold", several_keys=len(keys) > 1, key_at=None)
+    return _rolled(keyed, rolling, given, uid, name or "fold", *numbers)
+
+
+def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
+    check_uid(f"{what}()", uid)
+    if ttl is not None and not isinstance(ttl, TTL):
+        raise ConfigurationError(f"{what} '{uid}': ttl is {ttl!r}, expected a TTL", hint="write ttl=sl.TTL('1h')")
+    if ttl is not None and ttl.time == "event" and not keyed.columns.is_timed:
+        raise ConfigurationError(
+            f"{what} '{uid}': what it keeps is to expire by event time, and the stream has none",
+            hint='call watermark("column") before key_by, or give a TTL with time="processing"',
+        )
+
+
+def _rolled(
+    keyed: Keyed,
+    rolling: Rolling,
+    output: str,
+    uid: str,
+    name: str,
+    parallelism: int | None,
+    max_parallelism: int | None,
+) -> OperatorNode:
+    return process_on(keyed, rolling, output, uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism)
+
+
+def _nothing() -> None:
+    """Return what there is before the first event."""

@@ -1,0 +1,106 @@
+"""As-of join: each row of a stream with the version of its key that was valid at its time.
+
+Rows wait in state, by their times, until the watermark says that no earlier version can come. Versions are kept by
+their times: the last one up to the watermark, which is valid now, and those after it. A key's rows that are due are
+joined together, with one look at its versions, by the first of its timers that fires in an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import itemgetter
+from typing import Any, Literal
+
+from strandline.api.states import Map
+from strandline.runtime.operators.joins import LateSides, Layout, Row, TimedJoin, own_entry, time_of
+from strandline.runtime.state.maps import MapTable
+
+AsOfHow = Literal["inner", "left"]
+AS_OF_HOWS: tuple[AsOfHow, ...] = ("inner", "left")
+
+
+class AsOfJoin(TimedJoin):
+    """The left rows are joined, the right ones are versions, each valid from its time on until the next one's."""
+
+    def __init__(
+        self, layout: Layout, how: AsOfHow = "inner", max_age_us: int | None = None, late: LateSides = (None, None)
+    ) -> None:
+        super().__init__(layout, how, late)
+        self._max_age_us = max_age_us
+        self.own_states = {
+            "waiting": Map("bigint", f"array<{layout.left.ddl}>"),
+            "versions": Map("bigint", layout.right.ddl),
+        }
+
+    def open(self) -> None:
+        states = vars(self)
+        self._waiting: MapTable = states["waiting"].table
+        self._versions: MapTable = states["versions"].table
+
+    def on_left(self, event: Row, ctx: Any) -> None:
+        """Have a row wait for the watermark."""
+        time, key = time_of(event, ctx), ctx.key
+        if ctx.is_late:
+            self._refuse_late(event, True, ctx)
+            return
+        waiting = self._waiting.get(key, time)
+        if waiting is None:
+            self._waiting.put(key, time, [event])
+        else:
+            own_entry(self._waiting, key, time, waiting).append(event)
+        # A version of the same time may come while the watermark is there.
+        ctx.timers.set_us(time + 1)
+
+    def on_right(self, event: Row, ctx: Any) -> None:
+        """Keep a version. A late one counts for what has not been joined yet."""
+        time = time_of(event, ctx)
+        if ctx.is_late:
+            self._refuse_late(event, False, ctx)
+        self._versions.put(ctx.key, time, event)
+        ctx.timers.set_us(time + 1)
+        if self._max_age_us is not None:
+            ctx.timers.set_us(time + self._max_age_us + 1)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Iterator[Row]:
+        """Join what is due, and forget the versions that nothing can be joined with any more."""
+        key, last, max_age = ctx.key, timer.time_us - 1, self._max_age_us
+        if (
+            self._waiting.get(key, last) is None
+            and self._versions.get(key, last) is None
+            and (max_age is None or self._versions.get(key, last - max_age) is None)
+        ):
+            # An earlier timer of the key has done it.
+            return
+        reached = ctx.watermark_us
+        versions = _by_time(self._versions, key)
+        yield from self._joined(versions, reached, ctx)
+        # Rows at the watermark itself may still come, none before it.
+        valid = [at for at, _ in versions if at <= reached]
+        over = valid[:-1]
+        if valid and max_age is not None and valid[-1] + max_age < reached:
+            over = valid
+        for at in over:
+            self._versions.put(key, at, None)
+
+    def _joined(self, versions: list[tuple[int, Row]], reached: int, ctx: Any) -> Iterator[Row]:
+        layout, max_age, key = self._layout, self._max_age_us, ctx.key
+        due = [(at, rows) for at, rows in _by_time(self._waiting, key) if at < reached]
+        following = 0
+        for at, rows in due:
+            while following < len(versions) and versions[following][0] <= at:
+                following += 1
+            since, version = versions[following - 1] if following else (at, None)
+            if max_age is not None and since + max_age < at:
+                version = None
+            ctx.time_us = at
+            for row in rows:
+                if version is not None:
+                    yield layout.pair(row, version)
+                elif self._outer_left:
+                    yield layout.left_alone(row)
+            self._waiting.put(key, at, None)
+
+
+def _by_time(table: MapTable, key: Any) -> list[tuple[int, Any]]:
+    """Return a key's entries that are there, in the order of their times."""
+    return sorted(((at, found) for at, found in table.entries(key).items() if found is not None), key=itemgetter(0))

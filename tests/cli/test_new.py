@@ -1,0 +1,91 @@
+"""`strandline new`: what it makes passes its own test, and is the README's first program."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strandline.cli import new
+from tests.cli.conftest import ROOT, Command, environment
+
+
+def test_a_project_is_made_and_its_test_passes(strandline: Command, tmp_path: Path) -> None:
+    (found,) = strandline("new", tmp_path / "deep" / "page-visits", "--json").json
+    home = tmp_path / "deep" / "page-visits"
+    assert found == {
+        "project": "page-visits", "directory": str(home),
+        "files": [".gitignore", "README.md", "app.py", "requirements.txt", "test_app.py"],
+    }  # fmt: skip
+    assert sorted(path.name for path in home.iterdir()) == found["files"]
+    assert list(home.parent.iterdir()) == [home]
+    assert home.stat().st_mode & 0o777 == 0o755
+    texts = {path.name: path.read_text() for path in home.iterdir()}
+    assert not [name for name, text in texts.items() if "@job@" in text]
+    assert '"page-visits"' in texts["app.py"]
+    assert "strandline status page-visits " in texts["README.md"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=home, env=environment(), capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_is_there_is_not_touched(strandline: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("mine", "file", "link"):
+        found = strandline("new", tmp_path / name)
+        assert (found.code, found.stdout) == (1, "")
+        assert found.stderr.startswith(f"error: {tmp_path / name} is there already\n  next step: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "mine"]
+    assert list((tmp_path / "mine").iterdir()) == []
+    found = strandline("new", tmp_path / "file" / "below")
+    assert found.stderr.startswith(f"error: {tmp_path / 'file' / 'below'} cannot be made: ")
+
+
+@pytest.mark.parametrize("name", ["7x", "a b", "é", "..", "/", "_x"])
+def test_a_name_that_no_job_can_have(strandline: Command, tmp_path: Path, name: str) -> None:
+    found = strandline("new", Path(tmp_path, name))
+    assert (found.code, found.stdout) == (1, "")
+    assert "error: a project cannot be called" in found.stderr or name == ".."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_a_project_is_not_left(strandline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, target: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "rename", full)
+    found = strandline("new", tmp_path / "visits")
+    assert found.stderr.startswith(f"error: {tmp_path / 'visits'} cannot be made: No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_says_next_can_be_pasted(strandline: Command, tmp_path: Path) -> None:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        said = strandline("new", "visits").stdout
+    finally:
+        os.chdir(before)
+    assert re.findall(r"^(?:next:)? +(\S+ \S+)", said, re.MULTILINE) == ["cd visits", "strandline run", "python -m"]
+
+
+def test_the_readmes_first_program_is_what_is_made(tmp_path: Path) -> None:
+    new.make_project(tmp_path / "visits", "visits")
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert blocks == [(tmp_path / "visits" / "app.py").read_text()]
+
+
+def test_projects_files_are_in_the_package() -> None:
+    """Those that the build leaves out are missing only where it is installed."""
+    listed = re.search(r"strandline = \[(.*)\]", (ROOT / "pyproject.toml").read_text().partition("package-data]")[2])
+    assert listed is not None
+    assert '"cli/project/*"' in listed[1]
+    assert set(new._FILES) == {
+        path.name for path in Path(new.__file__).with_name("project").iterdir() if path.is_file()
+    }

@@ -1,0 +1,138 @@
+"""Joins of streams in the harness: sessions, versions, excluded bounds, and what is late."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.testing import Harness, events
+
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
+
+def at(seconds: float) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+ORDERS = events("currency string, amount int, at timestamp", "orders").watermark("at").key_by("currency")
+RATES = events("currency string, rate double, at timestamp", "rates").watermark("at").key_by("currency")
+PREFIXES = ("", "rate_")
+LATE = ("late_orders", "late_rates")
+
+
+def seconds(rows: Any, *names: str) -> list[Any]:
+    """Return some columns of rows, times as seconds."""
+    found = [[getattr(row, name) for name in names] for row in rows]
+    return [tuple((v - START).total_seconds() if isinstance(v, dt.datetime) else v for v in row) for row in found]
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_orders_in_the_currency_of_their_time(parallelism: int) -> None:
+    joined = ORDERS.as_of_join(RATES, "rated", how="left", prefixes=PREFIXES, late=LATE)
+    assert joined.columns == ["currency", "amount", "at", "rate_rate", "rate_at"]
+    with Harness(joined, parallelism=parallelism) as h:
+        rates = [("EUR", 1.1, at(0)), ("EUR", 1.3, at(90)), ("EUR", 1.2, at(60)), ("USD", 1.0, at(101))]
+        assert h.push(rates=rates, orders=[("EUR", 5, at(60)), ("EUR", 4, at(59)), ("USD", 7, at(95))]) == []
+        h.snapshot()
+        for _ in range(2):
+            given = h.tick()
+            assert seconds(given, "amount", "at", "rate_rate", "rate_at") == [(4, 59, 1.1, 0), (5, 60, 1.2, 60)]
+            h.crash()
+        h.tick()
+        # The version of 92 comes late, and counts for what follows; that of 50 for nothing.
+        late = [("EUR", 9.2, at(92)), ("EUR", 9.1, at(50))]
+        h.push(rates=late, orders=[("EUR", 1, at(94)), ("EUR", 2, at(95))])
+        given = h.advance_watermark(at(200))
+        assert sorted(seconds(given, "amount", "rate_rate")) == [(2, 9.2), (7, None)]
+        assert h.side("late_rates") == late
+        assert h.side("late_orders") == [("EUR", 1, at(94))]
+
+
+def test_rows_come_with_their_time_and_are_late_for_nothing() -> None:
+    joined = ORDERS.as_of_join(RATES, "rated", prefixes=PREFIXES, max_age="1 min")
+    sums = joined.key_by("currency").window(sl.Tumbling("10s"), late="late")
+    with Harness(sums.fold("amount int", 0, lambda n, row: n + row.amount, uid="sums")) as h:
+        h.push(rates=[("EUR", 1.1, at(0))], orders=[("EUR", n, at(n)) for n in (1, 5, 9, 11, 60, 61)])
+        h.advance_watermark(at(500))
+        h.tick()
+        # The rate is too old for the last one.
+        assert seconds(h.output, "window_start", "amount") == [(0, 15), (10, 11), (60, 60)]
+        assert h.side("late") == []
+
+
+def test_late_rows_of_other_joins() -> None:
+    session = sl.Session("10s")
+    for joined, order, rate in (
+        (ORDERS.join(RATES, ("0s", "5s"), "j", prefixes=PREFIXES, late=LATE), 99, 98),
+        (ORDERS.window_join(RATES, sl.Tumbling("10s"), "j", prefixes=PREFIXES, late=LATE), 89, 81),
+        (ORDERS.window_join(RATES, sl.Sliding("5s", every="10s"), "j", prefixes=PREFIXES, late=LATE), 94, 93),
+        (ORDERS.window_join(RATES, session, "j", prefixes=PREFIXES, late=LATE), 89, 85),
+        (ORDERS.as_of_join(RATES, "j", prefixes=PREFIXES, late=LATE), 99, 98),
+    ):
+        with Harness(joined) as h:
+            h.advance_watermark(at(100))
+            h.push(orders=[("EUR", 1, at(order)), ("EUR", 2, at(101))], rates=[("EUR", 1.0, at(rate))])
+            assert h.side("late_orders") == [("EUR", 1, at(order))]
+            assert h.side("late_rates") == [("EUR", 1.0, at(rate))]
+    one = ORDERS.join(RATES, ("0s", "5s"), "j", prefixes=PREFIXES, late=(None, "late_rates"))
+    with Harness(one) as h:
+        h.advance_watermark(at(100))
+        h.push(orders=[("EUR", 1, at(99))], rates=[("EUR", 1.0, at(99)), ("EUR", 2.0, at(100))])
+        assert h.side("late_rates") == [("EUR", 1.0, at(99))]
+        with pytest.raises(sl.errors.ConfigurationError, match="known: late_rates"):
+            h.side("late_orders")
+
+
+def test_bounds_that_are_excluded() -> None:
+    for bounds, matched in (("[]", [-5, 0, 5]), ("[)", [-5, 0]), ("(]", [0, 5]), ("()", [0])):
+        joined = ORDERS.join(RATES, ("-5s", "5s"), "j", bounds=bounds, prefixes=PREFIXES)  # type: ignore[arg-type]
+        with Harness(joined) as h:
+            h.push(orders=[("EUR", 1, at(50))], rates=[("EUR", 1.0, at(50 + n)) for n in (-5, 0, 5)])
+            assert sorted(seconds(h.output, "rate_at")) == [(50 + n,) for n in matched]
+
+
+def test_sessions_of_both_streams_together() -> None:
+    joined = ORDERS.window_join(RATES, sl.Session("10s"), "j", how="full", prefixes=PREFIXES)
+    with Harness(joined, parallelism=2) as h:
+        h.push(orders=[("EUR", 1, at(0)), ("EUR", 2, at(18)), ("USD", 3, at(5))])
+        # It joins what would be two sessions.
+        h.push(rates=[("EUR", 1.0, at(9)), ("JPY", 2.0, at(7))])
+        assert len(h.state("EUR")["results"]) == 2
+        given = seconds(h.advance_watermark(at(100)), "currency", "amount", "rate_rate", "window_start", "window_end")
+        assert sorted(given) == [
+            ("EUR", 1, 1.0, 0, 28), ("EUR", 2, 1.0, 0, 28), ("JPY", None, 2.0, 7, 17), ("USD", 3, None, 5, 15),
+        ]  # fmt: skip
+
+
+def test_mistakes() -> None:
+    join, as_of = ORDERS.join, ORDERS.as_of_join
+    within = ("0s", "5s")
+    for make, said in (
+        (lambda: join(RATES, within, "j", bounds="both"), "join: bounds is 'both', expected one of [], [), (], ()"),
+        (lambda: join(RATES, ("1s", "1s"), "j", bounds="[)"), "no two rows are that near"),
+        (lambda: join(RATES, within, "j", prefixes=PREFIXES, late="late"), "join: late='late', expected the names of"),
+        (lambda: join(RATES, within, "j", prefixes=PREFIXES, late=("a", "a")), "join: late=('a', 'a'), expected the"),
+        (lambda: as_of(RATES, "", prefixes=PREFIXES), "as_of_join() has no uid"),
+        (lambda: as_of(RATES, "j"), "as_of_join: the result would have the column at twice"),
+        (
+            lambda: as_of(RATES, "j", how="full", prefixes=PREFIXES),
+            "as_of_join: how='full', expected one of inner, left",
+        ),
+        (lambda: as_of(RATES, "j", max_age="old", prefixes=PREFIXES), "as_of_join: max_age is 'old', expected a dura"),
+        (lambda: as_of(events("a int"), "j"), "as_of_join: the other stream is a Stream, expected a keyed stream"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            make()  # type: ignore[no-untyped-call]
+        assert said in str(caught.value)
+
+
+def test_a_row_without_time_is_named() -> None:
+    for joined in (
+        ORDERS.as_of_join(RATES, "j", prefixes=PREFIXES),
+        ORDERS.window_join(RATES, sl.Session("1s"), "j", prefixes=PREFIXES),
+    ):
+        with Harness(joined) as h, pytest.raises(sl.errors.UserCodeError, match="has no time, and a join is by time"):
+            h.push(orders=[("EUR", 1, None)])

@@ -1,0 +1,170 @@
+"""Results so far of windows, by clock, watermark and count; results that count nothing twice; gaps that events say."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.plan.parallelism import Parallelism
+from strandline.plan.pipeline import Operator, Pipeline
+from strandline.plan.upgrade import plan_upgrade
+from strandline.testing import Harness, events
+
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+TIMED = events("k string, v int, ts timestamp").watermark("ts").key_by("k")
+PLAIN = events("k string, v int, ts timestamp").key_by("k")
+MINUTE = sl.Tumbling("1 min")
+
+
+def at(seconds: float) -> dt.datetime:
+    return START + dt.timedelta(seconds=seconds)
+
+
+def summed(windows: sl.WindowedStream) -> sl.Stream:
+    return windows.fold("n int", 0, lambda n, e: n + e.v, uid="n", merge=lambda a, b: a + b)
+
+
+def ns(rows: Any) -> list[int]:
+    return [row.n for row in rows]
+
+
+def test_each_so_many_events() -> None:
+    early = sl.Early(events=2)
+    for accumulate, given, last in ((True, [3, 15], [31]), (False, [3, 12], [16])):
+        with Harness(summed(TIMED.window(MINUTE, early=early, accumulate=accumulate))) as h:
+            assert ns(h.push(*(("x", v, at(1)) for v in (1, 2, 4, 8, 16)))) == given
+            assert ns(h.advance_watermark(at(60))) == last
+    # Nothing has come since the last result.
+    for accumulate, last in ((True, [3]), (False, [])):
+        with Harness(summed(TIMED.window(MINUTE, early=early, accumulate=accumulate))) as h:
+            assert ns(h.push(("x", 1, at(1)), ("x", 2, at(1)))) == [3]
+            assert ns(h.advance_watermark(at(60))) == last
+            assert h.state("x") == {"results": []}
+
+
+def test_by_the_watermark() -> None:
+    with Harness(summed(TIMED.window(MINUTE, early=sl.Early("10s", time="event")))) as h:
+        h.push(("x", 1, at(3)), ("x", 2, at(15)))
+        assert ns(h.tick()) == [3]
+        assert ns(h.advance_watermark(at(19))) == []
+        assert ns(h.advance_watermark(at(20))) == []
+        h.push(("x", 4, at(25)))
+        assert ns(h.advance_watermark(at(30))) == [7]
+        assert ns(h.advance_clock("1h")) == []
+        # All at once: what is complete is not given twice.
+        h.push(("x", 8, at(35)))
+        assert ns(h.advance_watermark(at(60))) == [15]
+
+
+def test_by_whichever_comes_first() -> None:
+    with Harness(summed(TIMED.window(MINUTE, early=sl.Early("10s", events=2), accumulate=False))) as h:
+        assert ns(h.push(*(("x", v, at(1)) for v in (1, 2, 4)))) == [3]
+        assert ns(h.advance_clock("10s")) == [4]
+        assert ns(h.push(("x", 8, at(1)))) == []
+        h.snapshot()
+        for _ in range(2):
+            assert ns(h.push(("x", 16, at(1)))) == [24]
+            h.crash()
+
+
+def test_late_events_alone() -> None:
+    windows = TIMED.window(MINUTE, lateness="1h", late="late", accumulate=False)
+    with Harness(summed(windows)) as h:
+        h.push(("x", 1, at(1)))
+        assert ns(h.advance_watermark(at(60))) == [1]
+        assert ns(h.push(("x", 2, at(1)), ("x", 4, at(2)))) == []
+        assert ns(h.tick()) == [6]
+        assert h.timers("x") == []
+
+
+def test_sessions_keep_their_bounds_and_forget_what_was_given() -> None:
+    slow = events("k string, v int, ts timestamp").watermark("ts", "1h").key_by("k")
+    windows = slow.window(sl.Session("10s"), early=sl.Early(events=2), accumulate=False)
+    with Harness(summed(windows)) as h:
+        assert ns(h.push(("x", 1, at(1)), ("x", 2, at(5)))) == [3]
+        assert h.state("x") == {"results": []}
+        assert ns(h.push(("x", 4, at(24)))) == []
+        # It makes both one, of which the older one is empty.
+        given = h.push(("x", 8, at(14)))
+        assert [(row.n, row.window_start, row.window_end) for row in given] == [(12, at(1), at(34))]
+        h.push(("x", 16, at(2)))
+        given = h.advance_watermark(at(100))
+        assert [(row.n, row.window_start, row.window_end) for row in given] == [(16, at(1), at(34))]
+        assert h.timers("x") == []
+
+
+def test_global_windows() -> None:
+    def listed(key: Any, window: Any, events: Any) -> Any:
+        yield {"vs": [e.v for e in events]}
+
+    for accumulate, given in (
+        (True, [[1, 2], [1, 2, 3, 4], [1, 2, 3, 4, 5], [6, 7]]),
+        (False, [[1, 2], [3, 4], [5], [6, 7]]),
+    ):
+        windows = PLAIN.window(sl.Global(count=5), early=sl.Early(events=2), accumulate=accumulate)
+        with Harness(windows.process(listed, "vs array<int>", uid="g")) as h:
+            assert [row.vs for row in h.push(*(("x", v, None) for v in range(1, 8)))] == given
+            assert h.state("x") == {"results": [("x", [6, 7])] if accumulate else []}
+    windows = PLAIN.window(sl.Global(count=5), early="10s", accumulate=False)
+    with Harness(summed(windows)) as h:
+        h.push(("x", 1, None), ("x", 2, None))
+        assert ns(h.advance_clock("10s")) == [3]
+        assert ns(h.push(*[("x", 1, None)] * 3)) == [3]
+
+
+def test_a_gap_that_each_event_says() -> None:
+    def gap(event: Any) -> Any:
+        return {1: "10s", 2: dt.timedelta(seconds=60)}.get(event.v, event.v)
+
+    with Harness(summed(TIMED.window(sl.Session(gap)))) as h:
+        # The first one reaches over the second.
+        h.push(("x", 2, at(0)), ("x", 1, at(5)), ("x", 1, at(59)), ("y", 1, at(5)), ("y", 1, at(59)))
+        rows = h.advance_watermark(at(500))
+        assert sorted((row.k, row.window_start, row.window_end, row.n) for row in rows) == [
+            ("x", at(0), at(69), 4), ("y", at(5), at(15), 1), ("y", at(59), at(69), 1),
+        ]  # fmt: skip
+        for bad in (0, -5):
+            with pytest.raises(sl.errors.UserCodeError, match=f"a session's gap gave {bad}, expected a duration"):
+                h.push(("x", bad, at(600)))
+
+
+def test_mistakes() -> None:
+    for make, said in (
+        (lambda: sl.Early(), "Early: it is not said when"),
+        (lambda: sl.Early(events=0), "Early: events is 0, expected a positive number"),
+        (lambda: sl.Early("0s"), "Early: every is '0s', expected more than 0"),
+        (lambda: sl.Early("1s", time="events"), "Early: time is 'events', expected 'processing' or 'event'"),  # type: ignore[arg-type]
+        (lambda: TIMED.window(MINUTE, early="soon"), "window: early is 'soon', expected a duration"),
+        (lambda: TIMED.window(MINUTE, accumulate=0), "window: accumulate is 0, expected True or False"),  # type: ignore[arg-type]
+        (
+            lambda: PLAIN.window(sl.Global(5), early=sl.Early("1s", time="event")),
+            "Early(every='1s', time='event'), and the stream has no watermark",
+        ),
+        (
+            lambda: TIMED.window(MINUTE, early=sl.Early("1s", time="event"), time="processing"),
+            "and windows follow the clock",
+        ),
+        (
+            lambda: TIMED.window(MINUTE, early=sl.Early(events=5)).count(uid="n"),
+            "early=Early(events=…) is not for agg()",
+        ),
+        (lambda: TIMED.window(MINUTE, accumulate=False).count(uid="n"), "accumulate=False is not for agg()"),
+        (lambda: TIMED.window(sl.Session(len)).count(uid="n"), "a session's gap by a function is not for agg()"),
+        (lambda: TIMED.window_join(TIMED, sl.Session(len), "j"), "window_join: the sessions' gap is a function"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError) as caught:
+            make()  # type: ignore[no-untyped-call]
+        assert said in str(caught.value)
+
+
+def test_when_results_come_may_change_at_any_start() -> None:
+    def info(*windows: Any, **said: Any) -> Operator:
+        return Pipeline([summed(TIMED.window(*windows, **said))._node]).settle(Parallelism(default=1))[0]
+
+    for kind in (MINUTE, sl.Session("10s"), sl.Global(count=5)):
+        usual, counted = info(kind), info(kind, early=sl.Early(events=5), accumulate=False)
+        for before, now in ((usual, counted), (counted, usual)):
+            assert not plan_upgrade([before.info("rocksdb")], [now]).refusals
