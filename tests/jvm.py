@@ -15,7 +15,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 _ROOT = Path(__file__).parent.parent
 _DIRECTORY = _ROOT / "build" / "jvm"
@@ -32,7 +34,14 @@ _UNUSED = (
 """Libraries of Spark for Hive, Kubernetes, YARN, machine learning and others that tests have no use for, by prefix."""
 
 # A JVM that lives for minutes spends more on compiling, soon or well, and collecting in parallel than that gives back.
-_LIGHT = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC"
+# Hadoop starts a process to set a file's permissions, dozens of times a second: Java's own way takes two programs each.
+_LIGHT = (
+    "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
+)
+_DEFAULTS = ("core-default.xml", "mapred-default.xml", "yarn-default.xml")
+_USED = ("fs.AbstractFileSystem.", "fs.default", "fs.file.", "fs.permissions.", "fs.trash.", "hadoop.common.",
+         "hadoop.security.auth", "hadoop.tmp.", "io.", "mapreduce.fileoutputcommitter.")  # fmt: skip
+"""Of Hadoop's settings, those that local files ask for. Each task that writes a file is sent all there are."""
 
 
 def use() -> None:
@@ -54,30 +63,53 @@ def spark_home(directory: Path) -> Path:
     It lacks the zip file from which Spark's Python workers import pyspark: there is no place in it for compiled modules,
     which costs each of them half a second. They find the package that is installed. And it lacks libraries that no test
     of ours needs: to find that a class does not exist, which compiling Spark's expressions asks often, Java looks into
-    every one.
+    every one. Of Hadoop's it lacks the defaults that no test needs.
     """
     import pyspark
 
     installed = Path(pyspark.__file__).parent
-    if (directory / "made-of").exists() and (directory / "made-of").samefile(installed):
+    made_of, made_by = directory / "made-of", directory / "made-by"
+    own = Path(__file__).read_text()
+    if made_of.exists() and made_of.samefile(installed) and made_by.exists() and made_by.read_text() == own:
         return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
     made = Path(tempfile.mkdtemp(dir=directory.parent, prefix="home-"))
     for entry in installed.iterdir():
         if entry.name not in ("python", "jars"):
             (made / entry.name).symlink_to(entry)
     (made / "jars").mkdir()
     for jar in (installed / "jars").glob("*.jar"):
-        if not jar.name.startswith(_UNUSED):
+        if jar.name.startswith("hadoop-client-api"):
+            _without_defaults(jar, made / "jars" / jar.name)
+        elif not jar.name.startswith(_UNUSED):
             (made / "jars" / jar.name).symlink_to(jar)
     (made / "made-of").symlink_to(installed)
-    shutil.rmtree(directory, ignore_errors=True)
+    (made / "made-by").write_text(own)
     try:
         made.rename(directory)
     except OSError:
         # Another process has just made it.
         shutil.rmtree(made)
     return directory
+
+
+def _without_defaults(jar: Path, target: Path) -> None:
+    """Copy Hadoop's library without the defaults of the thousand settings that tests have no use for."""
+    others = _DIRECTORY / "home" / "jars" / jar.name
+    if others.exists():
+        target.symlink_to(others)
+        return
+    with zipfile.ZipFile(jar) as given, zipfile.ZipFile(target, "w") as made:
+        for entry in given.infolist():
+            data = given.read(entry)
+            if entry.filename in _DEFAULTS:
+                settings = ElementTree.fromstring(data)
+                for setting in settings.findall("property"):
+                    if not (setting.findtext("name") or "").startswith(_USED):
+                        settings.remove(setting)
+                data = ElementTree.tostring(settings)
+            made.writestr(entry.filename, data)
 
 
 def _options() -> str:

@@ -16,8 +16,10 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
+from strandline.core.ids import Epoch, Generation
 from strandline.spark.base.filesystem import FileSystem, HadoopFiles, LocalFiles
 from strandline.spark.sinks import place
+from strandline.spark.sinks.base import SinkContext
 from tests.pages import run_page
 from tests.spark import pipeline, small
 from tests.spark.filesinks import Crash, shown_files, stage, started, visible
@@ -256,6 +258,23 @@ def test_every_file_system_does_the_same(spark: Any, tmp_path: Path, kind: str) 
     files.delete("x")
     files.delete("x")
     assert files.directories("") == []
+
+
+@pytest.mark.parametrize("format", ["json", "parquet"])
+def test_only_rows_are_staged(spark: Any, tmp_path: Path, format: str) -> None:
+    """For each file besides, and for each of its checksums, Hadoop would start processes."""
+    sink = sl.sinks.files(str(tmp_path / "out"), format=format)
+    sink.open(SinkContext(spark, "job", "life", Generation(1), "out", fsync=False))
+    sink.recover([], Epoch(0), fresh=True)
+    assert sink.write(spark.range(0, 10, 1, 2), Epoch(1))
+    files = [path.name for path in (tmp_path / "out" / "_strandline").rglob("g1/*/*")]
+    assert sorted(name[:10] for name in files) == ["part-00000", "part-00001"]
+
+
+def test_logs_of_queries_are_renamed_without_a_process_for_each_step(spark: Any) -> None:
+    writer = spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
+    assert writer.endswith(".FileSystemBasedCheckpointFileManager")
+    assert spark._jvm.java.lang.Class.forName(writer) is not None
 
 
 def test_a_sink_on_hadoop_goes_on_after_a_crash_in_the_middle_of_a_commit(

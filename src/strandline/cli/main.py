@@ -7,7 +7,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli import checkpoints, doctor, driver, jobs, logs, lookup, new, rollback, snapshots, state, upgrades
+from strandline.cli import (
+    checkpoints,
+    doctor,
+    driver,
+    jobs,
+    logs,
+    lookup,
+    new,
+    rollback,
+    snapshots,
+    state,
+    upgrades,
+    warming,
+)
 from strandline.cli.output import print_json, say
 from strandline.core.errors import StrandlineError
 from strandline.core.version import VERSION
@@ -48,6 +61,7 @@ app.command("logs")(logs.logs)
 app.command("run", context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})(driver.run)
 app.command("check-upgrade")(upgrades.check_upgrade)
 app.command("doctor")(doctor.doctor)
+app.command("warm-up")(warming.warm_up)
 
 
 def _print_version(wanted: bool) -> None:

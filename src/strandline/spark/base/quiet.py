@@ -22,6 +22,7 @@ from pyspark.logger import PySparkLogger
 
 _STDERR = 2
 _KEPT_LOGS = 40
+_LAST_WORDS_S = 2.0
 _OWN_CONFIGURATION = "log4j2.configurationFile"
 _STARTUP_LINES = (
     # The JVM's, about a module that Spark itself asks for: no option of Java turns it off.
@@ -81,13 +82,18 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
         return
     _jvm_log = log_file
     read, write = os.pipe()
+    passing = threading.Thread(
+        target=_pass_on, args=(os.fdopen(read, "rb"), log_file), name="strandline-jvm-log", daemon=True
+    )
+    passing.start()
     try:
         gateway = launch_gateway(conf, {"stderr": write})  # type: ignore[no-untyped-call]
-    finally:
+    except BaseException:
         os.close(write)
-        threading.Thread(
-            target=_pass_on, args=(os.fdopen(read, "rb"), log_file), name="strandline-jvm-log", daemon=True
-        ).start()
+        # Why there is none, Java has said there.
+        passing.join(_LAST_WORDS_S)
+        raise
+    os.close(write)
     SparkContext._ensure_initialized(gateway=gateway)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -12,12 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from strandline.control.telling import tell
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
+from strandline.spark.base.classes import class_options
 from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,8 @@ _DAEMON = "spark.python.daemon.module"
 _OLDEST_JAVA = 17
 _BATCHES_TO_RETAIN = "spark.sql.streaming.minBatchesToRetain"
 _LEAST_BATCHES = 3
+_LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
+_PLAIN_WRITER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
 def spark_settings() -> dict[str, str]:
@@ -66,7 +71,7 @@ def session(
     last 40 MB are kept. Of errors it has kinds and stacks, and not what they say, which may quote rows:
     `spark_strandline_log_values="true"` has it write that, too.
     """
-    check_java()
+    java = check_java()
     # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     master = master or os.environ.get("MASTER") or f"local[{os.cpu_count() or 2},4]"
@@ -87,7 +92,9 @@ def session(
         os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     log_file = new_log_file(Path(log_dir) if log_dir else default_local_dir() / "spark-logs", app_name)
     log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
-    settings[_JAVA_OPTIONS] = java_options(settings.get(_JAVA_OPTIONS, ""), log_file, log_values=log_values)
+    options = settings.get(_JAVA_OPTIONS, "")
+    own = java_options(options, log_file, log_values=log_values)
+    settings[_JAVA_OPTIONS] = " ".join(filter(None, [class_options(java, options), own]))
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     began, is_new = time.monotonic(), SparkContext._active_spark_context is None
     if is_new:
@@ -100,11 +107,25 @@ def session(
     made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
     log.info("Spark's own log is %s", spark_log())
     ignore_lost_updates(made.sparkContext)
+    _write_logs_plainly(made)
     if ui and (address := made.sparkContext.uiWebUrl):
         log.warning("Spark's UI is at %s", address)
     if is_new:
         tell(f"Spark {made.version} is there, after {time.monotonic() - began:.1f} s")
     return made
+
+
+def _write_logs_plainly(spark: SparkSession) -> None:
+    """Have queries rename the files of their logs as they would in a bucket, unless the user has said how.
+
+    The other way asks `readlink`, a process each, eight times a file on a local disk: 24 processes an epoch. Neither
+    is more than a rename of a file to a name that is not there.
+    """
+    jvm: Any = spark._jvm
+    # Where another Spark has it under another name, it is only slower.
+    with contextlib.suppress(Py4JError):
+        if spark.conf.get(_LOG_WRITER, None) is None and jvm.java.lang.Class.forName(_PLAIN_WRITER):
+            spark.conf.set(_LOG_WRITER, _PLAIN_WRITER)
 
 
 def has_one_process(master: str) -> bool:

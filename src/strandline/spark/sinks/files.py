@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 
 Existing = Literal["refuse", "keep", "replace"]
 """What becomes of rows of another life that are there when a job begins."""
+_NOTHING_BESIDE = {"mapreduce.fileoutputcommitter.marksuccessfuljobs": "false"}
+"""Only rows are ever shown."""
+_NO_CHECKSUMS = {"fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem", "fs.file.impl.disable.cache": "true"}
+"""Files of checksums are not shown either; for each file that it makes here, Hadoop starts a process, `chmod`."""
 
 
 class FileSink(Sink):
@@ -88,6 +92,7 @@ class FileSink(Sink):
         self.format = format
         self.options = options
         self._opened: Place | None = None
+        self._hadoop: dict[str, str] = {}
 
     def try_out(self, empty: DataFrame) -> None:
         spark = empty.sparkSession
@@ -114,12 +119,13 @@ class FileSink(Sink):
         place = Place(context, self.path)
         place.files.mkdirs("")
         self._opened = place
+        self._hadoop = {**_NOTHING_BESIDE, **(_NO_CHECKSUMS if place.files.local("") else {})}
 
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
         place = self._place
         files, directory = place.files, place.staging(epoch)
         where = files.for_spark(directory)
-        df.write.format(self.format).options(**self.options).mode("overwrite").save(where)
+        df.write.format(self.format).options(**{**self._hadoop, **self.options}).mode("overwrite").save(where)
         if not files.exists(directory):
             raise UnavailableError(f"sink {self.path}: Spark wrote epoch {epoch} to {where}, and it is not there")
         names = sorted(
