@@ -115,7 +115,7 @@ class Matched:
     def step(self, rows: list[Arrival], watermark: int | None) -> Counter[Any]:
         found: Counter[Any] = Counter()
         for k, (number, until) in list(self.lefts.items()):
-            if watermark is not None and until <= watermark:
+            if watermark is not None and until < watermark:
                 found[k, None, number] += 1
                 del self.lefts[k]
         for row in rows:

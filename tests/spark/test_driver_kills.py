@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +53,10 @@ RESTORING = [
 def check_nothing_left(app: App, case: Case) -> None:
     eventually(lambda: not app.relatives(), f"nothing left of the driver: {app.relatives()}", 10)
     assert not keepers(case.local_dir)
-    assert not [path for path in app.temporary.rglob("*") if "strandline" in path.name]
+    # Spark's log stays, for who wants to know.
+    logs = {Path(f"strandline-{os.getuid()}"), Path(f"strandline-{os.getuid()}/spark-logs")}
+    left = {path.relative_to(app.temporary) for path in app.temporary.rglob("*") if "strandline" in str(path)}
+    assert not {path for path in left - logs if path.parent not in logs}
     left = [str(path.relative_to(case.local_dir)) for path in case.local_dir.rglob("*")]
     assert not [path for path in left if not _LEFT.fullmatch(path)]
 

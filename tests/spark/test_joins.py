@@ -199,7 +199,7 @@ def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None
     first = Counter((n, "event", 1, "new" if n % 10 == 3 else None) for n in many)
     assert shown(sink) == shown(wide) == first
     add(case, [("order", n, 2, "") for n in many])
-    add(case, [("label", 4, 1, "four"), ("order", 99, 6, "")])
+    add(case, [("label", 4, 1, "four"), ("order", 99, 7, "")])
     with start(3) as run:
         settle(run)
         # Timers fire with the epoch after, in which there are no rules: they see those from before.

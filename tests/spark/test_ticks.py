@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +20,7 @@ from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
+from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver, Progress
 from strandline.spark.job.run import Run
 from strandline.spark.job.sourcewatch import SourceWatch
@@ -34,12 +36,14 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
         is_running=running,
         tick=lambda by_us: not ticks.append(0),
         watermarks=SimpleNamespace(may_be_idle=False),
+        drained=False,
     )
     status = SimpleNamespace(isTriggerActive=lambda: active)
     query: Any = SimpleNamespace(_jsq=SimpleNamespace(status=lambda: status))
     made._watch = SourceWatch(query, 0)
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
-    made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40))
+    made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
+    made.restored = None
     made._finished_us = None
     made.ticks = ticks
     return made
@@ -134,7 +138,7 @@ class Reading:
         driver._clock, driver._looked_us, driver._has_looked = self.clock, driver_time(self.clock), False
         driver.watermarks = Watermarks([spec], {}, driver_time(self.clock))
         driver._lock, driver.paused, driver.sealed = threading.Lock(), threading.Event(), threading.Event()
-        driver.failed, driver.progress = threading.Event(), Progress(Epoch(0))
+        driver.failed, driver.progress, driver.drained = threading.Event(), Progress(Epoch(0)), False
         driver._sources, driver._operators = SimpleNamespace(begin=lambda batch: None), {}
         driver._trigger = lambda epoch: None
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
@@ -146,6 +150,7 @@ class Reading:
         )
         driver._fleet = SimpleNamespace(slots={("op", 0)})
         driver._write = lambda built, epoch: {("op", 0): self.ack}
+        driver._noting_failures = lambda *_: nullcontext()
 
     def epoch(self, **newest_us: int) -> None:
         self.ack = Ack(uid="op", partition=0, epoch=1, pid=1, host="h", keeper="k", newest_us=newest_us)
@@ -209,8 +214,9 @@ def test_after_a_tick_that_failed_no_epoch_has_its_number() -> None:
 def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(batch: int) -> None:
     """Spark finds no progress where it is gone by the time that it looks: it would begin anew, and all count twice."""
     reading = Reading()
-    with pytest.raises(CorruptionError, match=f"began with batch {batch} of the sources, expected 6"):
+    with pytest.raises(KeeperError, match=f"began with batch {batch} of the sources, expected 6"):
         reading.driver(None, batch)  # type: ignore[arg-type]
+    assert isinstance(reading.driver.error, CorruptionError)
     assert reading.driver.failed.is_set()
     assert reading.driver.progress.epoch == 0
 
@@ -218,6 +224,7 @@ def test_a_query_that_does_not_go_on_where_the_checkpoint_was_processes_nothing(
 def test_no_tick_comes_after_a_last_checkpoint() -> None:
     driver: Any = object.__new__(EpochDriver)
     driver._lock, driver.paused, driver.failed = threading.Lock(), threading.Event(), threading.Event()
+    driver.sealed, driver.drained = threading.Event(), False
     driver.progress, driver._nothing = Progress(Epoch(7)), object()
     driver.has_due = lambda by_us: True
     ran: list[Epoch] = []
@@ -252,6 +259,7 @@ def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
     driver: Any = object.__new__(EpochDriver)
     driver.progress = Progress(Epoch(0))
     driver._coordinator = SimpleNamespace(retake=lambda uid, partition: retaken.append((uid, partition)))
+    driver._fleet = SimpleNamespace(death_of=lambda ack: None)
 
     def heed(keepers: str, trigger: Any = None) -> list[Any]:
         known = enumerate(keepers)
