@@ -84,7 +84,7 @@ WITH_SPARK: Kinds = {
     "foreach": (foreach, (Promise.SEEN,)),
     "foreach_batch": (foreach_batch, (Promise.SEEN,)),
     "noop": (lambda spark, path: Trial(spark, make=sl.sinks.noop), ()),
-    "of the page": (page, (*EXACT, Promise.LASTING)),
+    "of the page": (page, (Promise.EXACTLY_ONCE, Promise.LASTING)),
 }
 
 

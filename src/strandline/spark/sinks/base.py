@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
+from strandline.storage.place import Place
 
 Visibility = Literal["checkpoint", "epoch"]
 
@@ -37,6 +38,8 @@ class SinkContext:
     """Where a snapshot is restored: the life that it is of. What that life had shown by then does not come again."""
     from_epoch: int = 0
     """Of which epoch the snapshot is."""
+    staging: Place | None = None
+    """Where rows may wait until they are delivered: all machines of the job reach it."""
 
     @property
     def identity(self) -> str:
@@ -80,13 +83,17 @@ class Sink(ABC):
         executor. An epoch may be written again in the same run: what was staged of it before is in no checkpoint.
         """
 
-    def commit(self, pending: Sequence[str]) -> None:
+    def commit(self, pending: Sequence[str]) -> Sequence[str] | None:
         """Make staged rows visible, in this order. Called once the checkpoint that lists them is published.
+
+        Those that cannot be shown now, since what they go to is away, may be returned: they are listed by the next
+        checkpoints, too, and come again.
 
         Committables may come again, here and in `recover`. Runs in another thread than `write`, and at the same time.
         """
         if pending:
             raise NotImplementedError(f"{type(self).__name__} stages rows and does not define commit")
+        return None
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         """After a restore: commit what the checkpoint lists as pending, forget everything later than `epoch`.

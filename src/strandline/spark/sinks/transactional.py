@@ -1,0 +1,175 @@
+"""Exactly once into systems with transactions, none of which is open for longer than it takes to write.
+
+The write-ahead log is the checkpoint: an epoch's rows are staged in its storage, the manifest lists them, and once it
+is published they are written to the target in short transactions, each with the record of how far it came. A restore
+reads that record and does the rest. So nothing depends on how long a job was away, and a target that was is caught up
+with: its rows wait in storage meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from strandline.checkpoint.folder import folder_at
+from strandline.core import failpoints
+from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.ids import Epoch
+from strandline.plan.callables import check_shippable
+from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.marks import SEAL
+from strandline.spark.base.said import find_error
+from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.delivery import (
+    DELIVERED,
+    Delivered,
+    DeliverLanes,
+    Delivery,
+    StageRows,
+    Waiting,
+    generation_in,
+    staged_of,
+    waiting_in,
+)
+from strandline.spark.sinks.target import Target, Writer
+from strandline.spark.sinks.tasks import write_tasks
+from strandline.storage.place import Place
+
+log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 4 << 20
+"""Up to so much the driver writes itself: a Spark job takes longer to begin."""
+_THREADS = 8
+_PATIENCE_S = 5.0
+"""For how long a checkpoint waits for a target that is down; its rows then come with a later one."""
+_START_PATIENCE_S = 30.0
+
+
+class Transactional(Sink):
+    """Write rows into a `Target` exactly once: visible there when the checkpoint after them completes, or later.
+
+    Rows of a key stay in order if they come from a keyed operator with nothing in between that shuffles. A job that is
+    restored to an older checkpoint goes on from there, and what the target has been given since stays: give such a job
+    a target whose rows it may replace, by their keys.
+
+    `staging` is where rows wait, if not in the checkpoints' storage: a directory or url that all machines reach.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        name: str | None = None,
+        staging: str | Path | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name=name, visibility="checkpoint")
+        if not isinstance(target, Target):
+            raise ConfigurationError(f"sinks.Transactional(): target is {target!r:.200}, expected a sinks.Target")
+        check_shippable(f"sinks.Transactional(): the target {type(target).__name__}", target)
+        self.target = target
+        self._staging = None if staging is None else os.fspath(staging)
+        self._options = dict(storage_options or {})
+        self._context: SinkContext | None = None
+        self._is_late = False
+
+    def try_out(self, empty: DataFrame) -> None:
+        self.target.try_out(to_arrow_schema(empty.schema))
+
+    def open(self, context: SinkContext) -> None:
+        if self._staging is not None:
+            self._place = Place(url=self._staging, path="", options=self._options, fsync=context.fsync)
+        elif context.staging is not None:
+            self._place = context.staging
+        else:
+            raise ConfigurationError(
+                f"sink '{context.sink}': there is no storage for the rows that wait",
+                hint="give the job checkpoints=, or the sink staging=",
+            )
+        self._context = context
+        self._sink = context.identity
+        label = f"sink '{context.sink}' of job '{context.job}'"
+        self._writer = Writer(self._sink, context.generation, label)
+        self._is_late = False
+
+    def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
+        context = self._opened
+        return write_tasks(df, StageRows(self._place, self._sink, context.generation, epoch))
+
+    def commit(self, pending: Sequence[str]) -> Sequence[str]:
+        left = self._deliver(pending, _PATIENCE_S)
+        if left and not self._is_late:
+            log.warning("%s: %d epochs' rows wait in storage: %s", self._writer.label, len(left), self._why)
+        elif self._is_late and not left:
+            log.info("%s: the target has caught up", self._writer.label)
+        self._is_late = bool(left)
+        return left
+
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+        del epoch, fresh
+        writer = self._writer
+        try:
+            self.target.claim(writer)
+        except Exception as error:
+            if isinstance(error, StrandlineError) or not self.target.may_pass(error):
+                raise
+            raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
+        if self._deliver(pending, _START_PATIENCE_S):
+            raise UnavailableError(
+                f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {self._why}"
+            )
+        self._forget_older()
+
+    def _deliver(self, pending: Sequence[str], patience_s: float) -> list[str]:
+        """Write what the target does not have; return what has to wait."""
+        listed = [(text, staged_of(text, self._writer.label)) for text in pending]
+        lanes: dict[int, list[Waiting]] = {}
+        for _, staged in listed:
+            lane = staged.partition if self.target.parallel else 0
+            lanes.setdefault(lane, []).extend(waiting_in(self._sink, staged))
+        for waiting in lanes.values():
+            waiting.sort(key=lambda w: w.mark)
+        delivery = Delivery(self.target, self._writer, self._place, patience_s)
+        done = self._run(delivery, lanes)
+        failing = {lane: found.failure for lane, found in done.items() if found.failure}
+        self._why = next(iter(failing.values()), "")
+        left = [text for text, staged in listed if (staged.partition if self.target.parallel else 0) in failing]
+        through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
+        failpoints.hit("sink.delivered")
+        # What cannot be deleted now is when the next run begins.
+        with suppress(UnavailableError):
+            folder_at(self._place).delete(through)
+        return left
+
+    def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
+        if sum(each.piece.bytes for waiting in lanes.values() for each in waiting) <= _SMALL_BYTES:
+            if len(lanes) < 2:
+                return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
+            with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:
+                running = {lane: pool.submit(delivery.deliver, lane, waiting) for lane, waiting in lanes.items()}
+            return {lane: future.result() for lane, future in running.items()}
+        spark, many = self._opened.spark, len(lanes)
+        numbers = spark.range(0, many, 1, many)
+        try:
+            rows = map_batches(numbers, DeliverLanes(SEAL, delivery, dict(lanes)), DELIVERED).collect()
+        except Exception as error:
+            raise find_error(error) from error
+        return {row.lane: Delivered(row.rows, row.transactions, row.failure) for row in rows}
+
+    def _forget_older(self) -> None:
+        """Delete what older generations have staged: what the checkpoint lists of it is in the target."""
+        folder = folder_at(self._place)
+        found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
+        folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
+
+    @property
+    def _opened(self) -> SinkContext:
+        assert self._context is not None, "the sink was not opened"
+        return self._context
