@@ -134,35 +134,46 @@ class Delivery:
 
     def deliver(self, lane: int, waiting: Sequence[Waiting]) -> Delivered:
         """Write what the lane's record in the target does not have yet."""
-        folder = folder_at(self.place)
-        rows = transactions = 0
+        folder, rows, transactions = folder_at(self.place), 0, 0
         delay_s, until = _FIRST_DELAY_S, time.monotonic() + self.patience_s
         while True:
             try:
-                connection = self.target.connect(self.writer, lane)
-                try:
-                    since = connection.reached()
-                    for part in self._parts([w for w in waiting if since is None or w.mark > since]):
-                        batches = [batch for piece in part for batch in self._read(folder, piece)]
-                        failpoints.hit("sink.deliver.before")
-                        connection.write(batches, since, part[-1].mark)
-                        failpoints.hit("sink.deliver.after")
-                        since = part[-1].mark
-                        transactions += 1
-                        rows += sum(piece.piece.rows for piece in part)
-                        until = time.monotonic() + self.patience_s
-                    return Delivered(rows, transactions)
-                finally:
-                    # What closes badly has failed before, or has nothing more to say.
-                    with suppress(Exception):
-                        connection.close()
+                for part in self._write_rest(lane, waiting, folder):
+                    transactions += 1
+                    rows += sum(each.piece.rows for each in part)
+                    until = time.monotonic() + self.patience_s
+                return Delivered(rows, transactions)
             except Exception as error:
                 if not isinstance(error, ConflictError) and not self.target.may_pass(error):
                     raise self._named(error) from error
                 if time.monotonic() + delay_s > until:
                     return Delivered(rows, transactions, shortened(f"{type(error).__name__}: {error}".strip()))
+            # Another connection asks how far it came: an answer may have been lost.
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _write_rest(self, lane: int, waiting: Sequence[Waiting], folder: Folder) -> Iterator[list[Waiting]]:
+        """Write what lies behind the lane's record; give each transaction's pieces when it is through."""
+        connection = self.target.connect(self.writer, lane)
+        try:
+            since = connection.reached()
+            for part in self._parts([each for each in waiting if since is None or each.mark > since]):
+                try:
+                    batches = [batch for each in part for batch in self._read(folder, each)]
+                except CorruptionError:
+                    # Unless somebody else was faster, and took the files away.
+                    if connection.reached() == since:
+                        raise
+                    raise ConflictError(f"{self.writer.label}: another task writes this lane") from None
+                failpoints.hit("sink.deliver.before")
+                connection.write(batches, since, part[-1].mark)
+                failpoints.hit("sink.deliver.after")
+                since = part[-1].mark
+                yield part
+        finally:
+            # What closes badly has failed before, or has nothing more to say.
+            with suppress(Exception):
+                connection.close()
 
     def _parts(self, waiting: Sequence[Waiting]) -> Iterator[list[Waiting]]:
         """Cut a lane's pieces into transactions."""
