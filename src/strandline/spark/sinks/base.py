@@ -10,6 +10,7 @@ from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
+from strandline.control.status import SinkStatus
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.storage.place import Place
@@ -103,6 +104,10 @@ class Sink(ABC):
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
         """
         self.commit(pending)
+
+    def status(self) -> SinkStatus | None:
+        """Return what is delivered and what waits, in any thread; None if that says nothing of this sink."""
+        return None
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the run held, if it was opened."""

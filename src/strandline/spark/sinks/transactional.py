@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.checkpoint.folder import folder_at
+from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch
@@ -78,7 +80,9 @@ class Transactional(Sink):
         self._staging = None if staging is None else os.fspath(staging)
         self._options = dict(storage_options or {})
         self._context: SinkContext | None = None
-        self._is_late = False
+        self._told: SinkStatus | None = None
+        self._rows = 0
+        self._late_since = 0.0
 
     def try_out(self, empty: DataFrame) -> None:
         self.target.try_out(to_arrow_schema(empty.schema))
@@ -97,20 +101,29 @@ class Transactional(Sink):
         self._sink = context.identity
         label = f"sink '{context.sink}' of job '{context.job}'"
         self._writer = Writer(self._sink, context.generation, label)
-        self._is_late = False
+        self._rows, self._told = 0, SinkStatus(context.sink)
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         context = self._opened
         return write_tasks(df, StageRows(self._place, self._sink, context.generation, epoch))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        left = self._deliver(pending, _PATIENCE_S)
-        if left and not self._is_late:
-            log.warning("%s: %d epochs' rows wait in storage: %s", self._writer.label, len(left), self._why)
-        elif self._is_late and not left:
-            log.info("%s: the target has caught up", self._writer.label)
-        self._is_late = bool(left)
+        left, why = self._deliver(pending, _PATIENCE_S)
+        now = time.monotonic()
+        pieces = [piece for text in left for piece in staged_of(text, self._writer.label).pieces]
+        rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
+        if left and not self._late_since:
+            self._late_since = now
+            log.warning("%s: %s rows wait in storage, and the job goes on: %s", self._writer.label, f"{rows:,}", why)
+        elif self._late_since and not left:
+            log.warning("%s: what waited is delivered", self._writer.label)
+            self._late_since = 0.0
+        waiting_ms = round((now - self._late_since) * 1000) if left else 0
+        self._told = SinkStatus(self._opened.sink, self._rows, rows, size, waiting_ms, why)
         return left
+
+    def status(self) -> SinkStatus | None:
+        return self._told
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         del epoch, fresh
@@ -121,14 +134,15 @@ class Transactional(Sink):
             if isinstance(error, StrandlineError) or not self.target.may_pass(error):
                 raise
             raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
-        if self._deliver(pending, _START_PATIENCE_S):
+        left, why = self._deliver(pending, _START_PATIENCE_S)
+        if left:
             raise UnavailableError(
-                f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {self._why}"
+                f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
             )
         self._forget_older()
 
-    def _deliver(self, pending: Sequence[str], patience_s: float) -> list[str]:
-        """Write what the target does not have; return what has to wait."""
+    def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[str], str]:
+        """Write what the target does not have; return what has to wait, and why."""
         listed = [(text, staged_of(text, self._writer.label)) for text in pending]
         lanes: dict[int, list[Waiting]] = {}
         for _, staged in listed:
@@ -139,14 +153,14 @@ class Transactional(Sink):
         delivery = Delivery(self.target, self._writer, self._place, patience_s)
         done = self._run(delivery, lanes)
         failing = {lane: found.failure for lane, found in done.items() if found.failure}
-        self._why = next(iter(failing.values()), "")
+        self._rows += sum(found.rows for found in done.values())
         left = [text for text, staged in listed if (staged.partition if self.target.parallel else 0) in failing]
         through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
         failpoints.hit("sink.delivered")
         # What cannot be deleted now is when the next run begins.
         with suppress(UnavailableError):
             folder_at(self._place).delete(through)
-        return left
+        return left, next(iter(failing.values()), "")
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
         if sum(each.piece.bytes for waiting in lanes.values() for each in waiting) <= _SMALL_BYTES:
