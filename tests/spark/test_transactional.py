@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.sinks import transactional, waiting
+from strandline.spark.sinks import waiting
+from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
 from strandline.spark.sinks.trial import Crash, Trial, numbers_of
 from tests.soak import examples
 from tests.spark import inprocess
@@ -31,8 +32,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.rows: list[int] = []
-        self.marks: dict[int, str] = {}
-        self.generation = 0
+        self.marks: dict[tuple[str, int], str] = {}
+        self.generations: Counter[str] = Counter()
         self.transactions: list[tuple[int, list[int]]] = []
         self.before: Callable[[], None] = lambda: None
         """Called before a transaction commits."""
@@ -58,9 +59,9 @@ class Kept(sl.sinks.Target):
     def claim(self, writer: sl.sinks.Writer) -> None:
         ledger = LEDGERS[self.name]
         ledger.before()
-        if ledger.generation > writer.generation:
+        if ledger.generations[writer.sink] > writer.generation:
             raise FencedError("claimed by a newer one")
-        ledger.generation = writer.generation
+        ledger.generations[writer.sink] = writer.generation
 
     def connect(self, writer: sl.sinks.Writer, lane: int) -> sl.sinks.Connection:
         return KeptLane(LEDGERS[self.name], writer, lane)
@@ -71,12 +72,12 @@ class KeptLane(sl.sinks.Connection):
         self.ledger, self.writer, self.lane = ledger, writer, lane
 
     def reached(self) -> str | None:
-        return self.ledger.marks.get(self.lane)
+        return self.ledger.marks.get((self.writer.sink, self.lane))
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         self.ledger.before()
         with self.ledger.lock:
-            if self.ledger.generation > self.writer.generation:
+            if self.ledger.generations[self.writer.sink] > self.writer.generation:
                 raise FencedError("claimed by a newer one")
             if self.reached() != since:
                 raise sl.errors.ConflictError("another task writes this lane")
@@ -85,14 +86,13 @@ class KeptLane(sl.sinks.Connection):
                 raise BadRowError("no place for a row of these")
             self.ledger.rows += numbers
             self.ledger.transactions.append((self.lane, numbers))
-            self.ledger.marks[self.lane] = mark
+            self.ledger.marks[self.writer.sink, self.lane] = mark
         self.ledger.after()
 
 
 @pytest.fixture
 def ledger(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(transactional, "_START_PATIENCE_S", 0.0)
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 0.0)
     LEDGERS[request.node.name] = ledger = Ledger()
     ledger.name = request.node.name  # type: ignore[attr-defined]
     yield ledger
@@ -107,6 +107,28 @@ def trial_of(ledger: Any, *, parallel: bool = True) -> Trial:
 
 def away() -> None:
     raise ConnectionError("nobody listens")
+
+
+@contextmanager
+def taken_away(ledger: Ledger) -> Iterator[None]:
+    ledger.before = away
+    yield
+    ledger.before = lambda: None
+
+
+@contextmanager
+def muted(ledger: Ledger) -> Iterator[None]:
+    ledger.after = away
+    yield
+    ledger.after = lambda: None
+
+
+@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING, Promise.WAITS), ids=name_of)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_target_in_memory(ledger: Any, check: Check, parallel: bool) -> None:
+    trial = trial_of(ledger, parallel=parallel)
+    trial.away, trial.mute = lambda: taken_away(ledger), lambda: muted(ledger)
+    check(trial)
 
 
 def waiting_files(trial: Trial) -> list[Path]:
@@ -160,7 +182,7 @@ def test_a_job_begins_only_when_the_target_has_what_the_checkpoint_lists(ledger:
 
 @pytest.mark.parametrize("parallel", [True, False])
 def test_an_answer_that_is_lost_is_asked_for(ledger: Any, parallel: bool, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger, parallel=parallel)
     sink = trial.start()
     lost: list[int] = []
@@ -206,7 +228,7 @@ def test_transactions_are_bounded_and_whole(ledger: Any, monkeypatch: Any) -> No
 
 def test_another_task_at_work_in_a_lane_is_waited_for(ledger: Any, monkeypatch: Any) -> None:
     """Spark may run a task of a commit twice at once: each row is there once all the same."""
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
     pending = trial.stage(sink, 1, 2)
@@ -246,7 +268,7 @@ def test_staged_rows_that_are_gone_are_an_error_unless_they_are_on_record(ledger
 
 def test_staged_rows_that_another_task_has_delivered_meanwhile_are_not_missed(ledger: Any, monkeypatch: Any) -> None:
     """A driver that was replaced, or a task that Spark ran twice, may find the files gone that it wants to read."""
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 10.0)
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
     trial = trial_of(ledger, parallel=False)
     sink = trial.start()
     pending = trial.stage(sink, 1)

@@ -103,7 +103,8 @@ class _Lane:
                 if connection.reached() == since:
                     raise
                 raise self._overtaken() from None
-            left = [(0, part.rows)]
+            size = self._d.target.max_rows
+            left = [(start, min(start + size, part.rows)) for start in range(0, part.rows, size)][::-1]
             while left:
                 start, stop = left.pop()
                 mark = part.mark(stop)

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 
 from strandline.api.badrecords import Then
+from strandline.core.errors import StrandlineError
 from strandline.core.failure import shortened
 from strandline.spark.sinks.target import Rows, Target, Writer
 from strandline.storage.place import Place
@@ -22,7 +23,8 @@ class Refusals:
 
     def takes(self, target: Target, error: Exception) -> bool:
         """Whether the job goes on without the row that this error is for."""
-        return self.then != "fail" and not target.may_pass(error) and isinstance(error, target.refusing)
+        is_refused = isinstance(error, target.refusing) and not isinstance(error, StrandlineError)
+        return self.then != "fail" and is_refused and not target.may_pass(error)
 
     def put(self, writer: Writer, rows: Rows, error: Exception) -> None:
         """Keep a row, before the target's record says that it is done: under one name, however often it comes."""

@@ -43,9 +43,6 @@ log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 """Up to so much the driver writes itself: a Spark job takes longer to begin."""
 _THREADS = 8
-_PATIENCE_S = 5.0
-"""For how long a checkpoint waits for a target that is down; its rows then come with a later one."""
-_START_PATIENCE_S = 30.0
 
 
 class Transactional(Sink):
@@ -113,7 +110,7 @@ class Transactional(Sink):
         return write_tasks(df, StageRows(self._place, self._sink, context.generation, epoch))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        left, why = self._deliver(pending, _PATIENCE_S)
+        left, why = self._deliver(pending, self.patience_s)
         now = time.monotonic()
         pieces = [piece for text in left for piece in staged_of(text, self._writer.label).pieces]
         rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
@@ -139,7 +136,7 @@ class Transactional(Sink):
             if isinstance(error, StrandlineError) or not self.target.may_pass(error):
                 raise
             raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
-        left, why = self._deliver(pending, _START_PATIENCE_S)
+        left, why = self._deliver(pending, self.start_patience_s)
         if left:
             raise UnavailableError(
                 f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
