@@ -7,14 +7,16 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
+from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.kafkasink import kafka
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
-from strandline.spark.sinks.target import Connection, Target, Writer
+from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink
+deliver = DeliverSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
@@ -24,6 +26,7 @@ noop = NoopSink
 __all__ = [
     "Committables",
     "Connection",
+    "Rows",
     "Sink",
     "SinkContext",
     "Target",
@@ -31,6 +34,7 @@ __all__ = [
     "Transactional",
     "Writer",
     "console",
+    "deliver",
     "files",
     "foreach",
     "foreach_batch",
