@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import random
 import string
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
+from strandline.storage.place import Place
 from tests.kafkaserver import PASSWORD, Kafka
+from tests.spark.inprocess import Session
 
 _numbers = itertools.count()
+
+
+PATIENCE_S = 20.0
 
 
 class Crash(BaseException):
@@ -40,7 +47,7 @@ def target(kafka: Kafka, topic: str) -> KafkaTarget:
 
 
 def by(generation: int, sink: str = "s1") -> Writer:
-    return Writer(sink, generation, "sink 'out' of job 'j'")
+    return Writer(sink, generation, "out", "j", Place(url="memory:"))
 
 
 def batch(*keys_and_values: tuple[str, str]) -> list[pa.RecordBatch]:
@@ -49,8 +56,14 @@ def batch(*keys_and_values: tuple[str, str]) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_arrays(data, ["key", "value"])]
 
 
-def seen(kafka: Kafka, topic: str) -> list[str]:
-    return sorted(message.value().decode() for message in kafka.messages(topic))
+def expect(kafka: Kafka, topic: str, *values: str) -> None:
+    """Brokers end a transaction some moments after they have said that it will be."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        seen = sorted(message.value().decode() for message in kafka.messages(topic))
+        if seen == list(values):
+            return
+        assert time.monotonic() < until and not set(seen) - set(values), seen
 
 
 # -- the record
@@ -66,7 +79,7 @@ def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarg
     assert target.connect(by(1), 0).reached() == "m2"
     assert target.connect(by(1), 1).reached() is None
     assert target.connect(by(1, "s2"), 0).reached() is None
-    assert seen(kafka, topic) == ["1", "2", "3"]
+    expect(kafka, topic, "1", "2", "3")
 
 
 STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.committed")
@@ -91,7 +104,7 @@ def test_a_crash_at_each_step_of_a_transaction(kafka: Kafka, topic: str, target:
     assert connection.reached() == ("m2" if done else "m1")
     if not done:
         connection.write(batch(("a", "2")), "m1", "m2")
-    assert seen(kafka, topic) == ["1", "2"]
+    expect(kafka, topic, "1", "2")
 
 
 @pytest.mark.parametrize("lane", [0, 5], ids=["a lane that was there", "a lane that is new"])
@@ -124,7 +137,7 @@ def test_a_driver_that_was_replaced_commits_nothing(
     connection = target.connect(by(2), lane)
     assert connection.reached() == since
     connection.write(batch(("a", "new")), since, "m3")
-    assert seen(kafka, topic) == ["1", "new"]
+    expect(kafka, topic, "1", "new")
 
 
 @pytest.mark.parametrize("step", ["kafka.claimed", "kafka.lane_claimed"])
@@ -186,16 +199,15 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
     target.topic, target.limit = small, 2000
     target.claim(by(1))
     large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=3000))))
-    with pytest.raises(sl.errors.SinkError, match=f"a row of 3001 bytes is larger than topic '{small}' takes") as error:
+    words = f"a row of 3,001 bytes is larger than topic '{small}' takes: the limit, max.message.bytes, is 2,000"
+    with pytest.raises(target.refusing, match=words):
         target.connect(by(1), 0).write(large, None, "m1")
-    assert "max.message.bytes is 2000" in str(error.value)
-    assert not target.may_pass(error.value)
     # Where the topic could not be asked, the broker is the one that refuses.
     target.limit = 1_000_000
-    with pytest.raises(sl.errors.SinkError, match="larger than topic"):
+    with pytest.raises(target.refusing, match="larger than topic"):
         target.connect(by(1), 0).write(large, None, "m1")
     assert target.connect(by(1), 0).reached() is None
-    assert seen(kafka, small) == []
+    expect(kafka, small)
 
 
 def test_a_wrong_password_is_said_and_not_shown(kafka: Kafka, topic: str, caplog: Any) -> None:
@@ -204,7 +216,7 @@ def test_a_wrong_password_is_said_and_not_shown(kafka: Kafka, topic: str, caplog
     good = KafkaTarget(Cluster(kafka.secured, {**right, "kafka.sasl.password": PASSWORD}), topic, "secured")
     good.claim(by(1))
     good.connect(by(1), 0).write(batch(("a", "1")), None, "m1")
-    assert seen(kafka, topic) == ["1"]
+    expect(kafka, topic, "1")
     bad = KafkaTarget(Cluster(kafka.secured, {**right, "sasl.password": "not-that-secret"}), topic, "secured")
     with pytest.raises(sl.errors.ConfigurationError, match="does not let it in") as error:
         bad.claim(by(2))
@@ -230,31 +242,65 @@ def test_what_is_refused_at_once(given: dict[str, Any], words: str) -> None:
     assert "secret" not in str(error.value)
 
 
-# -- with Spark
+# -- what every sink must do
 
 
-def trial(spark: Any, kafka: Kafka, path: Path, visibility: Any = "checkpoint") -> Trial:
-    topic = kafka.create(f"out-{next(_numbers)}")
-    prefix = f"p{next(_numbers)}"
+class Numbers:
+    """A layout of messages without Spark: of the column n of a sink on trial."""
 
-    def visible() -> list[int]:
-        return [json.loads(message.value())["n"] for message in kafka.messages(topic)]
+    topic = None
 
-    return Trial(
-        spark,
-        make=lambda: sl.sinks.kafka(kafka.servers, topic, key="n", visibility=visibility, prefix=prefix),
-        visible=visible,
-        crashes=2,
+    def messages(self, df: Any) -> Any:
+        return df.mapInArrow(_messages, None)
+
+
+def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for each in batches:
+        texts = pc.cast(pc.cast(each["n"], pa.string()), pa.binary())
+        yield pa.RecordBatch.from_arrays([texts, texts], ["key", "value"])
+
+
+def sink_of(target: KafkaTarget) -> KafkaSink:
+    sink = KafkaSink(cast(Layout, Numbers()), target)
+    sink.patience_s = sink.start_patience_s = 20
+    return sink
+
+
+class KafkaTrial(Trial):
+    def expect(self, *epochs: int | tuple[int, int], at_least: bool = False) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return super().expect(*epochs, at_least=at_least)
+            except AssertionError as error:
+                # Brokers end a transaction some moments after they have said that it will be.
+                if time.monotonic() > until or "rows are missing" not in str(error):
+                    raise
+
+
+def trial(kafka: Kafka, target: KafkaTarget) -> Trial:
+    return KafkaTrial(
+        cast(Any, Session()),
+        make=lambda: sink_of(target),
+        visible=lambda: [int(message.value()) for message in kafka.messages(target.topic or "")],
+        crashes=5,
     )
 
 
-@pytest.mark.spark
+@pytest.mark.parametrize("lanes", ["many lanes", "one lane"])
 @pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
-def test_exactly_once(spark: Any, kafka: Kafka, tmp_path: Path, check: Check) -> None:
-    check(trial(spark, kafka, tmp_path))
+def test_exactly_once(kafka: Kafka, target: KafkaTarget, check: Check, lanes: str) -> None:
+    # One is written by the thread that the trial sees, to its last line.
+    target.parallel = lanes == "many lanes"
+    check(trial(kafka, target))
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("check", checks(Promise.SEEN)[3:], ids=name_of)
-def test_at_least_once(spark: Any, kafka: Kafka, tmp_path: Path, check: Check) -> None:
-    check(trial(spark, kafka, tmp_path, "epoch"))
+def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
+    for check in checks(Promise.SEEN):
+        made = trial(kafka, target)
+        target.topic = kafka.create(f"out-{next(_numbers)}")
+        made.make = lambda: KafkaSinkAtOnce(cast(Layout, Numbers()), target, None)
+        check(made)
+
+
+# -- with Spark

@@ -195,7 +195,7 @@ class Record:
         whole = TopicPartition(self.topic, 0, 0)
         until = time.monotonic() + (_LONGEST_S if committed else ANSWER_S)
         try:
-            end = self._end(said)
+            end = self._end(said, until)
             consumer.assign([whole])
             while end > 0:
                 message = consumer.poll(1.0)
@@ -218,9 +218,9 @@ class Record:
             consumer.close()
         return found
 
-    def _end(self, said: Said) -> int:
+    def _end(self, said: Said, until: float) -> int:
         """Return where the topic ends: behind what no transaction has committed yet, too."""
-        from confluent_kafka import Consumer, TopicPartition
+        from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         consumer = made(
             Consumer,
@@ -228,8 +228,16 @@ class Record:
             self._cluster.settings(said, group_id=self._prefix, isolation_level="read_uncommitted"),
         )
         try:
-            ends: tuple[int, int] = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), ANSWER_S)
-            return ends[1]
+            while True:
+                try:
+                    ends: tuple[int, int] = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), ANSWER_S)
+                    return ends[1]
+                except KafkaException as error:
+                    # A topic that is new has no leader for a moment, though it is said to have one.
+                    why = in_words(error, self._writer.label, self._cluster, said)
+                    if not isinstance(why, UnavailableError) or time.monotonic() > until:
+                        raise
+                time.sleep(0.05)
         finally:
             consumer.close()
 

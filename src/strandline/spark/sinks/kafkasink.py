@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     VariantType,
 )  # fmt: skip
 
+from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
@@ -192,14 +193,27 @@ class _Produce:
     label: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> None:
-        from confluent_kafka import Producer
-
         del attempt
-        said, failed = Said(), list[Any]()
-        producer = made(Producer, self.target.cluster, producer_settings(self.target, said, failed))
+        # A worker that comes back has the one of the epoch before: a new one takes half a second to begin.
+        said, failed, producer = _producers.pop(self._key, None) or self._made()
         for batch in batches:
             produce(producer, batch, self.target, self.label)
         drain(producer, self.target, self.label, said, failed)
+        _producers[self._key] = said, failed, producer
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        cluster = self.target.cluster
+        return cluster.servers, self.target.limit, *sorted(cluster.options.items())
+
+    def _made(self) -> tuple[Said, list[Any], Any]:
+        from confluent_kafka import Producer
+
+        said, failed = Said(), list[Any]()
+        return said, failed, made(Producer, self.target.cluster, producer_settings(self.target, said, failed))
+
+
+_producers: dict[tuple[Any, ...], tuple[Said, list[Any], Any]] = {}
 
 
 def kafka(
@@ -217,6 +231,8 @@ def kafka(
     options: Mapping[str, str] | None = None,
     name: str | None = None,
     staging: str | Path | None = None,
+    on_error: Then = "fail",
+    dead_letters: str | Path | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Sink:
     """Write rows to Kafka, exactly once for readers of `read_committed`.
@@ -231,7 +247,8 @@ def kafka(
 
     `options` are settings of librdkafka, as security.protocol, sasl.username and sasl.password. `prefix` begins the names
     of transactions and groups, and of the topic `strandline-marks`, where it is on record how far the sink came: one,
-    compacted, for all jobs, made if it is not there.
+    compacted, for all jobs, made if it is not there. `staging`, `on_error` and `dead_letters` are as those of
+    `sinks.Transactional`: Kafka refuses rows that are larger than the topic's max.message.bytes.
     """
     check_installed()
     cluster = Cluster(servers, options)
@@ -245,8 +262,17 @@ def kafka(
     layout = Layout(topic, topic_column, key, value, headers, partition, timestamp)
     target = KafkaTarget(cluster, topic, prefix)
     if visibility == "epoch":
+        if on_error != "fail" or dead_letters is not None:
+            raise ConfigurationError("sinks.kafka(visibility='epoch') keeps no dead letters: rows do not wait anywhere")
         return KafkaSinkAtOnce(layout, target, name)
-    sink = KafkaSink(layout, target, name=name, staging=staging, storage_options=storage_options)
     if visibility != "checkpoint":
         raise ConfigurationError(f"visibility is {visibility!r}, expected 'checkpoint' or 'epoch'")
-    return sink
+    return KafkaSink(
+        layout,
+        target,
+        name=name,
+        staging=staging,
+        on_error=on_error,
+        dead_letters=dead_letters,
+        storage_options=storage_options,
+    )

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, FencedError, SinkError, UnavailableError
+from strandline.core.errors import ConflictError, FencedError, UnavailableError
 from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, Stall, in_words, made
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.target import Connection, Target, Writer
@@ -31,10 +31,15 @@ _LIMIT = 1_000_000
 """As large as a message may be, unless the topic says otherwise."""
 
 
+class UnfitRowError(Exception):
+    """Kafka takes no such row."""
+
+
 class KafkaTarget(Target):
     """Topics of a cluster. Rows have the columns that `kafkasink.py` makes."""
 
     max_rows = 200_000
+    refusing = (UnfitRowError,)
 
     def __init__(self, cluster: Cluster, topic: str | None, prefix: str) -> None:
         self.cluster = cluster
@@ -75,10 +80,14 @@ class KafkaTarget(Target):
             raise fenced(writer, max(claims))
 
     def connect(self, writer: Writer, lane: int) -> KafkaConnection:
-        return idle.take((self.cluster.servers, self.prefix, writer, lane)) or KafkaConnection(self, writer, lane)
+        return idle.take(_key_of(self, writer, lane)) or KafkaConnection(self, writer, lane)
 
     def may_pass(self, error: Exception) -> bool:
         return isinstance(error, UnavailableError)
+
+
+def _key_of(target: KafkaTarget, writer: Writer, lane: int) -> tuple[Any, ...]:
+    return (target.cluster.servers, target.prefix, writer.sink, writer.generation, lane)
 
 
 _MOST_IDLE = 32
@@ -114,7 +123,7 @@ class _Idle:
     def end(self, writer: Writer | None = None) -> None:
         """End those of a writer, or all."""
         with self._lock:
-            keys = [key for key in self._found if writer in (None, key[2])]
+            keys = [key for key in self._found if writer is None or key[2:4] == (writer.sink, writer.generation)]
             old = [self._found.pop(key) for key in keys]
         for each in old:
             each.end()
@@ -135,7 +144,7 @@ class KafkaConnection(Connection):
         self._said = Said()
         self._failed: list[Any] = []
         self._is_whole = False
-        self._key = (target.cluster.servers, target.prefix, writer, lane)
+        self._key = _key_of(target, writer, lane)
         name = self._record.name_of(lane)
         settings = producer_settings(
             target, self._said, self._failed, transactional_id=name, transaction_timeout_ms=60_000
@@ -246,7 +255,7 @@ def produce(producer: Any, batch: pa.RecordBatch, target: KafkaTarget, label: st
     send = producer.produce
     for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
         if topic is None:
-            raise SinkError(f"{label}: a row has no topic: its topic column is null")
+            raise UnfitRowError("it has no topic: its topic column is null")
         given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, timestamp or 0]
         if headers:
             given.append([(each["key"], each["value"]) for each in headers])
@@ -279,16 +288,12 @@ def _refused(error: Exception, label: str, target: KafkaTarget, given: list[Any]
         return error
     if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
         return in_words(error, label, target.cluster)
-    return _too_large(label, given[0], f"a row of {len(given[1] or b'') + len(given[2] or b'')} bytes", target.limit)
+    return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
 
 
-def _too_large(label: str, topic: str | None, what: str, limit: int) -> SinkError:
+def _too_large(topic: str | None, what: str, target: KafkaTarget) -> UnfitRowError:
     where = f"topic '{topic}'" if topic else "its topic"
-    return SinkError(
-        f"{label}: {what} is larger than {where} takes: max.message.bytes is {limit}",
-        hint=f"raise it: kafka-configs.sh --alter --entity-type topics --entity-name {topic or 'TOPIC'} --add-config "
-        "max.message.bytes=…, and start again; until then its rows wait",
-    )
+    return UnfitRowError(f"{what} is larger than {where} takes: the limit, max.message.bytes, is {target.limit:,}")
 
 
 def drain(producer: Any, target: KafkaTarget, label: str, said: Said, failed: list[Any]) -> None:
@@ -300,7 +305,7 @@ def drain(producer: Any, target: KafkaTarget, label: str, said: Said, failed: li
         if failed or stall.is_seen(left):
             break
     if failed and failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        raise _too_large(label, target.topic, "a row, or a batch of them,", target.limit)
+        raise _too_large(target.topic, "a row", target)
     if failed:
         raise in_words(failed[0], label, target.cluster, said)
     if left:
