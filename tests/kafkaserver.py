@@ -214,10 +214,8 @@ def fetch() -> None:
         _retrieve(made, "org.slf4j", "slf4j-simple", "1.7.36")
         settings = _SETTINGS.format(directory=made, password="", broker=1, secured=2, controller=3)
         (made / "settings").write_text(settings)
-        _run(
-            [_java(), *_LIGHT, "-cp", f"{made}/jars/*", "kafka.tools.StorageTool", "format", "-t", _CLUSTER]
-            + ["-c", f"{made}/settings"]
-        )
+        formatting = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", f"{made}/settings"]
+        _run([_java(), *_LIGHT, "-cp", f"{made}/jars/*", *formatting])
         (made / "data").rename(made / "formatted")
         for file in (made / "formatted").rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)
@@ -230,14 +228,37 @@ def fetch() -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
+@functools.cache
+def connector() -> list[Path]:
+    """Fetch Spark's connector, unless that was done; return its jars, for a session that was made without."""
+    import strandline as sl
+
+    settings = sl.kafka.session_settings()
+    organisation, module, version = settings["spark.jars.packages"].split(":")
+    home = _HOME.parent / f"{module}-{version}"
+    if not home.exists():
+        home.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=home.parent, prefix="connector-"))
+        try:
+            _retrieve(made, organisation, module, version)
+            there = tuple(f"{name.partition(':')[2]}-" for name in settings["spark.jars.excludes"].split(","))
+            for jar in (made / "jars").iterdir():
+                if jar.name.startswith(there):
+                    jar.unlink()
+            if not home.exists():
+                made.rename(home)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return sorted((home / "jars").iterdir())
+
+
 def _retrieve(home: Path, organisation: str, module: str, version: str) -> None:
     import pyspark
 
-    jars = Path(pyspark.__file__).parent / "jars"
-    _run(
-        [_java(), "-cp", str(next(jars.glob("ivy-*.jar"))), "org.apache.ivy.Main", "-warn", "-confs", "default"]
-        + ["-dependency", organisation, module, version, "-retrieve", f"{home}/jars/[artifact]-[revision].[ext]"]
-    )
+    ivy = next((Path(pyspark.__file__).parent / "jars").glob("ivy-*.jar"))
+    wanted = ["-dependency", organisation, module, version, "-confs", "default"]
+    to = f"{home}/jars/[artifact]-[revision].[ext]"
+    _run([_java(), "-cp", str(ivy), "org.apache.ivy.Main", "-warn", *wanted, "-retrieve", to])
 
 
 def _run(command: Sequence[str]) -> None:
@@ -283,3 +304,4 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     fetch()
+    connector()

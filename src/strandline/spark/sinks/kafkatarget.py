@@ -256,7 +256,7 @@ def produce(producer: Any, batch: pa.RecordBatch, target: KafkaTarget, label: st
     for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
         if topic is None:
             raise UnfitRowError("it has no topic: its topic column is null")
-        given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, timestamp or 0]
+        given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
         if headers:
             given.append([(each["key"], each["value"]) for each in headers])
         try:
