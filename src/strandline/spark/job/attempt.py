@@ -35,6 +35,7 @@ from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.kafka import KafkaCommits
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress
 
@@ -93,6 +94,7 @@ class Attempt:
     _fleet: Fleet
     _sources: SourceProgress
     _cleaner: SourceCleaner
+    _commits: KafkaCommits
     _watch: SourceWatch
     _cleanup: contextlib.ExitStack
     _lag: SourceLag
@@ -124,6 +126,7 @@ class Attempt:
                 self.coordinator.postpone()
             if (completed := self.coordinator.advance()) is not None:
                 self._tell_checkpoint(completed)
+                self._commits.completed(completed)
                 self._cleaner.completed(self.coordinator.oldest_live, self.claim.check)
                 self._release_claimed()
             self._sources.deliver(self._watch.has_looked)

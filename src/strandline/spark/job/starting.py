@@ -41,6 +41,7 @@ from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet, Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -185,6 +186,10 @@ class Starting:
         batch = progress.batch if progress else -1
         names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
         source = b.plan.sources.together(names)
+        topics = kafka_sources(source, names)
+        check_kept(b.spark, topics, spark_dir, batch)
+        commits = KafkaCommits(b.spark, topics)
+        self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
         # Of a snapshot that is somebody else's, the files it covers may be, too.
@@ -193,7 +198,7 @@ class Starting:
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
             progress is not None or start is not None, retained_batches(b.spark), source_numbers(source),
-            cleaner.captured,
+            [cleaner.captured, commits.captured],
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
@@ -211,7 +216,19 @@ class Starting:
         watch = SourceWatch(query, between_ms)
         lag = SourceLag(b.spark, source, names, spark_dir, lambda: driver.batch)
         return Attempt(
-            b, owned, manifest, origin.is_own, driver, coordinator, fleet, sources, cleaner, watch, self._cleanup, lag
+            b,
+            owned,
+            manifest,
+            origin.is_own,
+            driver,
+            coordinator,
+            fleet,
+            sources,
+            cleaner,
+            commits,
+            watch,
+            self._cleanup,
+            lag,
         )
 
     def _decide(self, owned: Claim | None = None) -> Origin:

@@ -9,6 +9,7 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
+from strandline.spark.sinks.kafkasink import kafka
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
@@ -37,6 +38,7 @@ __all__ = [
     "files",
     "foreach",
     "foreach_batch",
+    "kafka",
     "memory",
     "noop",
     "write_tasks",

@@ -87,8 +87,8 @@ class SourceProgress:
     _retained_batches: int
     _numbers: Sequence[int]
     """Spark's numbers of the sources, as `log.py` explains."""
-    _captured: Callable[[CheckpointId, int, Mapping[str, bytes]], None]
-    """Is told what a checkpoint has."""
+    _captured: Sequence[Callable[[CheckpointId, int, Mapping[str, bytes]], None]]
+    """Are told what a checkpoint has."""
 
     def __post_init__(self) -> None:
         self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
@@ -147,7 +147,8 @@ class SourceProgress:
             return
         self._done(wanted)
         if wanted.batch >= 0:
-            self._captured(wanted.checkpoint, wanted.batch, files)
+            for captured in self._captured:
+                captured(wanted.checkpoint, wanted.batch, files)
         self._coordinator.add_source(wanted.checkpoint, info)
 
     def _files_of(self, wanted: _Wanted, has_looked: Callable[[], bool]) -> Mapping[str, bytes] | None:

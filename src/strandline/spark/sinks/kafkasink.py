@@ -1,0 +1,278 @@
+"""Kafka as a sink: which columns become a message, and what is tried out before a job starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+    VariantType,
+)  # fmt: skip
+
+from strandline.api.badrecords import Then
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, answer, check_installed, in_words, made
+from strandline.spark.sinks.kafkatarget import KafkaTarget, drain, idle, produce, producer_settings
+from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.transactional import Transactional
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_HEADERS = "array<struct<key:string,value:binary>>"
+Columns = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which columns of a row become what of a message."""
+
+    topic: str | None
+    topic_column: str | None
+    key: Columns
+    value: Columns
+    headers: str | Mapping[str, str] | None
+    partition: str | None
+    timestamp: str | None
+
+    def messages(self, df: DataFrame) -> DataFrame:
+        """Return the messages: with the columns that `kafkatarget.produce` knows, as far as they are wanted."""
+        found: dict[str, Column] = {}
+        if self.topic_column is not None:
+            found["topic"] = _column(df, "topic_column", self.topic_column, StringType)
+        if self.key is not None:
+            found["key"] = _bytes(df, "key", self.key)
+        value = self.value if self.value is not None else [name for name in df.columns if name not in self._elsewhere]
+        found["value"] = _bytes(df, "value", value)
+        if isinstance(self.headers, str):
+            found["headers"] = _column(df, "headers", self.headers, ArrayType).cast(_HEADERS)
+        elif self.headers:
+            each = [
+                F.struct(F.lit(name).alias("key"), _bytes(df, "headers", column).alias("value"))
+                for name, column in self.headers.items()
+            ]
+            found["headers"] = F.array(*each).cast(_HEADERS)
+        if self.partition is not None:
+            found["partition"] = _column(df, "partition", self.partition, (IntegerType, ShortType)).cast("int")
+        if self.timestamp is not None:
+            at = _column(df, "timestamp", self.timestamp, (TimestampType, LongType))
+            is_time = isinstance(df.schema[self.timestamp].dataType, TimestampType)
+            found["timestamp"] = F.unix_millis(at) if is_time else at
+        return df.select(*(column.alias(name) for name, column in found.items()))
+
+    @property
+    def _elsewhere(self) -> set[str]:
+        """Columns that are in no message's value unless asked for: they are elsewhere in it."""
+        headers = self.headers.values() if isinstance(self.headers, Mapping) else [self.headers]
+        return {name for name in (self.topic_column, self.partition, self.timestamp, *headers) if name}
+
+
+def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Column:
+    if name not in df.columns:
+        raise ConfigurationError(
+            f"sinks.kafka(): {what} names a column '{name}' that the rows do not have: they have {', '.join(df.columns)}"
+        )
+    found = df.schema[name].dataType
+    if not isinstance(found, kinds):
+        wanted = " or ".join(kind.typeName() for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+        raise ConfigurationError(
+            f"sinks.kafka(): {what} is column '{name}' of type {found.simpleString()}, expected {wanted}"
+        )
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _bytes(df: DataFrame, what: str, names: str | Sequence[str]) -> Column:
+    """Text and binary as they are, another single column as its text, or as JSON if it is nested; several as JSON."""
+    if not isinstance(names, str):
+        return F.to_json(F.struct(*(_column(df, what, name) for name in names))).cast("binary")
+    column, kind = _column(df, what, names), df.schema[names].dataType
+    if isinstance(kind, BinaryType):
+        return column
+    is_nested = isinstance(kind, (StructType, ArrayType, MapType, VariantType))
+    return (F.to_json(column) if is_nested else column.cast("string")).cast("binary")
+
+
+class _Topics:
+    """What both kinds of sink try out before a job starts."""
+
+    layout: Layout
+    target: KafkaTarget
+
+    def try_out(self, empty: DataFrame) -> None:
+        """Refuse what is known to fail: columns, brokers that do not answer, a password, a topic that is not there."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+        from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+
+        self.layout.messages(empty)
+        said, cluster, topic = Said(), self.target.cluster, self.layout.topic
+        label = f"sinks.kafka(topic='{topic}')" if topic else "sinks.kafka()"
+        admin = made(AdminClient, cluster, cluster.settings(said))
+        try:
+            if topic is None:
+                admin.list_topics(timeout=ANSWER_S)
+                return
+            (found,) = admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_S).values()
+            answer(found, admin, said)
+            resource = ConfigResource(ResourceType.TOPIC, topic)
+            (config,) = admin.describe_configs([resource], request_timeout=ANSWER_S).values()
+            try:
+                self.target.limit = int(answer(config, admin, said)["max.message.bytes"].value)
+            except KafkaException as error:
+                # Whoever may write to a topic need not see its settings.
+                if error.args[0].code() not in (
+                    KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+                ):  # fmt: skip
+                    raise
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise ConfigurationError(
+                    f"{label}: Kafka at {cluster.servers} has no topic '{topic}'",
+                    hint=f"create it: kafka-topics.sh --create --topic {topic} --partitions N",
+                ) from None
+            why = in_words(error, label, cluster, said)
+            if isinstance(why, ConfigurationError):
+                raise why from None
+            raise ConfigurationError(why.message, hint="see to its address, and that it is running") from None
+
+
+class KafkaSink(_Topics, Transactional):
+    """Write each row to Kafka exactly once. Made by `sinks.kafka`."""
+
+    def __init__(self, layout: Layout, target: KafkaTarget, **more: Any) -> None:
+        super().__init__(target, **more)
+        self.layout = layout
+        self.target: KafkaTarget = target
+
+    def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
+        return super().write(self.layout.messages(df), epoch)
+
+    def close(self) -> None:
+        super().close()
+        if self._context is not None:
+            idle.end(self._writer)
+
+
+class KafkaSinkAtOnce(_Topics, Sink):
+    """Write rows to Kafka as they come, at least once. Made by `sinks.kafka`."""
+
+    def __init__(self, layout: Layout, target: KafkaTarget, name: str | None) -> None:
+        super().__init__(name=name, visibility="epoch")
+        self.layout = layout
+        self.target = target
+        self._label = "sink of Kafka"
+
+    def open(self, context: SinkContext) -> None:
+        self._label = f"sink '{context.sink}' of job '{context.job}'"
+
+    def write(self, df: DataFrame, epoch: Epoch) -> None:
+        del epoch
+        write_tasks(self.layout.messages(df), _Produce(self.target, self._label))
+
+
+@dataclass(frozen=True)
+class _Produce:
+    """Writes a partition's rows of an epoch: what `write_tasks` calls."""
+
+    target: KafkaTarget
+    label: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> None:
+        del attempt
+        # A worker that comes back has the one of the epoch before: a new one takes half a second to begin.
+        said, failed, producer = _producers.pop(self._key, None) or self._made()
+        for batch in batches:
+            produce(producer, batch, self.target, self.label)
+        drain(producer, self.target, self.label, said, failed)
+        _producers[self._key] = said, failed, producer
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        cluster = self.target.cluster
+        return cluster.servers, self.target.limit, *sorted(cluster.options.items())
+
+    def _made(self) -> tuple[Said, list[Any], Any]:
+        from confluent_kafka import Producer
+
+        said, failed = Said(), list[Any]()
+        return said, failed, made(Producer, self.target.cluster, producer_settings(self.target, said, failed))
+
+
+_producers: dict[tuple[Any, ...], tuple[Said, list[Any], Any]] = {}
+
+
+def kafka(
+    servers: str,
+    topic: str | None = None,
+    *,
+    topic_column: str | None = None,
+    key: Columns = None,
+    value: Columns = None,
+    headers: str | Mapping[str, str] | None = None,
+    partition: str | None = None,
+    timestamp: str | None = None,
+    visibility: Visibility = "checkpoint",
+    prefix: str = "strandline",
+    options: Mapping[str, str] | None = None,
+    name: str | None = None,
+    staging: str | Path | None = None,
+    on_error: Then = "fail",
+    dead_letters: str | Path | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> Sink:
+    """Write rows to Kafka, exactly once for readers of `read_committed`.
+
+    Each row is a message in `topic`, or in the one that its `topic_column` names. `key` and `value` are columns: text
+    and binary as they are, other single ones as text, and several as a JSON object. Without `value`, all columns are in
+    it that are not said to be elsewhere; a null there is a tombstone. `headers` is a column as Spark's source has it, or
+    a column for each name. `partition` and `timestamp` are columns, too, where Kafka's own choice will not do.
+
+    Rows of a key are in one partition, the one where Java's clients look, and stay in order if they come from an
+    operator with that key. With `visibility="epoch"` rows are written as they come, at least once, without transactions.
+
+    `options` are settings of librdkafka, as security.protocol, sasl.username and sasl.password. `prefix` begins the names
+    of transactions and groups, and of the topic `strandline-marks`, where it is on record how far the sink came: one,
+    compacted, for all jobs, made if it is not there. `staging`, `on_error` and `dead_letters` are as those of
+    `sinks.Transactional`: Kafka refuses rows that are larger than the topic's max.message.bytes.
+    """
+    check_installed()
+    cluster = Cluster(servers, options)
+    if (topic is None) == (topic_column is None):
+        raise ConfigurationError("sinks.kafka() was given both or none of topic and topic_column, expected one")
+    for what, text in (("topic", topic), ("prefix", prefix)):
+        if text is not None and not (isinstance(text, str) and _TOPIC.fullmatch(text)):
+            raise ConfigurationError(
+                f"sinks.kafka(): {what} is {text!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most"
+            )
+    layout = Layout(topic, topic_column, key, value, headers, partition, timestamp)
+    target = KafkaTarget(cluster, topic, prefix)
+    if visibility == "epoch":
+        if on_error != "fail" or dead_letters is not None:
+            raise ConfigurationError("sinks.kafka(visibility='epoch') keeps no dead letters: rows do not wait anywhere")
+        return KafkaSinkAtOnce(layout, target, name)
+    if visibility != "checkpoint":
+        raise ConfigurationError(f"visibility is {visibility!r}, expected 'checkpoint' or 'epoch'")
+    return KafkaSink(
+        layout,
+        target,
+        name=name,
+        staging=staging,
+        on_error=on_error,
+        dead_letters=dead_letters,
+        storage_options=storage_options,
+    )

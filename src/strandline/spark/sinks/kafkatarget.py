@@ -1,0 +1,313 @@
+"""Kafka as a target: a transaction holds a lane's rows and the record of how far the lane came.
+
+Whoever writes in a lane has said so to Kafka (`init_transactions`), which ends what another one has open there, and lets
+it commit nothing more. So a lane has one writer at a time, and what it has found on record holds until it is done. A run
+that begins does that in all lanes there ever were, and leaves its number in each lane's record. A driver that was
+replaced may still come later, and fence a lane: it finds the number there, and stops. In a lane that is new it has to
+put the lane on record first, and then to look whether a newer run has begun; that run looks for lanes once it is on
+record itself. One of the two sees the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.core import failpoints
+from strandline.core.errors import ConflictError, FencedError, UnavailableError
+from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, Stall, in_words, made
+from strandline.spark.sinks.kafkarecord import LaneRecord, Record
+from strandline.spark.sinks.target import Connection, Target, Writer
+
+_THREADS = 8
+_LIMIT = 1_000_000
+"""As large as a message may be, unless the topic says otherwise."""
+
+
+class UnfitRowError(Exception):
+    """Kafka takes no such row."""
+
+
+class KafkaTarget(Target):
+    """Topics of a cluster. Rows have the columns that `kafkasink.py` makes."""
+
+    max_rows = 200_000
+    refusing = (UnfitRowError,)
+
+    def __init__(self, cluster: Cluster, topic: str | None, prefix: str) -> None:
+        self.cluster = cluster
+        self.topic = topic
+        self.prefix = prefix
+        self.limit = _LIMIT
+        """How large a message may be: as the topic says when the job starts."""
+
+    def __repr__(self) -> str:
+        return f"KafkaTarget({self.cluster.servers!r})"
+
+    def claim(self, writer: Writer) -> None:
+        record = Record(self.cluster, self.prefix, writer)
+        # 1. The record is there.
+        record.make_topic()
+        # 2. No newer run has begun; ours has.
+        older = record.read(committed=False).claims
+        self._check(writer, older)
+        record.note_claim(writer.generation, {each for each in older if each < writer.generation})
+        failpoints.hit("kafka.claimed")
+        # 3. Each lane is ours: what others have begun there is gone, and they find our number.
+        found = record.read(committed=False)
+        self._check(writer, found.claims)
+        if found.lanes:
+            with ThreadPoolExecutor(min(_THREADS, len(found.lanes)), "strandline-kafka") as pool:
+                list(pool.map(lambda lane: self._claim_lane(writer, lane), sorted(found.lanes)))
+
+    def _claim_lane(self, writer: Writer, lane: int) -> None:
+        connection = KafkaConnection(self, writer, lane)
+        try:
+            connection.put_record()
+        finally:
+            connection.close()
+        failpoints.hit("kafka.lane_claimed")
+
+    def _check(self, writer: Writer, claims: set[int]) -> None:
+        if claims and max(claims) > writer.generation:
+            raise fenced(writer, max(claims))
+
+    def connect(self, writer: Writer, lane: int) -> KafkaConnection:
+        return idle.take(_key_of(self, writer, lane)) or KafkaConnection(self, writer, lane)
+
+    def may_pass(self, error: Exception) -> bool:
+        return isinstance(error, UnavailableError)
+
+
+def _key_of(target: KafkaTarget, writer: Writer, lane: int) -> tuple[Any, ...]:
+    return (target.cluster.servers, target.prefix, writer.sink, writer.generation, lane)
+
+
+_MOST_IDLE = 32
+_IDLE_S = 120.0
+
+
+class _Idle:
+    """Connections that are whole, of this process: to take a lane anew takes half a second.
+
+    If another task has taken it since, the first transaction fails; then the lane is taken anew.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], KafkaConnection] = {}
+        self._lock = threading.Lock()
+
+    def take(self, key: tuple[Any, ...]) -> KafkaConnection | None:
+        with self._lock:
+            return self._found.pop(key, None)
+
+    def put(self, key: tuple[Any, ...], connection: KafkaConnection) -> None:
+        now = time.monotonic()
+        with self._lock:
+            old = [self._found.pop(key)] if key in self._found else []
+            connection.idle_since = now
+            self._found[key] = connection
+            for each, other in list(self._found.items()):
+                if len(self._found) > _MOST_IDLE or now - other.idle_since > _IDLE_S:
+                    old.append(self._found.pop(each))
+        for other in old:
+            other.end()
+
+    def end(self, writer: Writer | None = None) -> None:
+        """End those of a writer, or all."""
+        with self._lock:
+            keys = [key for key in self._found if writer is None or key[2:4] == (writer.sink, writer.generation)]
+            old = [self._found.pop(key) for key in keys]
+        for each in old:
+            each.end()
+
+
+class KafkaConnection(Connection):
+    """One writer's way into a lane."""
+
+    idle_since = 0.0
+
+    def __init__(self, target: KafkaTarget, writer: Writer, lane: int) -> None:
+        from confluent_kafka import KafkaException, Producer
+
+        self._target = target
+        self._writer = writer
+        self._lane = lane
+        self._record = Record(target.cluster, target.prefix, writer)
+        self._said = Said()
+        self._failed: list[Any] = []
+        self._is_whole = False
+        self._key = _key_of(target, writer, lane)
+        name = self._record.name_of(lane)
+        settings = producer_settings(
+            target, self._said, self._failed, transactional_id=name, transaction_timeout_ms=60_000
+        )
+        self._producer: Any = made(Producer, target.cluster, settings)
+        self._consumer: Any = self._record.consumer(lane, self._said)
+        try:
+            # 1. Nobody else commits in this lane any more.
+            self._producer.init_transactions(ANSWER_S)
+            failpoints.hit("kafka.lane_taken")
+            # 2. What holds until then is how far it came; a newer run has left its number.
+            self._found = self._record.of_lane(self._consumer) or self._remembered()
+        except KafkaException as error:
+            self._producer.poll(0)
+            self.close()
+            raise in_words(error, writer.label, target.cluster, self._said) from error
+        except BaseException:
+            self.close()
+            raise
+        if self._found.generation > writer.generation:
+            self.close()
+            raise fenced(writer, self._found.generation)
+        self._is_whole = True
+
+    def _remembered(self) -> LaneRecord:
+        """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
+        self._record.note_lane(self._lane)
+        found = self._record.read(committed=True)
+        newest = max(found.claims, default=0)
+        record = found.records.get(self._lane)
+        return LaneRecord(max(newest, record.generation if record else 0), record.mark if record else None)
+
+    def reached(self) -> str | None:
+        return self._found.mark
+
+    def put_record(self) -> None:
+        """Leave this run's number in the lane's record."""
+        self._commit(iter(()), LaneRecord(self._writer.generation, self._found.mark))
+
+    def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
+        if self._found.mark != since:
+            raise ConflictError(f"{self._writer.label}: another task has written lane {self._lane} of Kafka")
+        self._commit(iter(batches), LaneRecord(self._writer.generation, mark))
+
+    def _commit(self, batches: Iterator[pa.RecordBatch], record: LaneRecord) -> None:
+        from confluent_kafka import KafkaException
+
+        producer, self._is_whole = self._producer, False
+        try:
+            producer.begin_transaction()
+            for batch in batches:
+                produce(producer, batch, self._target, self._writer.label)
+            failpoints.hit("kafka.produced")
+            drain(producer, self._target, self._writer.label, self._said, self._failed)
+            self._record.put_lane(producer, self._consumer, self._lane, record)
+            failpoints.hit("kafka.marked")
+            producer.commit_transaction(ANSWER_S)
+        except KafkaException as error:
+            raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
+        failpoints.hit("kafka.committed")
+        self._found, self._is_whole = record, True
+
+    def close(self) -> None:
+        if self._is_whole:
+            idle.put(self._key, self)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Let go of it for good: what is open ends when the lane is next taken, or after a minute."""
+        with suppress(Exception):
+            self._producer.purge()
+            self._producer.poll(0)
+        with suppress(Exception):
+            self._consumer.close()
+
+
+idle = _Idle()
+atexit.register(idle.end)
+
+
+def fenced(writer: Writer, newest: int) -> FencedError:
+    """Return what a driver is told that was replaced."""
+    return FencedError(f"{writer.label}: run {newest} of the job writes to Kafka; this is run {writer.generation}")
+
+
+def producer_settings(target: KafkaTarget, said: Said, failed: list[Any], **more: Any) -> dict[str, Any]:
+    """Return the settings of a client that writes rows; errors of those that brokers refuse go to `failed`."""
+    settings = target.cluster.settings(
+        said,
+        enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
+        queue_buffering_max_messages=400_000, message_max_bytes=max(target.limit, 1000),
+        delivery_report_only_error=True, **more,
+    )  # fmt: skip
+    return {**settings, **target.cluster.options, "on_delivery": lambda error, _: failed.append(error)}
+
+
+COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
+
+
+def produce(producer: Any, batch: pa.RecordBatch, target: KafkaTarget, label: str) -> None:
+    """Hand rows to the client, which sends them meanwhile."""
+    names = batch.schema.names
+    columns = [batch.column(name).to_pylist() if name in names else None for name in COLUMNS]
+    nothing = [None] * batch.num_rows
+    topics = columns[0] or [target.topic] * batch.num_rows
+    rest = (column if column is not None else nothing for column in columns[1:])
+    send = producer.produce
+    for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
+        if topic is None:
+            raise UnfitRowError("it has no topic: its topic column is null")
+        given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
+        if headers:
+            given.append([(each["key"], each["value"]) for each in headers])
+        try:
+            send(*given)
+        except BufferError:
+            _send_when_there_is_room(producer, given, target, label)
+        except Exception as error:
+            raise _refused(error, label, target, given) from error
+    producer.poll(0)
+
+
+def _send_when_there_is_room(producer: Any, given: list[Any], target: KafkaTarget, label: str) -> None:
+    """The client holds as much as it may: some must be sent first."""
+    stall = Stall(len(producer))
+    while True:
+        producer.poll(0.1)
+        try:
+            producer.produce(*given)
+            return
+        except BufferError:
+            if stall.is_seen(len(producer)):
+                raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} takes no rows") from None
+
+
+def _refused(error: Exception, label: str, target: KafkaTarget, given: list[Any]) -> Exception:
+    from confluent_kafka import KafkaError, KafkaException
+
+    if not isinstance(error, KafkaException):
+        return error
+    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return in_words(error, label, target.cluster)
+    return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
+
+
+def _too_large(topic: str | None, what: str, target: KafkaTarget) -> UnfitRowError:
+    where = f"topic '{topic}'" if topic else "its topic"
+    return UnfitRowError(f"{what} is larger than {where} takes: the limit, max.message.bytes, is {target.limit:,}")
+
+
+def drain(producer: Any, target: KafkaTarget, label: str, said: Said, failed: list[Any]) -> None:
+    """Wait until all rows are with the brokers, for as long as any arrive."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    stall = Stall(len(producer))
+    while left := producer.flush(0.5):
+        if failed or stall.is_seen(left):
+            break
+    if failed and failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        raise _too_large(target.topic, "a row", target)
+    if failed:
+        raise in_words(failed[0], label, target.cluster, said)
+    if left:
+        late = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} rows could not be sent"))
+        raise in_words(late, label, target.cluster, said)

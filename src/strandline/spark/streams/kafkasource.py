@@ -1,0 +1,93 @@
+"""Topics of Kafka as streaming DataFrames, by Spark's own connector."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import pyspark
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from strandline.core.errors import ConfigurationError
+from strandline.spark.base.ddl import first_line
+from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.session import check_session
+from strandline.spark.sources.kafka import COMMIT_GROUP
+
+_SCALA = "2.13"
+_NOT_PUBLISHED = {"4.3.0": "4.2.0"}
+"""Releases of Spark whose connector is not in Maven's central repository, and the one that was tried with it."""
+_THERE = (
+    "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "org.slf4j:slf4j-api",
+    "com.google.code.findbugs:jsr305", "org.xerial.snappy:snappy-java", "org.scala-lang:scala-library",
+)  # fmt: skip
+"""What the connector names and Spark has itself: 60 MB that need not be fetched."""
+
+
+def session_settings(*, avro: bool = False, version: str | None = None) -> dict[str, str]:
+    """Return the settings with which a session has Spark's connector for Kafka; with `avro`, from_avro, too.
+
+    Spark fetches it from Maven's central repository when the session is made, and keeps it. `version` is the
+    connector's, if it shall be another than that of the Spark that is installed.
+
+    >>> spark = session("payments", **kafka.session_settings())
+    """
+    version = version or _NOT_PUBLISHED.get(pyspark.__version__, pyspark.__version__)
+    modules = ["spark-sql-kafka-0-10", *(["spark-avro"] if avro else [])]
+    return {
+        "spark.jars.packages": ",".join(f"org.apache.spark:{module}_{_SCALA}:{version}" for module in modules),
+        "spark.jars.excludes": ",".join(_THERE),
+    }
+
+
+def read(
+    spark: SparkSession,
+    servers: str,
+    topics: str | Sequence[str] | re.Pattern[str],
+    *,
+    starting: str = "earliest",
+    commit_to: str | None = None,
+    max_rows_per_epoch: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return topics, named or by a pattern, as a streaming DataFrame.
+
+    Its columns: key and value (binary), topic, partition, offset, timestamp, timestampType, and headers. `starting` is
+    where the job's life begins: "earliest", "latest", or offsets as Spark takes them; from then on, its checkpoints say.
+    With `commit_to`, each checkpoint commits how far it came as the offsets of that group, for tools that watch lag.
+    `options` are Spark's; those that begin with "kafka." are the client's.
+
+    >>> payments = stream(kafka.read(spark, "one:9092", "payments"), name="payments")
+    """
+    check_session(spark)
+    if isinstance(topics, re.Pattern):
+        which = {"subscribePattern": topics.pattern}
+    else:
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names):
+            raise ConfigurationError(
+                f"kafka.read(): topics is {topics!r:.200}, expected a name, several, or a pattern: re.compile('…')"
+            )
+        which = {"subscribe": ",".join(names)}
+    if max_rows_per_epoch is not None and (not isinstance(max_rows_per_epoch, int) or max_rows_per_epoch < 1):
+        raise ConfigurationError(f"kafka.read(): max_rows_per_epoch is {max_rows_per_epoch!r}, expected 1 or more")
+    given = {
+        "kafka.bootstrap.servers": servers,
+        **which,
+        "startingOffsets": starting,
+        "includeHeaders": "true",
+        **({"maxOffsetsPerTrigger": str(max_rows_per_epoch)} if max_rows_per_epoch else {}),
+        **({COMMIT_GROUP: commit_to} if commit_to else {}),
+        **(options or {}),
+    }
+    try:
+        with errors_reported():
+            return spark.readStream.format("kafka").options(**given).load()
+    except PySparkException as error:
+        if "kafka" in (said := first_line(error)) and "Failed to find" in said:
+            raise ConfigurationError(
+                "kafka.read(): the session lacks Spark's connector for Kafka",
+                hint="make it with the connector's settings: sl.session('…', **sl.kafka.session_settings())",
+            ) from None
+        raise ConfigurationError(f"kafka.read() cannot read {servers}: {said}") from None

@@ -1,0 +1,171 @@
+"""Jobs between topics of a real Kafka: what they read, what they write, and what they say of rows that are gone."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import defaultdict
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import functions as F
+
+import strandline as sl
+from tests import kafkaserver
+from tests.kafkaserver import Kafka
+from tests.spark import small
+from tests.spark.harness import Case, eventually, settle
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def with_kafka(spark: Any, kafka: Kafka) -> Any:
+    """The session, with Spark's connector."""
+    try:
+        jars = kafkaserver.connector()
+    except kafkaserver.UnavailableServerError as error:
+        pytest.skip(str(error))
+    for jar in jars:
+        spark.sql(f"ADD JAR '{jar}'")
+    return spark
+
+
+def put(kafka: Kafka, topic: str, users: str, partition: int = -1) -> None:
+    kafka.put(topic, [(user, json.dumps({"user": user, "kind": "x", "v": 1})) for user in users], partition)
+
+
+def stream_of(spark: Any, kafka: Kafka, topic: str, **options: str) -> sl.Stream:
+    rows = sl.kafka.read(spark, kafka.servers, topic, commit_to="watched", options=options)
+    event = F.from_json(F.col("value").cast("string"), "user string, kind string, v bigint").alias("e")
+    return sl.stream(rows.select(event, "partition").select("e.*", "partition"), name="events")
+
+
+def shown(kafka: Kafka, topic: str) -> dict[str, list[int]]:
+    """Return the counts by key, in the order in which a reader sees them."""
+    found = defaultdict(list)
+    for message in kafka.messages(topic):
+        said = json.loads(message.value())
+        assert message.key().decode() == said["user"]
+        found[said["user"]].append(said["n"])
+    return dict(found)
+
+
+def counts(users: str) -> dict[str, list[int]]:
+    return {user: list(range(1, users.count(user) + 1)) for user in set(users)}
+
+
+def committed(kafka: Kafka, topic: str) -> dict[int, int]:
+    from confluent_kafka import ConsumerGroupTopicPartitions
+
+    admin = kafka.admin()
+    (future,) = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions("watched")]).values()
+    found = future.result(10).topic_partitions
+    return {each.partition: each.offset for each in found if each.topic == topic}
+
+
+def delete_before(kafka: Kafka, topic: str, partition: int, offset: int) -> None:
+    """As the topic's retention does."""
+    from confluent_kafka import TopicPartition
+
+    admin = kafka.admin()
+    (done,) = admin.delete_records([TopicPartition(topic, partition, offset)]).values()
+    done.result(10)
+
+
+def test_from_kafka_to_kafka(with_kafka: Any, kafka: Kafka, case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    spark, source, target = with_kafka, kafka.create("jobs-in", 2), kafka.create("jobs-out", 3)
+
+    def start(**options: str) -> sl.Run:
+        sink = sl.sinks.kafka(kafka.servers, target, key="user", name="out")
+        stream = stream_of(spark, kafka, source, **options)
+        return small.job(stream, case.root, case.local_dir, sink=sink).start(spark)
+
+    users = "abcaab" * 5
+    put(kafka, source, users)
+    with start() as run:
+        settle(run)
+        assert shown(kafka, target) == counts(users)
+        # A partition that comes while the job runs.
+        from confluent_kafka.admin import NewPartitions
+
+        admin = kafka.admin()
+        for done in admin.create_partitions([NewPartitions(source, 3)]).values():
+            done.result(10)
+        put(kafka, source, "dada", 2)
+        eventually(lambda: (settle(run), shown(kafka, target))[1] == counts(users + "dada"), "they are read", 60)
+        (told,) = run.status().source_progress
+        assert (told.name, told.offsets_behind) == ("events", 0)
+        eventually(lambda: sum(committed(kafka, source).values()) == len(users) + 4, "offsets are committed", 20)
+        assert committed(kafka, source)[2] == 4
+    # What comes while it is away, it reads when it is back.
+    put(kafka, source, "abd")
+    users += "dada" + "abd"
+    with start() as run:
+        settle(run)
+        assert shown(kafka, target) == counts(users)
+    # Rows that retention has deleted before they were read are told of.
+    put(kafka, source, "ddd", 2)
+    before = committed(kafka, source)[2]
+    delete_before(kafka, source, 2, before + 2)
+    with pytest.raises(sl.errors.ConfigurationError) as error:
+        start()
+    assert (
+        f"source 'events': rows are gone that Kafka at {kafka.servers} had: topic '{source}', partition 2: the job goes "
+        f"on at offset {before}, and the oldest that is kept is {before + 2}\n" in str(error.value)
+    )
+    with caplog.at_level(logging.WARNING), start(failOnDataLoss="false") as run:
+        settle(run)
+        assert shown(kafka, target) == counts(users + "d")
+    assert f"oldest that is kept is {before + 2}. The job goes on without them" in caplog.text
+
+
+def test_what_becomes_of_columns(with_kafka: Any, kafka: Kafka) -> None:
+    spark, topic, other = with_kafka, kafka.create("columns", 4), kafka.create("columns-of-spark", 4)
+    now = datetime.now(UTC).replace(microsecond=0)
+    rows = spark.createDataFrame(
+        [(f"user-{at}", at, at * 0.5, [at, at + 1], now, topic) for at in range(20)],
+        "user string, n bigint, share double, list array<int>, at timestamp, topic string",
+    )
+    sink = sl.sinks.kafka(
+        kafka.servers, topic_column="topic", key="user", headers={"by": "n"}, timestamp="at", visibility="epoch"
+    )
+    sink.try_out(rows.limit(0))
+    sink.write(rows, 1)
+    found = {message.key().decode(): message for message in kafka.messages(topic)}
+    one = found["user-7"]
+    assert json.loads(one.value()) == {"user": "user-7", "share": 3.5, "list": [7, 8]}
+    assert (one.headers(), one.timestamp()[1]) == ([("by", b"7")], 1000 * int(now.timestamp()))
+    # A key's partition is where Java's clients look.
+    keys = rows.selectExpr("user as key", "if(n % 2 = 0, 'x', null) as value", "topic")
+    keys.drop("topic").write.format("kafka").option("kafka.bootstrap.servers", kafka.servers).option(
+        "topic", other
+    ).save()
+    theirs = {message.key().decode(): message.partition() for message in kafka.messages(other)}
+    assert {key: message.partition() for key, message in found.items()} == theirs
+    # A value that is null is a tombstone.
+    third = kafka.create("tombstones", 1)
+    sl.sinks.kafka(kafka.servers, third, key="key", value="value", visibility="epoch").write(keys, 1)
+    assert sorted(message.value() or b"" for message in kafka.messages(third)) == [b""] * 10 + [b"x"] * 10
+
+
+def test_what_is_refused_before_a_job_starts(with_kafka: Any, kafka: Kafka) -> None:
+    rows = with_kafka.range(0).selectExpr("id", "cast(id as string) as user", "current_timestamp() as at")
+    topic = kafka.create("refusing", 1)
+    cases = [
+        (dict(key="usr"), "key names a column 'usr' that the rows do not have: they have id, user, at"),
+        (dict(partition="user"), "partition is column 'user' of type string, expected integer"),
+        (dict(headers="user"), "headers is column 'user' of type string, expected array"),
+        (dict(topic="missing"), f"Kafka at {kafka.servers} has no topic 'missing'\n  next step: create it"),
+        (dict(servers="127.0.0.1:1"), "Kafka at 127.0.0.1:1 does not answer"),
+        (dict(options={"sasl.password": "hush", "compression.type": "hush"}), "the client refuses its options"),
+    ]
+    for given, words in cases:
+        sink = sl.sinks.kafka(**{"servers": kafka.servers, "topic": topic, **given})
+        with pytest.raises(sl.errors.ConfigurationError) as error:
+            sink.try_out(rows)
+        assert words in str(error.value)
+        assert "hush" not in str(error.value)
+    with pytest.raises(sl.errors.ConfigurationError, match="expected a name, several, or a pattern"):
+        sl.kafka.read(with_kafka, kafka.servers, [])

@@ -1,0 +1,306 @@
+"""Rows into a real Kafka: each once for readers of what is committed, whatever broke, and mistakes in words."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import string
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import strandline as sl
+from strandline.core import failpoints
+from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
+from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
+from strandline.spark.sinks.target import Writer
+from strandline.storage.place import Place
+from tests.kafkaserver import PASSWORD, Kafka
+from tests.spark.inprocess import Session
+
+_numbers = itertools.count()
+
+
+PATIENCE_S = 20.0
+
+
+class Crash(BaseException):
+    """The process is dead."""
+
+
+@pytest.fixture
+def topic(kafka: Kafka) -> str:
+    return kafka.create(f"out-{next(_numbers)}")
+
+
+@pytest.fixture
+def target(kafka: Kafka, topic: str) -> KafkaTarget:
+    return KafkaTarget(Cluster(kafka.servers), topic, f"p{next(_numbers)}")
+
+
+def by(generation: int, sink: str = "s1") -> Writer:
+    return Writer(sink, generation, "out", "j", Place(url="memory:"))
+
+
+def batch(*keys_and_values: tuple[str, str]) -> list[pa.RecordBatch]:
+    columns = zip(*keys_and_values, strict=True)
+    data = [pa.array([text.encode() for text in column], pa.binary()) for column in columns]
+    return [pa.RecordBatch.from_arrays(data, ["key", "value"])]
+
+
+def expect(kafka: Kafka, topic: str, *values: str) -> None:
+    """Brokers end a transaction some moments after they have said that it will be."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        seen = sorted(message.value().decode() for message in kafka.messages(topic))
+        if seen == list(values):
+            return
+        assert time.monotonic() < until and not set(seen) - set(values), seen
+
+
+# -- the record
+
+
+def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    assert connection.reached() is None
+    connection.write(batch(("a", "1"), ("b", "2")), None, "m1")
+    connection.write(batch(("a", "3")), "m1", "m2")
+    connection.close()
+    assert target.connect(by(1), 0).reached() == "m2"
+    assert target.connect(by(1), 1).reached() is None
+    assert target.connect(by(1, "s2"), 0).reached() is None
+    expect(kafka, topic, "1", "2", "3")
+
+
+STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.committed")
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_at_each_step_of_a_transaction(kafka: Kafka, topic: str, target: KafkaTarget, step: str) -> None:
+    target.claim(by(1))
+    first = target.connect(by(1), 0)
+    first.write(batch(("a", "1")), None, "m1")
+
+    def crash() -> None:
+        raise Crash
+
+    failpoints.arm(step, crash)
+    with pytest.raises(Crash):
+        target.connect(by(1), 0).write(batch(("a", "2")), "m1", "m2")
+    failpoints.disarm_all()
+    target.claim(by(2))
+    connection = target.connect(by(2), 0)
+    done = step == "kafka.committed"
+    assert connection.reached() == ("m2" if done else "m1")
+    if not done:
+        connection.write(batch(("a", "2")), "m1", "m2")
+    expect(kafka, topic, "1", "2")
+
+
+@pytest.mark.parametrize("lane", [0, 5], ids=["a lane that was there", "a lane that is new"])
+@pytest.mark.parametrize("at", ["", *STEPS[:3]])
+def test_a_driver_that_was_replaced_commits_nothing(
+    kafka: Kafka, topic: str, target: KafkaTarget, at: str, lane: int
+) -> None:
+    """It stops at a step, the newer run begins, and it goes on."""
+    target.claim(by(1))
+    target.connect(by(1), 0).write(batch(("a", "1")), None, "m1")
+
+    def meanwhile() -> None:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(target.claim, by(2)).result()
+
+    idle.end()
+    if at:
+        failpoints.arm(at, meanwhile)
+    else:
+        meanwhile()
+    since = "m1" if lane == 0 else None
+    with pytest.raises((sl.errors.FencedError, sl.errors.ConflictError)):
+        target.connect(by(1), lane).write(batch(("a", "old")), since, "m2")
+    failpoints.disarm_all()
+    idle.end()
+    with pytest.raises(sl.errors.FencedError, match="run 2 of the job writes to Kafka; this is run 1"):
+        target.connect(by(1), lane)
+    with pytest.raises(sl.errors.FencedError):
+        target.claim(by(1))
+    connection = target.connect(by(2), lane)
+    assert connection.reached() == since
+    connection.write(batch(("a", "new")), since, "m3")
+    expect(kafka, topic, "1", "new")
+
+
+@pytest.mark.parametrize("step", ["kafka.claimed", "kafka.lane_claimed"])
+def test_a_run_that_stops_while_it_claims(kafka: Kafka, topic: str, target: KafkaTarget, step: str) -> None:
+    target.claim(by(1))
+    for lane in (0, 1):
+        target.connect(by(1), lane).write(batch(("a", f"{lane}")), None, "m1")
+
+    def meanwhile() -> None:
+        with ThreadPoolExecutor(1) as other:
+            other.submit(target.claim, by(3)).result()
+
+    failpoints.arm(step, meanwhile)
+    try:
+        target.claim(by(2))
+    except (sl.errors.FencedError, sl.errors.ConflictError):
+        pass
+    failpoints.disarm_all()
+    idle.end()
+    with pytest.raises(sl.errors.FencedError):
+        target.connect(by(2), 0)
+    assert target.connect(by(3), 1).reached() == "m1"
+
+
+def test_what_kafka_has_forgotten_of_a_group_is_in_the_topic(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
+    target.claim(by(1))
+    for lane in (0, 1):
+        target.connect(by(1), lane).write(batch(("a", f"{lane}")), None, f"m{lane}")
+    forget(kafka, target)
+    assert target.connect(by(1), 0).reached() == "m0"
+    target.claim(by(2))
+    assert target.connect(by(2), 1).reached() == "m1"
+    forget(kafka, target)
+    idle.end()
+    with pytest.raises(sl.errors.FencedError):
+        target.connect(by(1), 1)
+
+
+def forget(kafka: Kafka, target: KafkaTarget) -> None:
+    """As Kafka does with groups that were silent for a week."""
+    admin = kafka.admin()
+    groups = [f"{target.prefix}-s1-{lane}" for lane in (0, 1)]
+    for done in admin.delete_consumer_groups(groups).values():
+        done.result(10)
+
+
+def test_many_runs_leave_little_behind(kafka: Kafka, target: KafkaTarget) -> None:
+    for generation in range(1, 5):
+        target.claim(by(generation))
+    newest = {message.key(): message.value() for message in kafka.messages(f"{target.prefix}-marks")}
+    assert [key for key, value in newest.items() if value is not None] == [f"{target.prefix}-s1 claim 4".encode()]
+
+
+# -- mistakes, and what may pass
+
+
+def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget) -> None:
+    small = kafka.create(f"small-{next(_numbers)}", max_message_bytes="2000")
+    target.topic, target.limit = small, 2000
+    target.claim(by(1))
+    large = batch(("a", "1"), ("b", "".join(random.choices(string.printable, k=3000))))
+    words = f"a row of 3,001 bytes is larger than topic '{small}' takes: the limit, max.message.bytes, is 2,000"
+    with pytest.raises(target.refusing, match=words):
+        target.connect(by(1), 0).write(large, None, "m1")
+    # Where the topic could not be asked, the broker is the one that refuses.
+    target.limit = 1_000_000
+    with pytest.raises(target.refusing, match="larger than topic"):
+        target.connect(by(1), 0).write(large, None, "m1")
+    assert target.connect(by(1), 0).reached() is None
+    expect(kafka, small)
+
+
+def test_a_wrong_password_is_said_and_not_shown(kafka: Kafka, topic: str, caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG)
+    right = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "payments"}
+    good = KafkaTarget(Cluster(kafka.secured, {**right, "kafka.sasl.password": PASSWORD}), topic, "secured")
+    good.claim(by(1))
+    good.connect(by(1), 0).write(batch(("a", "1")), None, "m1")
+    expect(kafka, topic, "1")
+    bad = KafkaTarget(Cluster(kafka.secured, {**right, "sasl.password": "not-that-secret"}), topic, "secured")
+    with pytest.raises(sl.errors.ConfigurationError, match="does not let it in") as error:
+        bad.claim(by(2))
+    assert "not-that-secret" not in f"{error.value}{bad!r}{bad.cluster!r}{caplog.text}"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"servers": "kafka"}, "expected addresses with ports"),
+        ({"topic": None}, "both or none of topic and topic_column"),
+        ({"topic": "a b"}, "expected letters, digits"),
+        ({"prefix": ""}, "prefix is '', expected letters"),
+        ({"visibility": "soon"}, "expected 'checkpoint' or 'epoch'"),
+        ({"options": {"acks": "1"}}, "options has 'acks', which the sink sets itself"),
+        ({"options": {"kafka.sasl.jaas.config": "secret"}}, "only Java's clients know"),
+        ({"options": "x=1"}, "options are not a dict"),
+    ],
+)
+def test_what_is_refused_at_once(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(sl.errors.ConfigurationError, match=words) as error:
+        sl.sinks.kafka(**{"servers": "kafka:9092", "topic": "t", **given})
+    assert "secret" not in str(error.value)
+
+
+# -- what every sink must do
+
+
+class Numbers:
+    """A layout of messages without Spark: of the column n of a sink on trial."""
+
+    topic = None
+
+    def messages(self, df: Any) -> Any:
+        return df.mapInArrow(_messages, None)
+
+
+def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for each in batches:
+        texts = pc.cast(pc.cast(each["n"], pa.string()), pa.binary())
+        yield pa.RecordBatch.from_arrays([texts, texts], ["key", "value"])
+
+
+def sink_of(target: KafkaTarget) -> KafkaSink:
+    sink = KafkaSink(cast(Layout, Numbers()), target)
+    sink.patience_s = sink.start_patience_s = 20
+    return sink
+
+
+class KafkaTrial(Trial):
+    def expect(self, *epochs: int | tuple[int, int], at_least: bool = False) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return super().expect(*epochs, at_least=at_least)
+            except AssertionError as error:
+                # Brokers end a transaction some moments after they have said that it will be.
+                if time.monotonic() > until or "rows are missing" not in str(error):
+                    raise
+
+
+def trial(kafka: Kafka, target: KafkaTarget) -> Trial:
+    return KafkaTrial(
+        cast(Any, Session()),
+        make=lambda: sink_of(target),
+        visible=lambda: [int(message.value()) for message in kafka.messages(target.topic or "")],
+        crashes=5,
+    )
+
+
+@pytest.mark.parametrize("lanes", ["many lanes", "one lane"])
+@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
+def test_exactly_once(kafka: Kafka, target: KafkaTarget, check: Check, lanes: str) -> None:
+    # One is written by the thread that the trial sees, to its last line.
+    target.parallel = lanes == "many lanes"
+    check(trial(kafka, target))
+
+
+def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
+    for check in checks(Promise.SEEN):
+        made = trial(kafka, target)
+        target.topic = kafka.create(f"out-{next(_numbers)}")
+        made.make = lambda: KafkaSinkAtOnce(cast(Layout, Numbers()), target, None)
+        check(made)
+
+
+# -- with Spark
