@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
+import psycopg
+import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.core import failpoints
+from strandline.core.errors import ConflictError, CorruptionError, FencedError
 from strandline.spark.sinks import transactional
+from strandline.spark.sinks.databases import postgres
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from tests.lossy import Proxy
 from tests.postgres import Server
 from tests.spark import inprocess
 
@@ -48,3 +57,214 @@ def test_conformance(
     trial = trial_of(postgresql, dsn, **given)
     trial.crashes = 3
     check(trial)
+
+
+# Not that of READ COMMITTED.
+COMMIT = b"COMMIT\0"
+
+
+class Table:
+    """A table with rows of three columns, and a sink's target for it, without a job."""
+
+    def __init__(self, server: Server, dsn: str, columns: str, **given: Any) -> None:
+        self.server, self.dsn = server, dsn
+        self.sql(f"create table results ({columns})")
+        self.given: Any = {"table": "results", **given}
+        self.target = self.target_at(dsn)
+        self.mark: str | None = None
+        self.target.claim(writer(1))
+
+    def target_at(self, dsn: str, **given: Any) -> Any:
+        return sl.sinks.postgres(dsn, **{**self.given, **given}).target
+
+    def sql(self, text: str, *values: Any) -> Any:
+        with self.server.connect(self.dsn) as db:
+            found = db.execute(text, values or None)
+            return found.fetchall() if found.description else None
+
+    def write(self, *batches: pa.RecordBatch, target: Any = None, mark: str = "1", generation: int = 1) -> None:
+        with closing((target or self.target).connect(writer(generation), 0)) as lane:
+            lane.write(batches, lane.reached(), mark)
+
+    def reached(self) -> str | None:
+        with closing(self.target.connect(writer(1), 0)) as lane:
+            found: str | None = lane.reached()
+            return found
+
+
+def writer(generation: int, sink: str = "0123abcd") -> sl.sinks.Writer:
+    return sl.sinks.Writer(sink, generation, "sink 'out' of job 'job'")
+
+
+def numbers(*values: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"n": pa.array(values, pa.int64())})
+
+
+@pytest.fixture
+def table(postgresql: Server, dsn: str) -> Table:
+    return Table(postgresql, dsn, "n bigint")
+
+
+@pytest.fixture
+def proxy(postgresql: Server) -> Iterator[Proxy]:
+    made = Proxy(postgresql.port)
+    yield made
+    made.close()
+
+
+def through(proxy: Proxy, dsn: str) -> str:
+    return dsn.replace(dsn.rpartition(":")[2].partition("/")[0], str(proxy.port))
+
+
+def test_the_answer_to_a_commit_is_lost(postgresql: Server, dsn: str, proxy: Proxy) -> None:
+    """The rows are there, and the next connection sees that they are."""
+    trial = trial_of(postgresql, dsn)
+    trial.make = lambda: sl.sinks.postgres(through(proxy, dsn), "results", writers=1)
+    sink = trial.start()
+    for epoch in range(1, 4):
+        proxy.lose(COMMIT, times=epoch)
+        assert sink.commit(trial.stage(sink, epoch)) == []
+    trial.expect(1, 2, 3)
+    # Nobody committed a second time.
+    assert proxy.asked == 3
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(
+    postgresql: Server, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "_SPARE_S", 0.0)
+    trial = trial_of(postgresql, dsn)
+    trial.make = lambda: sl.sinks.postgres(through(proxy, dsn), "results", writers=1, timeout="1s")
+    sink = trial.start()
+    proxy.lose(COMMIT, fate="held")
+    assert sink.commit(trial.stage(sink, 1)) == []
+    assert proxy.asked == 1
+    proxy.lose(b"copy ", fate="held")
+    assert sink.commit(trial.stage(sink, 2)) == []
+    trial.expect(1, 2)
+    assert proxy.asked == 2
+
+
+def test_a_server_that_is_killed_in_a_transaction_and_comes_back(
+    postgresql: Server, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It crashes before the commit, and right after the answer to it: that one must be on disk."""
+    monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(transactional, "_START_PATIENCE_S", 0.0)
+    trial = trial_of(postgresql, dsn, writers=1)
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    failpoints.arm("sink.postgres.written", postgresql.kill)
+    assert sink.commit(first) == first
+    second = trial.stage(sink, 2)
+    assert sink.commit([*first, *second]) == [*first, *second]
+    with pytest.raises(sl.errors.UnavailableError, match="does not answer"):
+        trial.start([*first, *second], 2)
+    postgresql.start()
+    failpoints.arm("sink.deliver.after", postgresql.kill)
+    assert sink.commit([*first, *second]) == []
+    postgresql.start()
+    trial.expect(1, 2)
+    trial.start([*first, *second], 2)
+    trial.expect(1, 2)
+
+
+def test_an_older_driver_that_was_stopped_in_a_transaction_does_not_hold_up_the_next(table: Table) -> None:
+    older = table.target.connect(writer(1), 0)
+    claimed = threading.Event()
+
+    def take_over() -> None:
+        table.target.claim(writer(2))
+        claimed.set()
+
+    failpoints.arm("sink.postgres.written", lambda: (take_over(), None)[1])
+    with closing(older), pytest.raises(psycopg.OperationalError, match="terminat"):
+        older.write([numbers(1)], None, "1")
+    assert claimed.is_set()
+    with closing(table.target.connect(writer(1), 0)) as again, pytest.raises(FencedError, match="a newer driver writes"):
+        again.write([numbers(1)], None, "1")
+    with pytest.raises(FencedError, match="a newer driver writes"):
+        table.target.claim(writer(1))
+    table.write(numbers(2), generation=2)
+    assert table.sql("select n from results") == [(2,)]
+
+
+def test_two_tasks_write_the_same_lane(table: Table) -> None:
+    with closing(table.target.connect(writer(1), 0)) as one, closing(table.target.connect(writer(1), 0)) as other:
+        assert one.reached() is other.reached() is None
+        one.write([numbers(1)], None, "1")
+        with pytest.raises(ConflictError, match="another task writes lane 0"):
+            other.write([numbers(1)], None, "1")
+        one.write([numbers(2)], "1", "2")
+    assert table.sql("select n from results order by n") == [(1,), (2,)]
+
+
+def test_a_record_that_is_gone_or_older_is_not_guessed_at(table: Table) -> None:
+    table.write(numbers(1))
+    table.sql("delete from strandline_deliveries")
+    with pytest.raises(CorruptionError, match="this run's claim is not in strandline_deliveries any more"):
+        table.write(numbers(2))
+    table.sql("drop table strandline_deliveries")
+    with pytest.raises(CorruptionError, match="the table strandline_deliveries is gone"):
+        table.write(numbers(2))
+    assert table.sql("select n from results") == [(1,)]
+
+
+def test_commits_are_on_disk_whatever_the_server_is_set_to(table: Table) -> None:
+    (on_server,) = table.sql("show synchronous_commit")[0]
+    assert on_server == "off"
+    table.sql("create table seen (setting text)")
+    table.sql(
+        "create function note() returns trigger language plpgsql as "
+        "$$ begin insert into seen select current_setting('synchronous_commit'); return null; end $$"
+    )
+    table.sql("create trigger note after insert on results execute function note()")
+    table.write(numbers(1))
+    assert table.sql("select setting from seen") == [("on",)]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure, psycopg.errors.AdminShutdown,
+        psycopg.errors.CannotConnectNow, psycopg.errors.TooManyConnections, psycopg.errors.DiskFull,
+        psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable, psycopg.errors.ReadOnlySqlTransaction,
+        psycopg.errors.IdleInTransactionSessionTimeout, psycopg.OperationalError, psycopg.InterfaceError,
+        ConnectionResetError, TimeoutError,
+    ],
+)  # fmt: skip
+def test_what_may_pass_is_tried_again(table: Table, error: type[Exception]) -> None:
+    assert table.target.may_pass(error())
+
+
+def test_what_will_not_pass_is_not(table: Table) -> None:
+    for error in (psycopg.errors.UniqueViolation, psycopg.errors.UndefinedTable, psycopg.DataError, ValueError):
+        assert not table.target.may_pass(error())
+
+
+def test_a_deadlock_a_replica_and_a_full_server_are_waited_out(
+    postgresql: Server, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = trial_of(postgresql, dsn, writers=1)
+    sink = trial.start()
+
+    def failing(sql: str, undo: str) -> list[str]:
+        """Have the database fail for a while, and see that rows wait and come."""
+        with postgresql.connect() as db:
+            db.execute(sql)
+            pending = trial.stage(sink, failing.epoch)
+            monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
+            left = list(sink.commit(pending))
+            db.execute(undo)
+        monkeypatch.setattr(transactional, "_PATIENCE_S", 5.0)
+        assert sink.commit(left) == []
+        failing.epoch += 1
+        return left
+
+    failing.epoch = 1
+    name = dsn.rpartition("/")[2]
+    assert failing(f"alter database {name} set default_transaction_read_only = on",
+                   f"alter database {name} reset default_transaction_read_only")  # fmt: skip
+    assert failing(f"alter database {name} connection limit 0 allow_connections false",
+                   f"alter database {name} connection limit -1 allow_connections true")  # fmt: skip
+    trial.expect(1, 2)
