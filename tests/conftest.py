@@ -87,7 +87,7 @@ def postgresql() -> Iterator[postgres.Server]:
     """A PostgreSQL server on loopback."""
     server = postgres.start()
     if server is None:
-        pytest.skip("there is no PostgreSQL for this machine: neither as a wheel, nor on PATH, nor where Debian puts it")
+        pytest.skip("there is no PostgreSQL: neither as a wheel for this machine, nor installed on it")
     yield server
     server.stop()
 

@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+DATABASE = "tests"
 PASSWORD = "a-secret-of-these-tests"
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -56,19 +57,21 @@ class Server:
     port: int
     _cleaner: subprocess.Popen[bytes]
     _process: subprocess.Popen[bytes] | None = None
-    _databases: int = 0
+    _schemas: int = 0
     settings: dict[str, str] = field(default_factory=lambda: dict(_SETTINGS))
 
     def dsn(self, database: str = "postgres", *, user: str = "tests", password: str = PASSWORD, port: int = 0) -> str:
         return f"postgresql://{user}:{password}@127.0.0.1:{port or self.port}/{database}"
 
-    def database(self) -> str:
-        """Make a database, empty; return how to reach it."""
-        self._databases += 1
-        name = f"d{self._databases}"
-        with self.connect() as connection:
-            connection.execute(f"create database {name} strategy file_copy")
-        return self.dsn(name)
+    def schema(self) -> str:
+        """Make a place for tables, empty; return how to reach it."""
+        if not self._schemas:
+            with self.connect() as connection:
+                connection.execute(f"create database {DATABASE}")
+        self._schemas += 1
+        with self.connect(self.dsn(DATABASE)) as connection:
+            connection.execute(f"create schema s{self._schemas}")
+        return f"{self.dsn(DATABASE)}?options=-csearch_path%3Ds{self._schemas}"
 
     def connect(self, dsn: str = "") -> Any:
         import psycopg

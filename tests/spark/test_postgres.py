@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -13,18 +15,34 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, CorruptionError, FencedError
+from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError
 from strandline.spark.sinks import transactional
-from strandline.spark.sinks.databases import postgres
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.spark.sinks.databases import postgres
 from tests.lossy import Proxy
-from tests.postgres import Server
+from tests.postgres import DATABASE, Server
 from tests.spark import inprocess
+from tests.spark.test_postgres_rows import writer
 
 
 @pytest.fixture
 def dsn(postgresql: Server) -> str:
-    return postgresql.database()
+    return postgresql.schema()
+
+
+@pytest.fixture
+def proxy(postgresql: Server) -> Iterator[Proxy]:
+    made = Proxy(postgresql.port)
+    yield made
+    made.close()
+
+
+def through(proxy: Proxy, server: Server, dsn: str) -> str:
+    return dsn.replace(f":{server.port}/", f":{proxy.port}/")
+
+
+# Not that of READ COMMITTED.
+COMMIT = b"COMMIT\0"
 
 
 def numbers_of(server: Server, dsn: str) -> list[int]:
@@ -32,13 +50,32 @@ def numbers_of(server: Server, dsn: str) -> list[int]:
         return [n for (n,) in db.execute("select n from results")]
 
 
-def trial_of(server: Server, dsn: str, session: Any = None, **given: Any) -> Trial:
+@contextmanager
+def away(server: Server) -> Iterator[None]:
+    """Nobody may connect to the database, and who is connected is not any more."""
+    with server.connect() as db:
+        db.execute(f"alter database {DATABASE} allow_connections false")
+        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", [DATABASE])
+        yield
+        db.execute(f"alter database {DATABASE} allow_connections true")
+
+
+@contextmanager
+def mute(proxy: Proxy) -> Iterator[None]:
+    proxy.lose(COMMIT, times=1000)
+    yield
+    proxy.lose(COMMIT, times=0)
+
+
+def trial_of(server: Server, dsn: str, proxy: Proxy, **given: Any) -> Trial:
     with server.connect(dsn) as db:
         db.execute("create table results (n bigint" + (" primary key)" if "key" in given else ")"))
     return Trial(
-        session or inprocess.Session(),
-        make=lambda: sl.sinks.postgres(dsn, "results", **given),
+        inprocess.Session(),
+        make=lambda: sl.sinks.postgres(through(proxy, server, dsn), "results", **given),
         visible=lambda: numbers_of(server, dsn),
+        away=lambda: away(server),
+        mute=lambda: mute(proxy),
     )
 
 
@@ -49,18 +86,20 @@ KINDS = {"appended": {}, "by key": {"key": "n"}}
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("small_bytes", [0, 4 << 20], ids=["by tasks", "by the driver"])
 @pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
+@pytest.mark.parametrize("check", checks(Promise.LASTING, Promise.WAITS), ids=name_of)
 def test_conformance(
-    postgresql: Server, dsn: str, monkeypatch: pytest.MonkeyPatch, check: Check, given: Any, small_bytes: int
+    postgresql: Server,
+    dsn: str,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    check: Check,
+    given: Any,
+    small_bytes: int,
 ) -> None:
     monkeypatch.setattr(transactional, "_SMALL_BYTES", small_bytes)
-    trial = trial_of(postgresql, dsn, **given)
+    trial = trial_of(postgresql, dsn, proxy, **given)
     trial.crashes = 3
     check(trial)
-
-
-# Not that of READ COMMITTED.
-COMMIT = b"COMMIT\0"
 
 
 class Table:
@@ -92,10 +131,6 @@ class Table:
             return found
 
 
-def writer(generation: int, sink: str = "0123abcd") -> sl.sinks.Writer:
-    return sl.sinks.Writer(sink, generation, "sink 'out' of job 'job'")
-
-
 def numbers(*values: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"n": pa.array(values, pa.int64())})
 
@@ -105,21 +140,9 @@ def table(postgresql: Server, dsn: str) -> Table:
     return Table(postgresql, dsn, "n bigint")
 
 
-@pytest.fixture
-def proxy(postgresql: Server) -> Iterator[Proxy]:
-    made = Proxy(postgresql.port)
-    yield made
-    made.close()
-
-
-def through(proxy: Proxy, dsn: str) -> str:
-    return dsn.replace(dsn.rpartition(":")[2].partition("/")[0], str(proxy.port))
-
-
 def test_the_answer_to_a_commit_is_lost(postgresql: Server, dsn: str, proxy: Proxy) -> None:
     """The rows are there, and the next connection sees that they are."""
-    trial = trial_of(postgresql, dsn)
-    trial.make = lambda: sl.sinks.postgres(through(proxy, dsn), "results", writers=1)
+    trial = trial_of(postgresql, dsn, proxy, writers=1)
     sink = trial.start()
     for epoch in range(1, 4):
         proxy.lose(COMMIT, times=epoch)
@@ -133,9 +156,9 @@ def test_a_server_that_never_answers_is_given_up_in_time(
     postgresql: Server, dsn: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "_SPARE_S", 0.0)
-    trial = trial_of(postgresql, dsn)
-    trial.make = lambda: sl.sinks.postgres(through(proxy, dsn), "results", writers=1, timeout="1s")
+    trial = trial_of(postgresql, dsn, proxy, writers=1, timeout="1s")
     sink = trial.start()
+    sink.patience_s = 10.0
     proxy.lose(COMMIT, fate="held")
     assert sink.commit(trial.stage(sink, 1)) == []
     assert proxy.asked == 1
@@ -145,13 +168,9 @@ def test_a_server_that_never_answers_is_given_up_in_time(
     assert proxy.asked == 2
 
 
-def test_a_server_that_is_killed_in_a_transaction_and_comes_back(
-    postgresql: Server, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_killed_in_a_transaction_and_comes_back(postgresql: Server, dsn: str, proxy: Proxy) -> None:
     """It crashes before the commit, and right after the answer to it: that one must be on disk."""
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(transactional, "_START_PATIENCE_S", 0.0)
-    trial = trial_of(postgresql, dsn, writers=1)
+    trial = trial_of(postgresql, dsn, proxy, writers=1)
     sink = trial.start()
     first = trial.stage(sink, 1)
     failpoints.arm("sink.postgres.written", postgresql.kill)
@@ -181,7 +200,10 @@ def test_an_older_driver_that_was_stopped_in_a_transaction_does_not_hold_up_the_
     with closing(older), pytest.raises(psycopg.OperationalError, match="terminat"):
         older.write([numbers(1)], None, "1")
     assert claimed.is_set()
-    with closing(table.target.connect(writer(1), 0)) as again, pytest.raises(FencedError, match="a newer driver writes"):
+    with (
+        closing(table.target.connect(writer(1), 0)) as again,
+        pytest.raises(FencedError, match="a newer driver writes"),
+    ):
         again.write([numbers(1)], None, "1")
     with pytest.raises(FencedError, match="a newer driver writes"):
         table.target.claim(writer(1))
@@ -242,29 +264,67 @@ def test_what_will_not_pass_is_not(table: Table) -> None:
         assert not table.target.may_pass(error())
 
 
-def test_a_deadlock_a_replica_and_a_full_server_are_waited_out(
-    postgresql: Server, dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trial = trial_of(postgresql, dsn, writers=1)
+def test_a_server_that_became_a_replica_is_waited_for(postgresql: Server, dsn: str, proxy: Proxy) -> None:
+    trial = trial_of(postgresql, dsn, proxy, writers=1)
     sink = trial.start()
+    pending = trial.stage(sink, 1)
+    with postgresql.connect() as db:
+        db.execute(f"alter database {DATABASE} set default_transaction_read_only = on")
+        assert sink.commit(pending) == pending
+        db.execute(f"alter database {DATABASE} reset default_transaction_read_only")
+    assert sink.commit(pending) == []
+    trial.expect(1)
 
-    def failing(sql: str, undo: str) -> list[str]:
-        """Have the database fail for a while, and see that rows wait and come."""
-        with postgresql.connect() as db:
-            db.execute(sql)
-            pending = trial.stage(sink, failing.epoch)
-            monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
-            left = list(sink.commit(pending))
-            db.execute(undo)
-        monkeypatch.setattr(transactional, "_PATIENCE_S", 5.0)
-        assert sink.commit(left) == []
-        failing.epoch += 1
-        return left
 
-    failing.epoch = 1
-    name = dsn.rpartition("/")[2]
-    assert failing(f"alter database {name} set default_transaction_read_only = on",
-                   f"alter database {name} reset default_transaction_read_only")  # fmt: skip
-    assert failing(f"alter database {name} connection limit 0 allow_connections false",
-                   f"alter database {name} connection limit -1 allow_connections true")  # fmt: skip
-    trial.expect(1, 2)
+def test_a_deadlock_is_tried_again(table: Table) -> None:
+    """The other one holds what the sink needs, and waits for what the sink holds."""
+    table.sql("alter table results add primary key (n)")
+    table.sql("insert into results values (1), (2)")
+    other = table.server.connect(table.dsn)
+    other.autocommit = False
+    other.execute("update results set n = n where n = 2")
+    target = table.target_at(table.dsn, key="n", delete="gone")
+    waits = threading.Thread(
+        target=lambda: other.execute("set deadlock_timeout = '1h'; update results set n = n where n = 1")
+    )
+    batch = pa.RecordBatch.from_pydict({"n": pa.array([1, 2], pa.int64()), "gone": [True, True]})
+    with closing(target.connect(writer(1), 0)) as lane:
+        lane._db.execute("set deadlock_timeout = '100ms'")
+        put = lane._put
+
+        def then_waits(batches: Any) -> None:
+            lane._db.execute("select from results where n = 1 for update")
+            waits.start()
+            put(batches)
+
+        lane._put = then_waits
+        with pytest.raises(psycopg.errors.DeadlockDetected) as caught:
+            lane.write([batch], None, "1")
+    assert target.may_pass(caught.value)
+    waits.join()
+    other.commit()
+    other.close()
+    table.write(batch, target=target)
+    assert table.sql("select count(*) from results") == [(0,)]
+
+
+def test_rows_that_are_refused_are_dead_letters(postgresql: Server, dsn: str, proxy: Proxy, tmp_path: Path) -> None:
+    trial = trial_of(postgresql, dsn, proxy, writers=1, on_error="dead-letter", dead_letters=tmp_path / "dead")
+    with postgresql.connect(dsn) as db:
+        db.execute("alter table results add check (n % 6 <> 3)")
+    sink = trial.start()
+    assert sink.commit(trial.stage(sink, 1)) == []
+    assert sorted(trial.visible()) == [n for n in range(1_000_000, 1_000_006) if n % 6 != 3]
+    letters = [
+        json.loads(line)
+        for path in (tmp_path / "dead").rglob("*")
+        if path.is_file()
+        for line in path.read_text().splitlines()
+    ]
+    assert len(letters) == 1
+    assert "violates check constraint" in str(letters[0])
+    # A table that is gone is no row's fault.
+    with postgresql.connect(dsn) as db:
+        db.execute("drop table results")
+    with pytest.raises(StrandlineError, match="table results does not exist"):
+        sink.commit(trial.stage(sink, 2))

@@ -222,9 +222,9 @@ def test_a_target_that_is_away_is_caught_up_with_by_a_job_that_goes_on(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, users = case.root / "results.db", [f"u{i}" for i in range(20)]
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(coordinator, "_SHOW_AGAIN_MS", 100)
     sink = sl.sinks.Transactional(run_page("sinks.md", 2)["Results"](path))
+    sink.patience_s = 0.0
 
     def shown() -> Counter[int]:
         with contextlib.closing(sqlite3.connect(path)) as db:
@@ -240,14 +240,20 @@ def test_a_target_that_is_away_is_caught_up_with_by_a_job_that_goes_on(
             small.write_rows(case.root / "in", epoch, [(user, "x", 1) for user in users])
             running.process_all_available(60)
             running.checkpoint(60)
-        (waiting,) = newest(case.root / "ck" / "small").sinks
-        assert len(waiting.pending) == 6
+        (listed,) = newest(case.root / "ck" / "small").sinks
+        assert len(listed.pending) == 6
+        (told,) = running.status().sinks
+        assert (told.rows, told.waiting_rows) == (0, 60)
+        assert "unable to open" in told.failure
         path.rmdir()
         away.rename(path)
         # No checkpoint comes any more: nothing has changed.
         eventually(lambda: shown() == Counter({1: 20, 2: 20, 3: 20}), "the rows are written", 20)
         assert running.status().restarts == 0
-        assert not [found for found in (case.root / "ck" / "small" / "sinks").rglob("*") if found.is_file()]
+        waiting = case.root / "ck" / "small" / "sinks"
+        eventually(lambda: not [found for found in waiting.rglob("*") if found.is_file()], "nothing waits", 20)
+        (told,) = running.status().sinks
+        assert (told.rows, told.waiting_rows, told.failure) == (60, 0, "")
 
 
 @pytest.mark.parametrize("given", [b"bytes", ("a", "b"), ["a", None], 1, [["a"]]])

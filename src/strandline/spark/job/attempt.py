@@ -18,7 +18,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
-from strandline.control.status import SourceStatus
+from strandline.control.status import SinkStatus, SourceStatus
 from strandline.control.telling import tell
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
@@ -176,6 +176,10 @@ class Attempt:
     def look_at_sources(self) -> list[SourceStatus]:
         """Return how far each source is, and what waits there."""
         return self._lag.look(self.query)
+
+    def look_at_sinks(self) -> list[SinkStatus]:
+        """Return what waits in sinks that write to other systems."""
+        return [said for _, sink, _ in self._b.plan.sinks if (said := sink.status()) is not None]
 
     def table(self, name: str) -> Table:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""

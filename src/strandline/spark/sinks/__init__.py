@@ -8,13 +8,16 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.databases.postgres import postgres
+from strandline.spark.sinks.databases.sqlite import sqlite
+from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
-from strandline.spark.sinks.target import Connection, Target, Writer
+from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink
+deliver = DeliverSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
@@ -24,6 +27,7 @@ noop = NoopSink
 __all__ = [
     "Committables",
     "Connection",
+    "Rows",
     "Sink",
     "SinkContext",
     "Target",
@@ -31,11 +35,13 @@ __all__ = [
     "Transactional",
     "Writer",
     "console",
+    "deliver",
     "files",
     "foreach",
     "foreach_batch",
     "memory",
     "noop",
     "postgres",
+    "sqlite",
     "write_tasks",
 ]

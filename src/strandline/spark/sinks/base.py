@@ -10,6 +10,7 @@ from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
+from strandline.control.status import SinkStatus
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
 from strandline.storage.place import Place
@@ -50,6 +51,10 @@ class SinkContext:
 class Sink(ABC):
     """A place for results. Derive from it to write your own; every step may be repeated and must be idempotent."""
 
+    patience_s: float = 5.0
+    """For how long a commit may wait for what rows go to, where a sink waits at all: the job's next checkpoint does."""
+    start_patience_s: float = 30.0
+    """And for how long a start may."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
 
@@ -103,6 +108,10 @@ class Sink(ABC):
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
         """
         self.commit(pending)
+
+    def status(self) -> SinkStatus | None:
+        """Return what is delivered and what waits, in any thread; None if that says nothing of this sink."""
+        return None
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the run held, if it was opened."""

@@ -80,7 +80,7 @@ def table_at(db: Any, table: str) -> Table | None:
     if oid is None:
         return None
     schema, name, kind, persistence, *may, user = db.execute(_TABLE, [oid]).fetchone()
-    columns = {row[0]: Column(*row[:5], row[5], *row[6:]) for row in db.execute(_COLUMNS, [oid])}
+    columns = {row[0]: Column(*row) for row in db.execute(_COLUMNS, [oid])}
     unique = [names for (names,) in db.execute(_UNIQUE, [oid])]
     allowed = dict(zip(("insert", "update", "delete", "select", "temporary"), may, strict=True))
     return Table(schema, name, kind, persistence, allowed, user, columns, unique)
@@ -120,7 +120,8 @@ def check_table(found: Table | None, shape: Shape, rows: pa.Schema) -> None:
         if column.is_required and not column.has_default and column.name not in columns.names:
             raise ConfigurationError(
                 f"{what}: column {column.name} is not null and has no default, and the rows do not have it",
-                hint=f"give the rows such a column, or: alter table {shape.table} alter {quoted(column.name)} drop not null",
+                hint=f"give the rows such a column, or: alter table {shape.table} alter {quoted(column.name)} "
+                "drop not null",
             )
     if shape.key and sorted(shape.key) not in found.unique:
         has = "; it has " + ", ".join(f"({', '.join(names)})" for names in found.unique) if found.unique else ""
@@ -182,7 +183,9 @@ def type_for(kind: pa.DataType) -> str:
         return "jsonb"
     found = next((name for is_kind, name, _ in _KINDS if is_kind(kind)), None)
     if found is None:
-        raise ConfigurationError(f"PostgreSQL has no type for {_spark_name(kind)}", hint="cast it to another, as string")
+        raise ConfigurationError(
+            f"PostgreSQL has no type for {_spark_name(kind)}", hint="cast it to another, as string"
+        )
     return found
 
 

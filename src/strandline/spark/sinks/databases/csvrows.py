@@ -37,7 +37,7 @@ def _cells(array: pa.Array, name: str, as_json: bool) -> pa.Array:
     if pa.types.is_list(kind) and not as_json:
         return _arrays(array, name)
     if pa.types.is_nested(kind):
-        return _documents(array)
+        return documents(array)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if pc.any(pc.match_substring(array, "\0")).as_py():
             raise SinkError(
@@ -48,17 +48,17 @@ def _cells(array: pa.Array, name: str, as_json: bool) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([None if value is None else "\\x" + value.hex() for value in array.to_pylist()], pa.string())
     if pa.types.is_date(kind):
-        _check_range(array.cast(pa.int32()), 1, name)
+        check_range(array.cast(pa.int32()), 1, name)
         return array
     if pa.types.is_timestamp(kind):
-        _check_range(array.cast(pa.int64()), _DAY_US, name)
+        check_range(array.cast(pa.int64()), _DAY_US, name)
         return array.cast(pa.timestamp("us", "UTC" if kind.tz else None))
     if pa.types.is_duration(kind):
         return pc.binary_join_element_wise(array.cast(pa.int64()).cast(pa.string()), "microseconds", " ")
     return array
 
 
-def _check_range(numbers: pa.Array, of_a_day: int, name: str) -> None:
+def check_range(numbers: pa.Array, of_a_day: int, name: str) -> None:
     bounds = pc.min_max(numbers).as_py()
     first = (_EARLIEST - _EPOCH).days * of_a_day
     after = ((_LATEST - _EPOCH).days + 1) * of_a_day
@@ -92,7 +92,7 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _documents(array: pa.Array) -> pa.Array:
+def documents(array: pa.Array) -> pa.Array:
     """Return nested values as JSON: numbers, times in ISO 8601, bytes in base64; NaN and infinities become null."""
     kind = array.type
     return pa.array(

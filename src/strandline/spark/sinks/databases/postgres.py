@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from strandline.api.badrecords import Then
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
@@ -39,7 +40,9 @@ set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
 _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
-_LOCK_NOT_AVAILABLE, _READ_ONLY, _IDLE, _UNIQUE = "55P03", "25006", "25P03", "23505"
+_READ_ONLY, _IDLE, _UNIQUE = "25006", "25P03", "23505"
+_OF_ROWS = ("21", "22", "23", "44", "P0")
+"""Classes of errors that a row is to blame for: values that do not fit, constraints, what triggers raise."""
 
 
 def postgres(
@@ -54,6 +57,8 @@ def postgres(
     timeout: str | float = "60s",
     name: str | None = None,
     staging: str | Path | None = None,
+    on_error: Then = "fail",
+    dead_letters: str | Path | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> TableSink:
     """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
@@ -63,7 +68,7 @@ def postgres(
     of that with the same key, and where the boolean column `delete` is true, its row goes.
 
     Rows of one key are written in their order; `writers=4` spreads keys over four connections. Without a key, each
-    partition writes on its own; `writers=1` has one transaction for all. `create=True` makes the table if there is none.
+    partition writes on its own; `writers=1` has one transaction for all. `create=True` makes a table that is not there.
     How far the sink came is in the table `record`, which is made when it is missing. A transaction that takes longer
     than `timeout` is given up and tried again.
     """
@@ -74,7 +79,10 @@ def postgres(
     if timeout_ms < 1000:
         raise ConfigurationError(f"{what}: timeout is {timeout!r}, expected at least a second")
     target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=timeout_ms)
-    return TableSink(target, writers=count, name=name, staging=staging, storage_options=storage_options)
+    return TableSink(
+        target, writers=count, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
+        storage_options=storage_options,
+    )  # fmt: skip
 
 
 def _psycopg() -> Any:
@@ -125,9 +133,13 @@ class PostgresTarget(TableTarget):
             ) from None
         with closing(db):
             if db.info.server_version < 110000:
-                raise ConfigurationError(f"{self.where} is of version {db.info.server_version // 10000}, expected 11 or newer")
+                raise ConfigurationError(
+                    f"{self.where} is of version {db.info.server_version // 10000}, expected 11 or newer"
+                )
             if db.execute("show transaction_read_only").fetchone()[0] == "on":
-                raise ConfigurationError(f"{self.where} is read-only: it may be a replica", hint="name the primary server")
+                raise ConfigurationError(
+                    f"{self.where} is read-only: it may be a replica", hint="name the primary server"
+                )
             try:
                 with db.transaction(force_rollback=True):
                     self._make_record(db)
@@ -268,18 +280,17 @@ class PostgresLane(Connection):
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         psycopg = _psycopg()
         try:
-            with self._target.limited(self._db):
-                with self._db.transaction():
-                    self._db.execute(self._settings)
-                    self._check(since)
-                    self._put(batches)
-                    self._db.execute(
-                        f"update {self._record} set mark = %s, generation = %s, at = now() where sink = %s and lane = %s",
-                        [mark, self._writer.generation, self._writer.sink, self._lane],
-                    )
-                    failpoints.hit("sink.postgres.written")
+            with self._target.limited(self._db), self._db.transaction():
+                self._db.execute(self._settings)
+                self._check(since)
+                self._put(batches)
+                self._db.execute(
+                    f"update {self._record} set mark = %s, generation = %s, at = now() where sink = %s and lane = %s",
+                    [mark, self._writer.generation, self._writer.sink, self._lane],
+                )
+                failpoints.hit("sink.postgres.written")
         except psycopg.Error as error:
-            if self._target.may_pass(error):
+            if self._target.may_pass(error) or (error.sqlstate or "")[:2] not in _OF_ROWS:
                 raise
             raise self._refused(error) from None
 
@@ -290,7 +301,8 @@ class PostgresLane(Connection):
         """Lock the lane's record, and see that nobody else has written it or claimed the sink."""
         sink, lane = self._writer.sink, self._lane
         self._db.execute(
-            f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) on conflict do nothing",
+            f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
+            "on conflict do nothing",
             [sink, lane, self._writer.generation, self._writer.label],
         )
         where = f"from {self._record} where sink = %s and lane = %s"
@@ -336,7 +348,9 @@ class PostgresLane(Connection):
         )
         select = f"select {names} from strandline_rows"
         if not is_exact(table, self._target.shape, columns):
-            self._db.execute("alter table strandline_rows add column strandline_row bigint generated always as identity")
+            self._db.execute(
+                "alter table strandline_rows add column strandline_row bigint generated always as identity"
+            )
             select = f"select distinct on ({key}) {names} from strandline_rows order by {key}, strandline_row desc"
         self._copy("strandline_rows", rows.to_batches())
         values = [quoted(name) for name in columns.names if name not in self._target.shape.key]
@@ -354,8 +368,8 @@ class PostgresLane(Connection):
     def _lost(self, why: str) -> CorruptionError:
         return CorruptionError(
             f"{self._writer.label}: {self._target.where}: {why}: how far the sink came is not known",
-            hint="the database was put back to an older state, or somebody has changed that table; restore the job from "
-            "a savepoint of that time, or start it again if the table still has all of the sink's rows",
+            hint="the database was put back to an older state, or somebody has changed that table; restore the job "
+            "from a savepoint of that time, or start it again if the table still has all of the sink's rows",
         )
 
     def _refused(self, error: Any) -> Exception:
@@ -363,7 +377,10 @@ class PostgresLane(Connection):
         parts = [diag.message_primary or str(error), diag.message_detail, diag.context]
         said = shortened("; ".join(part.strip().replace("\n", "; ") for part in parts if part))
         about = ", ".join(name for name in (diag.column_name, diag.constraint_name) if name)
-        hint = "the rows stay staged, and are tried again with the next start: change the table, or mend the rows before the sink"
+        hint = (
+            "the rows stay staged, and are tried again with the next start: change the table, or have the job go on "
+            "without such rows, with on_error='dead-letter'"
+        )
         if error.sqlstate == _UNIQUE and not self._target.shape.key:
             hint = "rows with a key that may come again need key=[…], which has them take the older ones' places"
         return SinkError(

@@ -12,10 +12,9 @@ import pyarrow.compute as pc
 from strandline.core.errors import ConfigurationError, SinkError
 
 
-
 @dataclass(frozen=True)
 class Changes:
-    """What a transaction does to a table: first rows are deleted by their keys, then rows come or take others' places."""
+    """What a transaction does to a table: rows go, by their keys, then rows come or take others' places."""
 
     gone: pa.Table
     """Keys."""

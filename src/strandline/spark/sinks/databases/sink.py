@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from strandline.core.errors import ConfigurationError
+from strandline.api.badrecords import Then
+from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.target import Target
@@ -19,6 +19,8 @@ class TableTarget(Target):
     """A table of a database."""
 
     shape: Shape
+    # What a row is to blame for is said in words; what the table is, or the database, is raised as it comes.
+    refusing = (SinkError,)
 
 
 class TableSink(Transactional):
@@ -31,9 +33,14 @@ class TableSink(Transactional):
         writers: int | None,
         name: str | None = None,
         staging: str | Path | None = None,
+        on_error: Then = "fail",
+        dead_letters: str | Path | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(target, name=name, staging=staging, storage_options=storage_options)
+        super().__init__(
+            target, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
+            storage_options=storage_options,
+        )  # fmt: skip
         self._shape = target.shape
         self._writers = writers
 
@@ -53,7 +60,8 @@ def shape_of(what: str, table: str, key: str | Sequence[str] | None, delete: str
         raise ConfigurationError(f"{what}: key is {key!r:.200}, expected names of columns, each once")
     if delete is not None and not names:
         raise ConfigurationError(
-            f"{what}: delete='{delete}' needs key=[…]", hint="rows are deleted by their keys: say which columns those are"
+            f"{what}: delete='{delete}' needs key=[…]",
+            hint="rows are deleted by their keys: say which columns those are",
         )
     if delete in names:
         raise ConfigurationError(f"{what}: the column '{delete}' is in key=, and is that of delete=")
@@ -77,8 +85,3 @@ def writers_of(what: str, writers: int | None, shape: Shape) -> int | None:
 def quoted(name: str) -> str:
     """Return a name as SQL has it."""
     return '"' + name.replace('"', '""') + '"'
-
-
-def rows_in(batches: Sequence[pa.RecordBatch]) -> int:
-    """Count rows."""
-    return sum(batch.num_rows for batch in batches)
