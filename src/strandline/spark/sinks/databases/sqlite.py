@@ -198,7 +198,7 @@ class SqliteLane(Connection):
                 claimed = self._target.claimed(self._db, writer)
                 if claimed is None or claimed < writer.generation:
                     raise CorruptionError(
-                        f"{writer.label}: this run's claim is not in {self._target.record} any more: {self._target.path}",
+                        f"{writer.label}: this run's claim is not in {self._target.record} any more",
                         hint="the database was put back to an older state, or somebody has changed that table",
                     )
                 if claimed > writer.generation:
