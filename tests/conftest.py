@@ -19,7 +19,7 @@ os.environ["STRANDLINE_VERIFY"] = "1"
 import pytest
 
 from strandline.core import failpoints
-from tests import jvm, kafkaserver, seaweed, soak
+from tests import jvm, kafkaserver, postgres, seaweed, soak
 
 _ROOT = Path(__file__).parent.parent
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
@@ -89,6 +89,16 @@ def kafka() -> Iterator[kafkaserver.Kafka]:
         server = kafkaserver.start()
     except kafkaserver.UnavailableServerError as error:
         pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[postgres.Server]:
+    """A PostgreSQL server on loopback."""
+    server = postgres.start()
+    if server is None:
+        pytest.skip("there is no PostgreSQL: neither as a wheel for this machine, nor installed on it")
     yield server
     server.stop()
 

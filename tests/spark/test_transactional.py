@@ -388,3 +388,14 @@ def test_targets_must_pickle_and_be_targets() -> None:
     target.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match="the target Kept cannot be sent to other processes"):
         sl.sinks.Transactional(target)
+
+
+def test_what_only_the_driver_reaches_no_task_writes_to(ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.spark.sinks.transactional._SMALL_BYTES", 0)
+    monkeypatch.setattr(Kept, "on_driver", True)
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    monkeypatch.setattr(inprocess.Session, "range", None)
+    assert sink.commit(pending) == []
+    trial.expect(1)

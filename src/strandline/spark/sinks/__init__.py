@@ -7,6 +7,8 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
+from strandline.spark.sinks.databases.postgres import postgres
+from strandline.spark.sinks.databases.sqlite import sqlite
 from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.kafkasink import kafka
@@ -41,5 +43,7 @@ __all__ = [
     "kafka",
     "memory",
     "noop",
+    "postgres",
+    "sqlite",
     "write_tasks",
 ]

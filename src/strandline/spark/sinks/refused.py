@@ -23,7 +23,10 @@ class Refusals:
 
     def takes(self, target: Target, error: Exception) -> bool:
         """Whether the job goes on without the row that this error is for."""
-        is_refused = isinstance(error, target.refusing) and not isinstance(error, StrandlineError)
+        # Of ours, those that a target names: others tell of drivers, tasks and storage.
+        is_refused = isinstance(error, target.refusing)
+        if isinstance(error, StrandlineError):
+            is_refused = type(error) in target.refusing
         return self.then != "fail" and is_refused and not target.may_pass(error)
 
     def put(self, writer: Writer, rows: Rows, error: Exception) -> None:

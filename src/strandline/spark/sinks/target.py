@@ -77,6 +77,8 @@ class Target(ABC):
 
     parallel: bool = True
     """Whether lanes write at the same time, one for each partition; else there is one lane, 0."""
+    on_driver: bool = False
+    """Whether only the driver can reach it, as a file on its machine: no task writes to it."""
     passing: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)
     """Errors that may pass, as when the target is down: writing is tried again, for as long as it takes."""
     refusing: tuple[type[Exception], ...] = ()

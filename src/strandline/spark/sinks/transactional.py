@@ -171,7 +171,8 @@ class Transactional(Sink):
         return left, next(iter(failing.values()), "")
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
-        if sum(each.piece.bytes for waiting in lanes.values() for each in waiting) <= _SMALL_BYTES:
+        size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
+        if self.target.on_driver or size <= _SMALL_BYTES:
             if len(lanes) < 2:
                 return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
             with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:

@@ -1,0 +1,123 @@
+"""Arrow batches as the CSV that PostgreSQL's COPY reads, so that each column's own type reads its values.
+
+Everything that is there is quoted, and what is null is not: so an empty text is not a null.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
+
+from strandline.core.errors import SinkError
+
+_OPTIONS = csv.WriteOptions(include_header=False, quoting_style="all_valid")
+_JSON = msgspec.json.Encoder(decimal_format="number")
+_EARLIEST, _LATEST = dt.date(1, 1, 1), dt.date(9999, 12, 31)
+_DAY_US = 86_400_000_000
+_EPOCH = dt.date(1970, 1, 1)
+
+
+def as_csv(batch: pa.RecordBatch, json: frozenset[str] = frozenset()) -> pa.Buffer:
+    """Return a batch's rows as CSV; lists of the columns in `json` as JSON, else as arrays."""
+    columns = [_cells(batch[name], name, name in json) for name in batch.schema.names]
+    sink = pa.BufferOutputStream()
+    csv.write_csv(pa.RecordBatch.from_arrays(columns, batch.schema.names), sink, _OPTIONS)
+    return sink.getvalue()
+
+
+def _cells(array: pa.Array, name: str, as_json: bool) -> pa.Array:
+    """Return a column that the writer of CSV can write, as PostgreSQL reads it."""
+    kind = array.type
+    if pa.types.is_list(kind) and not as_json:
+        return _arrays(array, name)
+    if pa.types.is_nested(kind):
+        return documents(array)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if pc.any(pc.match_substring(array, "\0")).as_py():
+            raise SinkError(
+                f"column {name}: a text has the character U+0000, which PostgreSQL's texts cannot hold",
+                hint=f"take it out in a step before the sink: .with_column('{name}', \"replace({name}, '\\\\0')\")",
+            )
+        return array
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pa.array([None if value is None else "\\x" + value.hex() for value in array.to_pylist()], pa.string())
+    if pa.types.is_date(kind):
+        check_range(array.cast(pa.int32()), 1, name)
+        return array
+    if pa.types.is_timestamp(kind):
+        check_range(array.cast(pa.int64()), _DAY_US, name)
+        return array.cast(pa.timestamp("us", "UTC" if kind.tz else None))
+    if pa.types.is_duration(kind):
+        return pc.binary_join_element_wise(array.cast(pa.int64()).cast(pa.string()), "microseconds", " ")
+    return array
+
+
+def check_range(numbers: pa.Array, of_a_day: int, name: str) -> None:
+    bounds = pc.min_max(numbers).as_py()
+    first = (_EARLIEST - _EPOCH).days * of_a_day
+    after = ((_LATEST - _EPOCH).days + 1) * of_a_day
+    if bounds["min"] is not None and (bounds["min"] < first or bounds["max"] >= after):
+        raise SinkError(
+            f"column {name}: a time lies before the year 1 or after 9999, which is not written",
+            hint="mend it in a step before the sink; it is most often a number that was taken for another unit",
+        )
+
+
+def _arrays(array: pa.ListArray, name: str) -> pa.Array:
+    """Return lists as PostgreSQL writes arrays: {1,2,NULL}, {"a","b"}."""
+    cells = _cells(array.flatten(), name, as_json=False)
+    texts = cells.cast(pa.string()).to_pylist()
+    if pa.types.is_string(cells.type):
+        texts = [None if text is None else _quoted(text) for text in texts]
+    elements = ["NULL" if text is None else text for text in texts]
+    lengths = pc.list_value_length(array).to_pylist()
+    found: list[str | None] = []
+    at = 0
+    for length in lengths:
+        if length is None:
+            found.append(None)
+            continue
+        found.append("{" + ",".join(elements[at : at + length]) + "}")
+        at += length
+    return pa.array(found, pa.string())
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def documents(array: pa.Array) -> pa.Array:
+    """Return nested values as JSON: numbers, times in ISO 8601, bytes in base64; NaN and infinities become null."""
+    kind = array.type
+    return pa.array(
+        [None if value is None else _JSON.encode(_plain(value, kind)).decode() for value in array.to_pylist()],
+        pa.string(),
+    )
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """Return a nested value of Arrow's with its maps as such: they are lists of pairs."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {_name(key): _plain(of, kind.item_type) for key, of in value}
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_plain(each, kind.value_type) for each in value]
+    return value
+
+
+def _name(key: Any) -> str:
+    """Return a map's key as JSON's objects have them: texts."""
+    if isinstance(key, str):
+        return key
+    if isinstance(key, Mapping | list):
+        return _JSON.encode(key).decode()
+    return msgspec.json.encode(key).decode().strip('"')

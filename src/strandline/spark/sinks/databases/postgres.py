@@ -1,0 +1,419 @@
+"""A table of PostgreSQL as a target: COPY, and for rows with a key a merge, in one transaction with the lane's mark."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from strandline.api.badrecords import Then
+from strandline.core import failpoints
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
+from strandline.core.failure import shortened
+from strandline.core.settings import parse_duration_ms
+from strandline.spark.sinks.databases.catalog import Table, check_table, creating, is_exact, table_at
+from strandline.spark.sinks.databases.csvrows import as_csv
+from strandline.spark.sinks.databases.shape import Shape
+from strandline.spark.sinks.databases.sink import TableSink, TableTarget, quoted, shape_of, writers_of
+from strandline.spark.sinks.target import Connection, Writer
+
+_CLAIM = -1
+"""The lane of the row that says which generation writes."""
+_RECORD = """create table if not exists {record} (
+  sink text, lane int, generation bigint not null, mark text, writer text not null,
+  at timestamptz not null default now(), primary key (sink, lane)) with (fillfactor = 50)"""
+_COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s jobs came. Do not change it.'"
+_CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
+on conflict (sink, lane) do update set generation = excluded.generation, at = now()
+where {record}.generation <= excluded.generation returning generation"""
+# An older driver that was stopped in a transaction may hold the claim for as long as it likes.
+_ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
+and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
+_SETTINGS = """set local statement_timeout = {timeout}; set local idle_in_transaction_session_timeout = {timeout};
+set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
+_SPARE_S = 5.0
+_CLAIM_LOCK_MS = 2000
+_CLAIM_TRIES = 5
+_READ_ONLY, _IDLE, _UNIQUE = "25006", "25P03", "23505"
+_OF_ROWS = ("21", "22", "23", "44", "P0")
+"""Classes of errors that a row is to blame for: values that do not fit, constraints, what triggers raise."""
+
+
+def postgres(
+    dsn: str | Callable[[], str],
+    table: str,
+    *,
+    key: str | Sequence[str] | None = None,
+    delete: str | None = None,
+    create: bool = False,
+    writers: int | None = None,
+    record: str = "strandline_deliveries",
+    timeout: str | float = "60s",
+    name: str | None = None,
+    staging: str | Path | None = None,
+    on_error: Then = "fail",
+    dead_letters: str | Path | None = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> TableSink:
+    """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
+
+    `dsn` is libpq's: "postgresql://user@host/database", or a function that gives it, as where passwords change. The
+    column names of the rows are those of the table. Without a `key`, rows are appended. With one, a row takes the place
+    of that with the same key, and where the boolean column `delete` is true, its row goes.
+
+    Rows of one key are written in their order; `writers=4` spreads keys over four connections. Without a key, each
+    partition writes on its own; `writers=1` has one transaction for all. `create=True` makes a table that is not there.
+    How far the sink came is in the table `record`, which is made when it is missing. A transaction that takes longer
+    than `timeout` is given up and tried again.
+    """
+    what = "sinks.postgres()"
+    shape = shape_of(what, table, key, delete)
+    count = writers_of(what, writers, shape)
+    timeout_ms = parse_duration_ms(timeout, f"{what}: timeout")
+    if timeout_ms < 1000:
+        raise ConfigurationError(f"{what}: timeout is {timeout!r}, expected at least a second")
+    target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=timeout_ms)
+    return TableSink(
+        target, writers=count, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
+        storage_options=storage_options,
+    )  # fmt: skip
+
+
+def _psycopg() -> Any:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise ConfigurationError(
+            "sinks.postgres() needs psycopg, which is not installed", hint="pip install 'strandline[postgres]'"
+        ) from error
+    return psycopg
+
+
+class PostgresTarget(TableTarget):
+    """A table of PostgreSQL."""
+
+    def __init__(
+        self, dsn: str | Callable[[], str], shape: Shape, *, create: bool, parallel: bool, record: str, timeout_ms: int
+    ) -> None:
+        self._dsn = dsn
+        self.shape = shape
+        self.parallel = parallel
+        self.record = record
+        self._create = create
+        self._timeout_ms = timeout_ms
+        self._columns: pa.Schema | None = None
+        self._parameters()
+
+    def __repr__(self) -> str:
+        return f"table {self.shape.table} of {self.where}"
+
+    @property
+    def where(self) -> str:
+        """The database, for people."""
+        given = self._parameters()
+        host = given.get("host") or given.get("service") or os.environ.get("PGHOST") or "the local server"
+        port = f":{given['port']}" if "port" in given else ""
+        name = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
+        return f"PostgreSQL at {host}{port}, database {name}"
+
+    def try_out(self, columns: pa.Schema) -> None:
+        self.shape.check(columns)
+        psycopg = _psycopg()
+        try:
+            db = self.open("strandline/try")
+        except psycopg.Error as error:
+            raise ConfigurationError(
+                f"{self.where} cannot be reached: {_first_line(error)}", hint=_how_to_reach(str(error))
+            ) from None
+        with closing(db):
+            if db.info.server_version < 110000:
+                raise ConfigurationError(
+                    f"{self.where} is of version {db.info.server_version // 10000}, expected 11 or newer"
+                )
+            if db.execute("show transaction_read_only").fetchone()[0] == "on":
+                raise ConfigurationError(
+                    f"{self.where} is read-only: it may be a replica", hint="name the primary server"
+                )
+            try:
+                with db.transaction(force_rollback=True):
+                    self._make_record(db)
+                    if self._create:
+                        self._make_table(db, columns)
+                    found = table_at(db, self.shape.table)
+                    check_table(found, self.shape, columns)
+            except psycopg.Error as error:
+                raise ConfigurationError(f"{self!r}: {_first_line(error)}") from None
+        self._columns = columns
+
+    def claim(self, writer: Writer) -> None:
+        psycopg = _psycopg()
+        with closing(self.open(_application(writer, "claim"))) as db, self.limited(db):
+            with db.transaction():
+                self._make_record(db)
+                if self._create and self._columns is not None:
+                    self._make_table(db, self._columns)
+            record, settings = table_of_record(db, self.record), self.settings(db, _CLAIM_LOCK_MS)
+            for tried in range(_CLAIM_TRIES):
+                try:
+                    with db.transaction():
+                        db.execute(settings)
+                        row = db.execute(
+                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.label]
+                        ).fetchone()
+                    break
+                except psycopg.errors.LockNotAvailable:
+                    if tried == _CLAIM_TRIES - 1:
+                        raise
+                    db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
+        if row is None:
+            raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
+
+    def connect(self, writer: Writer, lane: int) -> PostgresLane:
+        return PostgresLane(self, writer, lane)
+
+    def may_pass(self, error: Exception) -> bool:
+        psycopg = _psycopg()
+        # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return True
+        # It became a replica, for a moment or until the other one is found.
+        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE):
+            return True
+        return super().may_pass(error)
+
+    def open(self, application: str) -> Any:
+        """Connect; the connection has no transaction."""
+        db = _psycopg().connect(
+            **{**self._parameters(), "application_name": application, "client_encoding": "utf8"},
+            autocommit=True, prepare_threshold=None,
+        )  # fmt: skip
+        db.isolation_level = _psycopg().IsolationLevel.READ_COMMITTED
+        return db
+
+    @contextmanager
+    def limited(self, db: Any) -> Iterator[None]:
+        """End the connection if this takes longer than it may: whoever waits for an answer then gets an error.
+
+        The server's own time-outs do not help if it does not answer, nor does TCP's if something between us does.
+        """
+        with closing(socket.socket(fileno=os.dup(db.pgconn.socket))) as copied:
+            timer = threading.Timer(self._timeout_ms / 1000 + _SPARE_S, copied.shutdown, [socket.SHUT_RDWR])
+            timer.daemon = True
+            timer.start()
+            try:
+                yield
+            finally:
+                timer.cancel()
+                timer.join()
+
+    def settings(self, db: Any, lock_ms: int | None = None) -> str:
+        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows."""
+        (synchronous,) = db.execute("show synchronous_commit").fetchone()
+        return _SETTINGS.format(
+            timeout=self._timeout_ms,
+            lock=lock_ms or self._timeout_ms,
+            synchronous="on" if synchronous == "off" else synchronous,
+        )
+
+    def _parameters(self) -> dict[str, Any]:
+        psycopg = _psycopg()
+        dsn = self._dsn() if callable(self._dsn) else self._dsn
+        try:
+            given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
+        except psycopg.Error:
+            # What it says quotes the text, and so perhaps the password.
+            raise ConfigurationError(
+                "sinks.postgres(): the dsn cannot be read",
+                hint="write it like postgresql://user@host:5432/database, special characters as %40",
+            ) from None
+        # A server that is gone without a word is given up after a minute.
+        defaults = {
+            "connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3,
+            "tcp_user_timeout": 60_000, "target_session_attrs": "any",
+        }  # fmt: skip
+        if "," in str(given.get("host", "")):
+            defaults["target_session_attrs"] = "read-write"
+        return {**defaults, **given}
+
+    def _make_record(self, db: Any) -> None:
+        if table_of_record(db, self.record) is None:
+            db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
+            db.execute(_RECORD.format(record=self.record))
+            db.execute(_COMMENT.format(record=self.record))
+
+    def _make_table(self, db: Any, columns: pa.Schema) -> None:
+        if table_at(db, self.shape.table) is None:
+            db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
+            db.execute(creating(self.shape, self.shape.written(columns)))
+
+
+class PostgresLane(Connection):
+    """A lane's connection."""
+
+    def __init__(self, target: PostgresTarget, writer: Writer, lane: int) -> None:
+        self._target, self._writer, self._lane = target, writer, lane
+        self._table: Table | None = None
+        self._db = target.open(_application(writer, str(lane)))
+        try:
+            with target.limited(self._db):
+                self._record = table_of_record(self._db, target.record) or ""
+                self._settings = target.settings(self._db)
+            if not self._record:
+                raise self._lost(f"the table {target.record} is gone")
+        except BaseException:
+            self._db.close()
+            raise
+
+    def reached(self) -> str | None:
+        with self._target.limited(self._db):
+            row = self._db.execute(
+                f"select mark from {self._record} where sink = %s and lane = %s", [self._writer.sink, self._lane]
+            ).fetchone()
+        return row[0] if row else None
+
+    def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
+        psycopg = _psycopg()
+        try:
+            with self._target.limited(self._db), self._db.transaction():
+                self._db.execute(self._settings)
+                self._check(since)
+                self._put(batches)
+                self._db.execute(
+                    f"update {self._record} set mark = %s, generation = %s, at = now() where sink = %s and lane = %s",
+                    [mark, self._writer.generation, self._writer.sink, self._lane],
+                )
+                failpoints.hit("sink.postgres.written")
+        except psycopg.Error as error:
+            if self._target.may_pass(error) or (error.sqlstate or "")[:2] not in _OF_ROWS:
+                raise
+            raise self._refused(error) from None
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _check(self, since: str | None) -> None:
+        """Lock the lane's record, and see that nobody else has written it or claimed the sink."""
+        sink, lane = self._writer.sink, self._lane
+        self._db.execute(
+            f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
+            "on conflict do nothing",
+            [sink, lane, self._writer.generation, self._writer.label],
+        )
+        where = f"from {self._record} where sink = %s and lane = %s"
+        (reached,) = self._db.execute(f"select mark {where} for update", [sink, lane]).fetchone()
+        claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
+        if claim is None or claim[0] < self._writer.generation:
+            raise self._lost(f"this run's claim is not in {self._target.record} any more")
+        if claim[0] > self._writer.generation:
+            raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
+        if reached != since:
+            raise ConflictError(f"{self._writer.label}: another task writes lane {lane}")
+
+    def _put(self, batches: Sequence[pa.RecordBatch]) -> None:
+        shape, filled = self._target.shape, [batch for batch in batches if batch.num_rows]
+        if not filled:
+            return
+        columns = shape.written(filled[0].schema)
+        if self._table is None:
+            self._table = table_at(self._db, shape.table)
+            check_table(self._table, shape, filled[0].schema)
+        assert self._table is not None
+        if not shape.key:
+            self._copy(self._table.quoted, filled)
+            return
+        changes = shape.fold(filled)
+        key = ", ".join(map(quoted, shape.key))
+        if len(changes.gone):
+            self._db.execute(
+                f"create temporary table strandline_gone on commit drop as select {key} from {self._table.quoted} "
+                "with no data"
+            )
+            self._copy("strandline_gone", changes.gone.to_batches())
+            same = " and ".join(f"t.{quoted(name)} = g.{quoted(name)}" for name in shape.key)
+            self._db.execute(f"delete from {self._table.quoted} t using strandline_gone g where {same}")
+        if len(changes.rows):
+            self._merge(self._table, columns, key, changes.rows)
+
+    def _merge(self, table: Table, columns: pa.Schema, key: str, rows: pa.Table) -> None:
+        names = ", ".join(map(quoted, columns.names))
+        # In the table's own types: what these round or compare otherwise is one key here as it is there.
+        self._db.execute(
+            f"create temporary table strandline_rows on commit drop as select {names} from {table.quoted} with no data"
+        )
+        select = f"select {names} from strandline_rows"
+        if not is_exact(table, self._target.shape, columns):
+            self._db.execute(
+                "alter table strandline_rows add column strandline_row bigint generated always as identity"
+            )
+            select = f"select distinct on ({key}) {names} from strandline_rows order by {key}, strandline_row desc"
+        self._copy("strandline_rows", rows.to_batches())
+        values = [quoted(name) for name in columns.names if name not in self._target.shape.key]
+        do = "do update set " + ", ".join(f"{name} = excluded.{name}" for name in values) if values else "do nothing"
+        self._db.execute(f"insert into {table.quoted} ({names}) {select} on conflict ({key}) {do}")
+
+    def _copy(self, table: str, batches: Sequence[pa.RecordBatch]) -> None:
+        assert self._table is not None
+        json = frozenset(name for name, column in self._table.columns.items() if column.kind in ("json", "jsonb"))
+        names = ", ".join(map(quoted, batches[0].schema.names))
+        with self._db.cursor() as cursor, cursor.copy(f"copy {table} ({names}) from stdin (format csv)") as copy:
+            for batch in batches:
+                copy.write(memoryview(as_csv(batch, json)))
+
+    def _lost(self, why: str) -> CorruptionError:
+        return CorruptionError(
+            f"{self._writer.label}: {self._target.where}: {why}: how far the sink came is not known",
+            hint="the database was put back to an older state, or somebody has changed that table; restore the job "
+            "from a savepoint of that time, or start it again if the table still has all of the sink's rows",
+        )
+
+    def _refused(self, error: Any) -> Exception:
+        diag, where = error.diag, f"{self._writer.label}: table {self._target.shape.table}"
+        parts = [diag.message_primary or str(error), diag.message_detail, diag.context]
+        said = shortened("; ".join(part.strip().replace("\n", "; ") for part in parts if part))
+        about = ", ".join(name for name in (diag.column_name, diag.constraint_name) if name)
+        hint = (
+            "the rows stay staged, and are tried again with the next start: change the table, or have the job go on "
+            "without such rows, with on_error='dead-letter'"
+        )
+        if error.sqlstate == _UNIQUE and not self._target.shape.key:
+            hint = "rows with a key that may come again need key=[…], which has them take the older ones' places"
+        return SinkError(
+            f"{where} refuses rows: {said}",
+            hint=hint,
+            discreet=f"{where} refuses rows: {type(error).__name__}" + (f" ({about})" if about else ""),
+        )
+
+
+def table_of_record(db: Any, record: str) -> str | None:
+    """Return the record's full name; None if there is none."""
+    row = db.execute(
+        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+        "where c.oid = to_regclass(%s)", [record],
+    ).fetchone()  # fmt: skip
+    return f"{quoted(row[0])}.{quoted(row[1])}" if row else None
+
+
+def _application(writer: Writer, lane: str) -> str:
+    """Return what the server calls the session: `claim` finds those of older generations by it."""
+    return f"strandline/{writer.sink}/{writer.generation}/{lane}"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return shortened(lines[0] if lines else type(error).__name__, 300)
+
+
+def _how_to_reach(said: str) -> str:
+    if "password" in said or "authentication" in said or "role" in said:
+        return "check the user and the password, in the dsn or libpq's PGPASSWORD and password file"
+    if "does not exist" in said:
+        return "check the database's name in the dsn"
+    if "pg_hba" in said or "SSL" in said:
+        return "the server takes no such connections: sslmode=require in the dsn may do, or an entry in pg_hba.conf"
+    return "check the host and the port in the dsn, and whether the server runs and can be reached from here"

@@ -1,0 +1,83 @@
+"""Jobs into PostgreSQL: the driver killed, and the server; both tables hold every row once, and no secret is kept."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.postgres import PASSWORD, Server
+from tests.soak import soaking
+from tests.spark import databased
+from tests.spark.harness import App, Case, eventually, settle
+
+pytestmark = pytest.mark.spark
+
+
+def users_of(rng: random.Random) -> list[str]:
+    return [f"u{rng.randint(0, 30)}" for _ in range(60)]
+
+
+def check_nothing_told(root: Path) -> None:
+    for path in root.rglob("*"):
+        if path.is_file():
+            assert PASSWORD.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.timeout(600)
+def test_the_driver_is_killed_in_a_transaction_and_then_the_server(spark: Any, case: Case, postgresql: Server) -> None:
+    dsn, rng = postgresql.schema(), random.Random(1)
+    users: list[str] = []
+    for number in range(3):
+        users += (given := users_of(rng))
+        databased.add(case.root, number, given)
+    App(case, "sink.postgres.written=kill@3", job="databased", dsn=dsn).wait_killed()
+    with databased.build(spark, case.root, case.local_dir, dsn).start(spark) as run:
+        settle(run)
+        postgresql.kill()
+        users += (given := users_of(rng))
+        databased.add(case.root, 3, given)
+        run.process_all_available(60)
+        eventually(lambda: any(sink.waiting_rows for sink in run.status().sinks), "rows wait")
+        postgresql.start()
+        settle(run)
+        eventually(lambda: not any(sink.waiting_rows for sink in run.status().sinks), "what waited is written")
+        assert run.status().restarts == 0
+    with postgresql.connect(dsn) as db:
+        databased.check(db, users)
+    check_nothing_told(case.root)
+
+
+KILLS = [
+    "epoch.sink.before", "sink.staged", "checkpoint.publish.before", "checkpoint.publish.after",
+    "checkpoint.commit_sinks.before", "sink.deliver.before", "sink.postgres.written", "sink.deliver.after",
+    "sink.delivered", "checkpoint.commit_sinks.after", "restore.claimed", "restore.sinks_recovered",
+]  # fmt: skip
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", soaking(range(1, 7)))
+def test_everything_is_killed_at_random(case: Case, postgresql: Server, seed: int) -> None:
+    dsn, rng = postgresql.schema(), random.Random(seed)
+    users: list[str] = []
+    for life in range(6):
+        for number in range(3):
+            users += (given := users_of(rng))
+            databased.add(case.root, 3 * life + number, given)
+        # Not every place is passed in every life: what does not die of itself is killed.
+        app = App(case, f"{rng.choice(KILLS)}=kill@{rng.randint(1, 3)}", job="databased", dsn=dsn)
+        until = time.monotonic() + rng.uniform(5, 25)
+        while not app.ended() and time.monotonic() < until:
+            time.sleep(rng.uniform(0.1, 5))
+            if rng.random() < 0.3:
+                postgresql.kill()
+                time.sleep(rng.uniform(0, 2))
+                postgresql.start()
+        app.kill()
+    App(case, job="databased", dsn=dsn).finish()
+    with postgresql.connect(dsn) as db:
+        databased.check(db, users)
+    check_nothing_told(case.root)
