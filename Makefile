@@ -2,7 +2,7 @@
 # inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
 
-.PHONY: help setup demo test archive lint format soak bench clean
+.PHONY: help setup demo test archive lint format soak soak-ends bench clean
 
 help:
 	@printf '%s\n' \
@@ -13,7 +13,8 @@ help:
 	  'make format             rewrite the code in the project format' \
 	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
   '                        one again: make soak ARGS="tests/spark/test_faults_slow.py -k seed017"' \
-	  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
+	  'make soak-ends         twenty minutes in which a job from Kafka into Kafka and PostgreSQL, and all it needs, is killed' \
+  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
 	  'make clean              remove .venv, caches and build products'
 
 setup:
@@ -45,6 +46,9 @@ format:
 soak: archive
 	$(RUN) python -m pytest -m soak $(ARGS)
 	$(RUN) python -m pytest -m hypothesis --hypothesis-profile=soak --timeout=3600 $(ARGS)
+
+soak-ends:
+	$(RUN) python -m tests.spark.bothends $(ARGS)
 
 bench:
 	@test -n "$(NAME)" || { echo 'usage: make bench NAME=keyed_counter [ARGS="--quick"]' >&2; exit 2; }
