@@ -14,7 +14,7 @@ help:
 	  'make soak               the long-running tests (some 200 jobs with faults), and properties with many more examples' \
   '                        one again: make soak ARGS="tests/spark/test_faults_slow.py -k seed017"' \
 	  'make soak-ends         twenty minutes in which a job from Kafka into Kafka and PostgreSQL, and all it needs, is killed' \
-  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
+	  'make bench NAME=x       run benchmarks/x.py (ARGS="..." passes options); JSON lines on standard output' \
 	  'make clean              remove .venv, caches and build products'
 
 setup:

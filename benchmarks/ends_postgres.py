@@ -58,12 +58,23 @@ def server(directory: Path) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     data = str(directory / "data")
-    initialize = [*as_nobody, bin_ / "initdb", "-D", data, "--auth=trust", "--username=bench", "--encoding=UTF8", "--no-locale"]
+    initialize = [
+        *as_nobody,
+        bin_ / "initdb",
+        "-D",
+        data,
+        "--auth=trust",
+        "--username=bench",
+        "--encoding=UTF8",
+        "--no-locale",
+    ]
     subprocess.run(initialize, check=True, capture_output=True)
     with open(directory / "server.log", "wb") as log:
         command = [*as_nobody, bin_ / "postgres", "-D", data, "-p", str(port), "-clisten_addresses=127.0.0.1"]
         running = subprocess.Popen(
-            [*command, "-cunix_socket_directories=", "-cmax_wal_size=8GB", "-cshared_buffers=512MB"], stdout=log, stderr=log
+            [*command, "-cunix_socket_directories=", "-cmax_wal_size=8GB", "-cshared_buffers=512MB"],
+            stdout=log,
+            stderr=log,
         )
     try:
         yield f"postgresql://bench@127.0.0.1:{port}/postgres"
