@@ -1,6 +1,6 @@
 """A standalone cluster of Spark whose machines are processes with hosts and disks of their own, and a job for it.
 
-    python -m tests.spark.machines ROOT MASTER      the driver: counts what lies in ROOT/in, until ROOT/stop appears
+    python -m tests.spark.machines ROOT MASTER      the driver: counts by key, from Kafka to Kafka, until ROOT/stop appears
 
 The machines' addresses are of loopback: 127.0.0.1 has the master and drivers, 127.0.0.2 and .3 have a worker each. Where
 this process is root, each worker has namespaces in which it has a name and `local_dir` is a disk of its own.
@@ -15,18 +15,17 @@ import os
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import functions as F
+
 import strandline as sl
-from tests import jvm
-from tests.pages import run_page
+from tests import jvm, kafkaserver
 from tests.spark import small
 from tests.spark.functions import Count
 from tests.spark.harness import TIMEOUT_S, eventually, processes
@@ -38,13 +37,13 @@ _CORES, _MEMORY = 1, "1g"
 class Machines:
     """The master, two workers, and the driver of a job whose checkpoints lie at `url`."""
 
-    def __init__(self, root: Path, url: str, options: dict[str, str]) -> None:
+    def __init__(self, root: Path, **given: Any) -> None:
         self.root = root
         self.local_dir = root / "disk"
-        for name in ("in", "disk", "tmp", "work"):
+        for name in ("disk", "tmp", "work"):
             (root / name).mkdir()
-        (root / "storage.json").touch(mode=0o600)
-        (root / "storage.json").write_text(json.dumps({"url": url, "options": options}))
+        (root / "given.json").touch(mode=0o600)
+        (root / "given.json").write_text(json.dumps(given))
         self._environment = {
             **os.environ, "SPARK_LOCAL_DIRS": str(root / "tmp"), "TMPDIR": str(root / "tmp"),
             "SPARK_HOME": str(jvm.spark_home(root / "home")), "PYSPARK_PYTHON": sys.executable,
@@ -134,16 +133,9 @@ class Machines:
             )  # fmt: skip
 
 
-def counts(root: Path) -> Counter[tuple[str, int]]:
-    """Return what the job has delivered."""
-    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(root / "results.db")) as db:
-        return Counter(db.execute("select user, n from counts").fetchall())
-    return Counter()
-
-
 def main() -> None:
     root, master = Path(sys.argv[1]), sys.argv[2]
-    storage = json.loads((root / "storage.json").read_text())
+    given = json.loads((root / "given.json").read_text())
     spark = sl.session(
         "machines", master,
         **{
@@ -153,10 +145,14 @@ def main() -> None:
             "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s", **jvm.executors(),
         },
     )  # fmt: skip
+    for jar in kafkaserver.connector():
+        spark.sql(f"ADD JAR '{jar}'")
+    read = sl.kafka.read(spark, given["kafka"], given["topics"][0], options={"maxOffsetsPerTrigger": "200"})
+    event = F.from_json(F.col("value").cast("string"), "user string, kind string, v bigint").alias("e")
     job = small.job(
-        sl.stream(small.source(spark, root / "in")), root, root / "disk", process=Count(),
-        sink=sl.sinks.Transactional(_counts(root)), restart=sl.Restart(delay="500ms"),
-        checkpoints=sl.Checkpoints(storage["url"], every="500ms", retain=2, storage_options=storage["options"]),
+        sl.stream(read.select(event).select("e.*")), root, root / "disk", process=Count(),
+        sink=sl.sinks.kafka(given["kafka"], given["topics"][1], key="user"), restart=sl.Restart(delay="500ms"),
+        checkpoints=sl.Checkpoints(given["url"], every="500ms", retain=2, storage_options=given["options"]),
     )  # fmt: skip
     run = job.start(spark)
     while not (root / "stop").exists():
@@ -165,20 +161,6 @@ def main() -> None:
     run.process_all_available(60)
     run.stop(checkpoint=True)
     spark.stop()
-
-
-def _counts(root: Path) -> sl.sinks.Target:
-    """The target of docs/sinks.md, with another table: it is what all of the machines reach."""
-
-    def edit(block: str) -> str:
-        return (
-            block.replace("results (n integer)", "counts (user text, n integer)")
-            .replace("insert into results values (?)", "insert into counts values (?, ?)")
-            .replace('[(n,) for n in batch["n"].to_pylist()]', "[(r['user'], r['n']) for r in batch.to_pylist()]")
-        )
-
-    target: sl.sinks.Target = run_page("sinks.md", 1, edit)["Results"](root / "results.db")
-    return target
 
 
 def _write_status(root: Path, status: sl.Status) -> None:

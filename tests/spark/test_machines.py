@@ -1,10 +1,12 @@
-"""Two machines: a standalone cluster, checkpoints in a bucket, results in a database; one of each goes away."""
+"""Two machines: a standalone cluster, from Kafka to Kafka, checkpoints in a bucket; one of each goes away."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.kafkaserver import Kafka
 from tests.seaweed import Seaweed
 from tests.spark import machines, small
 from tests.spark.harness import eventually
@@ -23,26 +26,36 @@ pytestmark = [
 
 
 class Work:
-    """Input files, and what the job must have delivered of them."""
+    """What goes into Kafka, and what must come out of it."""
 
-    def __init__(self, root: Path) -> None:
-        self._root, self._files = root, 0
+    def __init__(self, kafka: Kafka) -> None:
+        self._kafka, self._rng = kafka, random.Random(7)
         self._users: list[str] = []
-        self._rng = random.Random(7)
+        self.topics = [kafka.create(f"machines-{name}", 2) for name in ("in", "out")]
 
     def add(self) -> None:
         users = [f"u{self._rng.randrange(50)}" for _ in range(200)]
-        small.write_rows(self._root / "in", self._files, [(user, "x", 1) for user in users])
-        self._files += 1
+        self._kafka.put(self.topics[0], [(user, json.dumps({"user": user, "kind": "x", "v": 1})) for user in users])
         self._users += users
 
     def is_delivered(self) -> bool:
-        return machines.counts(self._root) == small.counted(self._users)
+        """Whether each is there once, as a reader sees it that reads what is committed."""
+        said = [json.loads(message.value()) for message in self._kafka.messages(self.topics[1])]
+        seen = Counter((each["user"], each["n"]) for each in said)
+        assert not [row for row, times in seen.items() if times > 1], "rows came more than once"
+        return seen == small.counted(self._users)
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, s3: Seaweed) -> Iterator[Any]:
-    made = machines.Machines(tmp_path, s3.url(f"{uuid4()}/ck"), s3.options)
+def work(kafka: Kafka) -> Work:
+    return Work(kafka)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, s3: Seaweed, kafka: Kafka, work: Work) -> Iterator[Any]:
+    made = machines.Machines(
+        tmp_path, url=s3.url(f"{uuid4()}/ck"), options=s3.options, kafka=kafka.servers, topics=work.topics
+    )
     try:
         yield made
     finally:
@@ -51,9 +64,9 @@ def cluster(tmp_path: Path, s3: Seaweed) -> Iterator[Any]:
 
 
 @pytest.mark.timeout(600)
-def test_a_machine_and_the_driver_and_the_storage_go_away(cluster: Any, s3: Seaweed) -> None:
-    work = Work(cluster.root)
-
+def test_a_machine_the_driver_the_broker_and_the_storage_go_away(
+    cluster: Any, s3: Seaweed, kafka: Kafka, work: Work
+) -> None:
     def delivered(what: str) -> dict[str, Any]:
         eventually(lambda: cluster.status() and work.is_delivered(), f"{what}: everything is delivered", 120)
         found: dict[str, Any] = cluster.status()
@@ -72,6 +85,12 @@ def test_a_machine_and_the_driver_and_the_storage_go_away(cluster: Any, s3: Seaw
     work.add()
     cluster.start_driver()
     assert delivered("with another driver")["restored"]
+    # The broker ends as in a power failure, and comes back.
+    kafka.kill()
+    time.sleep(20)
+    kafka.run()
+    work.add()
+    delivered("with another broker")
     # Nobody reaches the storage for a minute.
     s3.pause()
     work.add()
