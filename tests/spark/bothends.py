@@ -39,6 +39,7 @@ from tests.spark.harness import processes
 _ROOT = Path(__file__).parent.parent.parent
 _USERS = 40
 _A_SECOND = 200
+_PATIENCE_S = 300.0
 _OUT = "user string, n bigint, seq bigint"
 
 
@@ -54,7 +55,7 @@ class Count(sl.KeyedProcess):
 
 def build(spark: Any, root: Path, given: dict[str, Any]) -> sl.Job:
     """Return the job."""
-    read = sl.kafka.read(spark, given["kafka"], "in", options={"maxOffsetsPerTrigger": "2000"})
+    read = sl.kafka.read(spark, given["kafka"], "in", options={"maxOffsetsPerTrigger": "10000"})
     event = F.from_json(F.col("value").cast("string"), "user string, seq bigint").alias("e")
     counted = sl.stream(read.select(event).select("e.*")).key_by("user").process(Count(), output=_OUT, uid="count")
     return sl.Job(
@@ -222,14 +223,18 @@ class Rig:
 
     # -- the end
 
-    def settle(self, timeout_s: float) -> None:
+    def settle(self) -> None:
         """Produce nothing more; wait until all is delivered, and end the job."""
         self.producer.ended.set()
         self.producer.join()
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and len(self.in_postgres()) < len(self.producer.users):
+        reached, since = 0, time.monotonic()
+        while reached < len(self.producer.users):
             self.stay_alive()
             time.sleep(1)
+            if (rows := len(self.in_postgres())) > reached:
+                reached, since = rows, time.monotonic()
+            wanted = len(self.producer.users)
+            assert time.monotonic() - since < _PATIENCE_S, f"{reached} of {wanted} rows, and no more: {self.status()}"
         (self.root / "stop").touch()
         assert self._driver is not None
         assert self._driver.wait(180) == 0, (self.root / "driver.log").read_text()[-3000:]
@@ -285,7 +290,7 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
             rig.stay_alive()
             rig.strike()
             print(f"{time.strftime('%X')} {dict(rig.struck)} {rig.status()}", file=sys.stderr, flush=True)
-        rig.settle(300)
+        rig.settle()
         return {"seed": seed, "rows": rig.check(), "struck": dict(rig.struck)}
     except BaseException:
         print((root / "driver.log").read_text()[-5000:], file=sys.stderr)
