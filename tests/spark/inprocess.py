@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
+from pyspark.sql.types import LongType, StructField, StructType
 
 Step = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -38,7 +39,7 @@ class Frame:
     def __init__(self, session: Session, column: str, parts: Sequence[Any], steps: Sequence[bytes] = ()) -> None:
         self.sparkSession = session
         self._column, self._parts, self._steps = column, parts, steps
-        self.schema = None
+        self.schema = StructType([StructField(column, LongType())])
 
     @property
     def columns(self) -> list[str]:

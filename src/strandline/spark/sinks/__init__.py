@@ -9,11 +9,13 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
+from strandline.spark.sinks.tables.delta import DeltaSink
 from strandline.spark.sinks.target import Connection, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink
+delta = DeltaSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
@@ -30,6 +32,7 @@ __all__ = [
     "Transactional",
     "Writer",
     "console",
+    "delta",
     "files",
     "foreach",
     "foreach_batch",
