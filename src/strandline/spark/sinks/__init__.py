@@ -10,6 +10,7 @@ from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from strandline.spark.sinks.tables.delta import DeltaSink
+from strandline.spark.sinks.tables.iceberg import IcebergSink
 from strandline.spark.sinks.target import Connection, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
@@ -19,6 +20,7 @@ delta = DeltaSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
+iceberg = IcebergSink
 memory = MemorySink
 noop = NoopSink
 
@@ -36,6 +38,7 @@ __all__ = [
     "files",
     "foreach",
     "foreach_batch",
+    "iceberg",
     "memory",
     "noop",
     "write_tasks",
