@@ -119,14 +119,14 @@ class _Files:
         self._task = task
         self._folder = folder
         self._name = name
-        self._open: dict[tuple[Any, ...], _File] = {}
+        self._open: dict[tuple[Any, ...], ParquetFile] = {}
         self._done: list[DataFile] = []
 
     def add(self, rows: pa.Table) -> None:
         layout = self._task.layout
         for values, part in split_rows(rows, layout.split):
             if values not in self._open:
-                self._open[values] = _File(layout.in_file())
+                self._open[values] = ParquetFile(layout.in_file())
             file = self._open[values]
             file.add(part.select(layout.in_file().names))
             if file.size_bytes() >= self._task.target_bytes:
@@ -150,10 +150,11 @@ class _Files:
 
 
 @dataclass
-class _File:
+class ParquetFile:
     """One Parquet file, in memory until it is whole."""
 
     schema: pa.Schema
+    codec: str = "snappy"
     rows: int = 0
     held_bytes: int = 0
     _waiting: list[pa.Table] = field(default_factory=list)
@@ -161,7 +162,7 @@ class _File:
 
     def __post_init__(self) -> None:
         self._out = pa.BufferOutputStream()
-        self._writer = pq.ParquetWriter(self._out, self.schema)
+        self._writer = pq.ParquetWriter(self._out, self.schema, compression=self.codec)
 
     def add(self, rows: pa.Table) -> None:
         self._waiting.append(rows)

@@ -273,19 +273,24 @@ class IcebergSink(TableSink):
 
     def _same_keys(self, rows: pa.Table) -> Any:
         """Return which rows of the table have one of these keys, and between which values they are found."""
-        from pyiceberg.expressions import And, GreaterThanOrEqual, In, LessThanOrEqual
+        from pyiceberg import expressions
         from pyiceberg.table.upsert_util import create_match_filter
+
+        # Its types do not say that a column's name will do.
+        made: Any = expressions
 
         if len(self.key) > 1:
             same: Any = create_match_filter(rows, list(self.key))
         else:
-            same = In(self.key[0], rows[self.key[0]].to_pylist())
+            same = made.In(self.key[0], rows[self.key[0]].to_pylist())
         for column in self.key:
             kind = rows.schema.field(column).type
             if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
                 ends = pc.min_max(rows[column])
                 low, high = ends["min"].as_py(), ends["max"].as_py()
-                same = And(same, And(GreaterThanOrEqual(column, low), LessThanOrEqual(column, high)))
+                same = made.And(
+                    same, made.And(made.GreaterThanOrEqual(column, low), made.LessThanOrEqual(column, high))
+                )
         return same
 
 
