@@ -73,7 +73,7 @@ class ObjectFormat:
             raise ConfigurationError(
                 f"{where}: options that {self.name} in object storage does not have: {', '.join(unknown)}"
             )
-        columns = to_arrow_schema(self.shaped(empty).schema)
+        columns = to_arrow_schema(self.shaped(empty).schema, timezone="UTC")
         if self.name == "text" and columns.types != [pa.string()]:
             raise ConfigurationError(
                 f"{where}: format 'text' takes one column of text, not {', '.join(columns.names)}",
@@ -129,7 +129,7 @@ class ObjectFormat:
 def stage(df: DataFrame, form: ObjectFormat, place: Place, directory: str) -> list[str]:
     """Write an epoch's rows into a folder; return the names of those files that count."""
     shaped = form.shaped(df)
-    schema = form.in_file(to_arrow_schema(shaped.schema))
+    schema = form.in_file(to_arrow_schema(shaped.schema, timezone="UTC"))
     found = write_tasks(shaped, _WriteFiles(form, place, directory, schema, form.header(df)))
     return sorted(name for names in found for name in msgspec.json.decode(names, type=list[str]))
 

@@ -6,8 +6,7 @@ import json
 import logging
 import re
 import threading
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -38,6 +37,7 @@ _PASSING = frozenset((
     "ServerError", "CommitStateUnknownException",
 ))  # fmt: skip
 _CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
+_INDEX = "__index__"
 _NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
@@ -115,12 +115,7 @@ class IcebergSink(TableSink):
             pass
 
     def check_creatable(self, columns: pa.Schema) -> None:
-        for column in columns:
-            if not _is_known(_ours(column.type)):
-                raise ConfigurationError(
-                    f"{self._where}: Iceberg has no type for column '{column.name}', which is {column.type}",
-                    hint="cast it before the sink",
-                )
+        self._check_types(columns)
         for name in self.partition_by:
             if pa.types.is_nested(columns.field(name).type) or pa.types.is_floating(columns.field(name).type):
                 raise ConfigurationError(
@@ -130,8 +125,7 @@ class IcebergSink(TableSink):
 
     def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
         there = table.schema().as_arrow()
-        known = pa.schema([column for column in columns if column.name in there.names])
-        self.check_creatable(pa.schema([column for column in columns if column.name not in known.names]))
+        self._check_types([column for column in columns if column.name not in there.names])
         may_add = self.new_columns == "add"
         schema, new = fitting(self._where, columns, there, key=self.key, may_add=may_add)
         new = [pa.field(column.name, _ours(column.type)) for column in new]
@@ -151,6 +145,14 @@ class IcebergSink(TableSink):
                 )
             split.append((column, _UNITS[how]))
         return Layout(schema, split), new
+
+    def _check_types(self, columns: Iterable[pa.Field]) -> None:
+        for column in columns:
+            if not _is_known(_ours(column.type)):
+                raise ConfigurationError(
+                    f"{self._where}: Iceberg has no type for column '{column.name}', which is {column.type}",
+                    hint="cast it before the sink",
+                )
 
     def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
         with table.update_schema() as update:
@@ -196,10 +198,15 @@ class IcebergSink(TableSink):
         transaction.commit_transaction()
 
     def commit_rows(self, table: Any, record: Record, rows: pa.Table) -> None:
-        warnings.filterwarnings("ignore", message="Delete operation did not match any records")
         transaction, said = self._begin(table, record), self._said(record)
-        transaction.delete(self._same_keys(rows), snapshot_properties=said)
-        transaction.append(rows, snapshot_properties=said)
+        written = [rows]
+        replaced = list(self._replaced(table, rows))
+        if replaced:
+            with transaction.update_snapshot(snapshot_properties=said).overwrite() as snapshot:
+                for file, kept in replaced:
+                    snapshot.delete_data_file(file)
+                    written.append(kept)
+        transaction.append(pa.concat_tables(written, promote_options="permissive"), snapshot_properties=said)
         transaction.commit_transaction()
 
     def committed(self, table: Any) -> None:
@@ -271,27 +278,28 @@ class IcebergSink(TableSink):
             )  # fmt: skip
         return found
 
-    def _same_keys(self, rows: pa.Table) -> Any:
-        """Return which rows of the table have one of these keys, and between which values they are found."""
+    def _replaced(self, table: Any, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+        """Return the files that hold some of these rows' keys, and what else is in each."""
         from pyiceberg import expressions
-        from pyiceberg.table.upsert_util import create_match_filter
+        from pyiceberg.io.pyarrow import ArrowScan
 
         # Its types do not say that a column's name will do.
         made: Any = expressions
-
-        if len(self.key) > 1:
-            same: Any = create_match_filter(rows, list(self.key))
-        else:
-            same = made.In(self.key[0], rows[self.key[0]].to_pylist())
+        near = made.AlwaysTrue()
         for column in self.key:
             kind = rows.schema.field(column).type
             if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
                 ends = pc.min_max(rows[column])
-                low, high = ends["min"].as_py(), ends["max"].as_py()
-                same = made.And(
-                    same, made.And(made.GreaterThanOrEqual(column, low), made.LessThanOrEqual(column, high))
-                )
-        return same
+                least = made.GreaterThanOrEqual(column, ends["min"].as_py())
+                near = made.And(near, least, made.LessThanOrEqual(column, ends["max"].as_py()))
+        keys, names = rows.select(list(self.key)), list(self.key)
+        for task in table.scan(row_filter=near).plan_files():
+            there = ArrowScan(table.metadata, table.io, table.schema(), made.AlwaysTrue()).to_table([task])
+            there = there.cast(pa.schema([pa.field(c.name, plain(c.type), c.nullable) for c in there.schema]))
+            numbered = there.select(names).append_column(_INDEX, pa.array(range(there.num_rows), pa.int64()))
+            others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
+            if len(others) < there.num_rows:
+                yield task.file, there.take(others.take(pc.sort_indices(others)))
 
 
 def _pyiceberg(where: str) -> None:

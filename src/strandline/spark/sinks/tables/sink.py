@@ -167,7 +167,7 @@ class TableSink(Sink):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
-        columns = to_arrow_schema(empty.schema)
+        columns = to_arrow_schema(empty.schema, timezone="UTC")
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
@@ -250,7 +250,7 @@ class TableSink(Sink):
             known, since, layout, place = self._prepared
             if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
                 return layout, place
-        columns = to_arrow_schema(df.schema)
+        columns = to_arrow_schema(df.schema, timezone="UTC")
 
         def prepare(table: Any) -> tuple[Layout, Place]:
             if table is None:
