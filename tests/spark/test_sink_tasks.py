@@ -222,9 +222,9 @@ def test_a_target_that_is_away_is_caught_up_with_by_a_job_that_goes_on(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, users = case.root / "results.db", [f"u{i}" for i in range(20)]
-    monkeypatch.setattr(transactional, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(coordinator, "_SHOW_AGAIN_MS", 100)
     sink = sl.sinks.Transactional(run_page("sinks.md", 2)["Results"](path))
+    sink.patience_s = 0.0
 
     def shown() -> Counter[int]:
         with contextlib.closing(sqlite3.connect(path)) as db:

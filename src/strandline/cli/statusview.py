@@ -90,11 +90,11 @@ def _print_sources(sources: list[SourceStatus]) -> None:
 
 
 def _print_sinks(sinks: list[SinkStatus]) -> None:
-    made = table("sink", "delivered", "waits", "why", right=("delivered",))
+    made = table("sink", "delivered", "refused", "waits", "why", right=("delivered", "refused"))
     for one in sinks:
         size, age = size_text(one.waiting_bytes), age_text(one.waiting_ms / 1000)
         waits = f"{one.waiting_rows:,} rows, {size}, for {age}" if one.waiting_rows else "nothing"
-        add_row(made, one.name, f"{one.rows:,}", waits, one.failure or "-")
+        add_row(made, one.name, f"{one.rows:,}", f"{one.refused_rows:,}", waits, one.failure or "-")
     console().print(made)
 
 

@@ -65,6 +65,8 @@ class SinkStatus:
     name: str
     rows: int = 0
     """How many this run has delivered, since its last start or restart."""
+    refused_rows: int = 0
+    """How many of those the target refused, where `on_error` lets the job go on."""
     waiting_rows: int = 0
     """How many a checkpoint has listed that are not delivered: what they go to did not take them."""
     waiting_bytes: int = 0

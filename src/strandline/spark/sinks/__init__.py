@@ -7,16 +7,18 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
+from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
 from strandline.spark.sinks.tables.delta import DeltaSink
 from strandline.spark.sinks.tables.iceberg import IcebergSink
-from strandline.spark.sinks.target import Connection, Target, Writer
+from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink
 delta = DeltaSink
+deliver = DeliverSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
@@ -27,6 +29,7 @@ noop = NoopSink
 __all__ = [
     "Committables",
     "Connection",
+    "Rows",
     "Sink",
     "SinkContext",
     "Target",
@@ -34,6 +37,7 @@ __all__ = [
     "Transactional",
     "Writer",
     "console",
+    "deliver",
     "delta",
     "files",
     "foreach",

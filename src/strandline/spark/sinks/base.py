@@ -51,6 +51,10 @@ class SinkContext:
 class Sink(ABC):
     """A place for results. Derive from it to write your own; every step may be repeated and must be idempotent."""
 
+    patience_s: float = 5.0
+    """For how long a commit may wait for what rows go to, where a sink waits at all: the job's next checkpoint does."""
+    start_patience_s: float = 30.0
+    """And for how long a start may."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
 

@@ -6,12 +6,13 @@ Derive from `Target` to write for a system of your own; `Transactional` does the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from strandline.core.errors import UnavailableError
+from strandline.storage.place import Place
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,29 @@ class Writer:
     """Names the sink of this life of the job among all that write to the target."""
     generation: int
     """The run's number: it grows."""
-    label: str
-    """For people: of which job, and which of its sinks."""
+    name: str
+    """The sink's own."""
+    job: str
+    storage: Place = field(repr=False)
+    """Where a target may keep records that it has no better place for: below `{sink}/`, at will."""
+
+    @property
+    def label(self) -> str:
+        """For people: which sink, and of which job."""
+        return f"sink '{self.name}' of job '{self.job}'"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows on their way into a target."""
+
+    batches: Sequence[pa.RecordBatch]
+    _ids: Callable[[], list[str]]
+
+    @property
+    def ids(self) -> list[str]:
+        """A name for each row, the same however often it comes: of the job's life, the sink and the row."""
+        return self._ids()
 
 
 class Connection(ABC):
@@ -35,12 +57,16 @@ class Connection(ABC):
 
     @abstractmethod
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
-        """In one transaction: write the rows, and put `mark` on the lane's record.
+        """In one transaction: write the rows, if there are any, and put `mark` on the lane's record.
 
         And find, in the same transaction, that no newer generation of the sink has claimed the target, else raise
         FencedError; and that the record still is `since`, else ConflictError: another task writes this lane.
         If its outcome is unknown, raise what says so: the connection is closed, and the next one asks `reached`.
         """
+
+    def write_rows(self, rows: Rows, since: str | None, mark: str) -> None:
+        """Do what `write` does, which this calls, where a target wants the rows' names."""
+        self.write(rows.batches, since, mark)
 
     def close(self) -> None:  # noqa: B027
         """Let go of it, whatever state it is in: what was not committed shall not show."""
@@ -53,6 +79,8 @@ class Target(ABC):
     """Whether lanes write at the same time, one for each partition; else there is one lane, 0."""
     passing: tuple[type[Exception], ...] = (ConnectionError, TimeoutError)
     """Errors that may pass, as when the target is down: writing is tried again, for as long as it takes."""
+    refusing: tuple[type[Exception], ...] = ()
+    """Errors that a row is to blame for: with `on_error`, the job goes on without those that cause them."""
     max_rows: int = 100_000
     """At about how many rows a transaction ends."""
     max_bytes: int = 64 << 20

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
@@ -29,19 +31,11 @@ from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext
-from strandline.spark.sinks.delivery import (
-    DELIVERED,
-    Delivered,
-    DeliverLanes,
-    Delivery,
-    StageRows,
-    Waiting,
-    generation_in,
-    staged_of,
-    waiting_in,
-)
+from strandline.spark.sinks.delivery import DELIVERED, Delivered, DeliverLanes, Delivery
+from strandline.spark.sinks.refused import Refusals
 from strandline.spark.sinks.target import Target, Writer
 from strandline.spark.sinks.tasks import write_tasks
+from strandline.spark.sinks.waiting import StageRows, Waiting, generation_in, staged_of, waiting_in
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -49,9 +43,6 @@ log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 """Up to so much the driver writes itself: a Spark job takes longer to begin."""
 _THREADS = 8
-_PATIENCE_S = 5.0
-"""For how long a checkpoint waits for a target that is down; its rows then come with a later one."""
-_START_PATIENCE_S = 30.0
 
 
 class Transactional(Sink):
@@ -62,6 +53,10 @@ class Transactional(Sink):
     a target whose rows it may replace, by their keys.
 
     `staging` is where rows wait, if not in the checkpoints' storage: a directory or url that all machines reach.
+
+    A row that the target refuses ends the job, unless `on_error` is `"skip"` or `"dead-letter"`: then the job goes on
+    without it, and `dead_letters`, a directory or url, has it as a file of JSON with the columns of all dead letters.
+    `storage_options` are those of both places.
     """
 
     def __init__(
@@ -70,6 +65,8 @@ class Transactional(Sink):
         *,
         name: str | None = None,
         staging: str | Path | None = None,
+        on_error: Then = "fail",
+        dead_letters: str | Path | None = None,
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name=name, visibility="checkpoint")
@@ -77,11 +74,13 @@ class Transactional(Sink):
             raise ConfigurationError(f"sinks.Transactional(): target is {target!r:.200}, expected a sinks.Target")
         check_shippable(f"sinks.Transactional(): the target {type(target).__name__}", target)
         self.target = target
+        self.on_error = _checked(on_error, target, dead_letters)
+        self._dead_letters = None if dead_letters is None else os.fspath(dead_letters)
         self._staging = None if staging is None else os.fspath(staging)
         self._options = dict(storage_options or {})
         self._context: SinkContext | None = None
         self._told: SinkStatus | None = None
-        self._rows = 0
+        self._rows = self._refused = 0
         self._late_since = 0.0
 
     def try_out(self, empty: DataFrame) -> None:
@@ -99,16 +98,19 @@ class Transactional(Sink):
             )
         self._context = context
         self._sink = context.identity
-        label = f"sink '{context.sink}' of job '{context.job}'"
-        self._writer = Writer(self._sink, context.generation, label)
-        self._rows, self._told = 0, SinkStatus(context.sink)
+        self._writer = Writer(self._sink, context.generation, context.sink, context.job, self._place)
+        aside = None if self._dead_letters is None else Place(
+            url=self._dead_letters, options=self._options, fsync=context.fsync
+        )  # fmt: skip
+        self._refusals = Refusals(self.on_error, aside)
+        self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         context = self._opened
         return write_tasks(df, StageRows(self._place, self._sink, context.generation, epoch))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        left, why = self._deliver(pending, _PATIENCE_S)
+        left, why = self._deliver(pending, self.patience_s)
         now = time.monotonic()
         pieces = [piece for text in left for piece in staged_of(text, self._writer.label).pieces]
         rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
@@ -119,7 +121,7 @@ class Transactional(Sink):
             log.warning("%s: what waited is delivered", self._writer.label)
             self._late_since = 0.0
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
-        self._told = SinkStatus(self._opened.sink, self._rows, rows, size, waiting_ms, why)
+        self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
         return left
 
     def status(self) -> SinkStatus | None:
@@ -134,7 +136,7 @@ class Transactional(Sink):
             if isinstance(error, StrandlineError) or not self.target.may_pass(error):
                 raise
             raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
-        left, why = self._deliver(pending, _START_PATIENCE_S)
+        left, why = self._deliver(pending, self.start_patience_s)
         if left:
             raise UnavailableError(
                 f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
@@ -149,11 +151,15 @@ class Transactional(Sink):
             lane = staged.partition if self.target.parallel else 0
             lanes.setdefault(lane, []).extend(waiting_in(self._sink, staged))
         for waiting in lanes.values():
-            waiting.sort(key=lambda w: w.mark)
-        delivery = Delivery(self.target, self._writer, self._place, patience_s)
+            waiting.sort(key=lambda each: each.number)
+        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s)
         done = self._run(delivery, lanes)
         failing = {lane: found.failure for lane, found in done.items() if found.failure}
         self._rows += sum(found.rows for found in done.values())
+        refused = sum(found.refused for found in done.values())
+        if refused:
+            self._refused += refused
+            log.warning("%s: the target refused %d rows: %s", self._writer.label, refused, self._aside())
         left = [text for text, staged in listed if (staged.partition if self.target.parallel else 0) in failing]
         through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
         failpoints.hit("sink.delivered")
@@ -175,7 +181,7 @@ class Transactional(Sink):
             rows = map_batches(numbers, DeliverLanes(SEAL, delivery, dict(lanes)), DELIVERED).collect()
         except Exception as error:
             raise find_error(error) from error
-        return {row.lane: Delivered(row.rows, row.transactions, row.failure) for row in rows}
+        return {row.lane: Delivered(row.rows, row.refused, row.failure) for row in rows}
 
     def _forget_older(self) -> None:
         """Delete what older generations have staged: what the checkpoint lists of it is in the target."""
@@ -183,7 +189,27 @@ class Transactional(Sink):
         found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
         folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
 
+    def _aside(self) -> str:
+        return "they are left out" if self._dead_letters is None else f"they are in {self._dead_letters}"
+
     @property
     def _opened(self) -> SinkContext:
         assert self._context is not None, "the sink was not opened"
         return self._context
+
+
+def _checked(on_error: Any, target: Target, dead_letters: Any) -> Then:
+    if on_error not in get_args(Then):
+        raise ConfigurationError(f"on_error is {on_error!r}, expected 'fail', 'skip' or 'dead-letter'")
+    kind = type(target).__name__
+    if on_error != "fail" and not target.refusing:
+        raise ConfigurationError(
+            f"on_error is {on_error!r}, and the target {kind} does not say which of its errors rows are to blame for",
+            hint=f"give {kind} an attribute refusing = (TheError, …)",
+        )
+    if (on_error == "dead-letter") != (dead_letters is not None):
+        raise ConfigurationError(
+            f"on_error is {on_error!r}, and dead_letters is {dead_letters!r}: one needs the other",
+            hint="on_error='dead-letter', dead_letters='a directory or url'",
+        )
+    return on_error  # type: ignore[no-any-return]

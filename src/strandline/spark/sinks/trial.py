@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from inspect import isfunction
 from pathlib import Path
@@ -26,6 +26,7 @@ from strandline.spark.sinks.base import Sink, SinkContext, committables_of
 from strandline.storage.place import Place
 
 TASKS = 3
+_PATIENCE_S = 0.5
 _ROWS = 6
 
 
@@ -83,6 +84,10 @@ class Trial:
     left: Callable[[], Any] = tuple
     """What is staged, of any run; after a restart it must be nothing: empty, zero or None."""
     frame: Callable[[SparkSession, range, int], DataFrame] = frame_of
+    away: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Takes what rows go to away, for as long as the context lasts: nobody reaches it."""
+    mute: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Meanwhile, what rows go to does what it is asked to, and its answers are lost, at least that to a commit."""
     crashes: int = 8
     """At how many of a step's lines to crash, at most."""
     generation: int = field(default=0, init=False)
@@ -96,6 +101,8 @@ class Trial:
         """Return the sink, or this object again, opened for the next generation of a job."""
         self.generation += 1
         made = made or self.make()
+        # A trial has no hour to wait.
+        made.patience_s = made.start_patience_s = _PATIENCE_S
         place = Place(url=self.storage, path="sinks", fsync=False)
         generation = Generation(self.generation)
         made.open(SinkContext(self.spark, "job", life, generation, name, fsync=False, staging=place))

@@ -50,9 +50,6 @@ T = TypeVar("T")
 NewColumns = Literal["refuse", "add"]
 """What becomes of columns of the job that the table does not have."""
 
-_PATIENCE_S = 5.0
-"""For how long a checkpoint waits for a table that is away; its rows then come with a later one."""
-_START_PATIENCE_S = 30.0
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 _MERGE_BYTES = 256 << 20
@@ -171,7 +168,7 @@ class TableSink(Sink):
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
-            table = self._attempt(lambda table: table, _PATIENCE_S)
+            table = self._attempt(lambda table: table, self.patience_s)
         except UnavailableError as error:
             raise ConfigurationError(error.message, hint="start what it needs, or correct where it is") from None
         if table is None:
@@ -195,7 +192,7 @@ class TableSink(Sink):
         staged = [staged_files(text, self._label) for text in pending]
         left, why = list(pending), ""
         try:
-            self._show(staged, _PATIENCE_S)
+            self._show(staged, self.patience_s)
             left = []
         except UnavailableError as error:
             why = error.message
@@ -222,7 +219,7 @@ class TableSink(Sink):
             return True
 
         # 1. From here on, transactions of older generations fail.
-        if not self._attempt(claim, _START_PATIENCE_S):
+        if not self._attempt(claim, self.start_patience_s):
             if staged:
                 raise CorruptionError(
                     f"{self._where}: the table is gone, and rows of the last checkpoint wait for it",
@@ -231,7 +228,7 @@ class TableSink(Sink):
             self._claim_at = epoch
             return
         # 2. What the checkpoint lists is in the table.
-        self._show(staged, _START_PATIENCE_S)
+        self._show(staged, self.start_patience_s)
         # 3. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
         self._forget(before[0], {file.path for each in staged for file in each.files})
 
@@ -273,7 +270,7 @@ class TableSink(Sink):
                 layout, _ = self.layout(table, columns)
             return layout, self.place(table)
 
-        layout, place = self._attempt(prepare, _START_PATIENCE_S)
+        layout, place = self._attempt(prepare, self.start_patience_s)
         self._claim_at = None
         self._prepared = text, time.monotonic(), layout, place
         return layout, place
