@@ -50,6 +50,8 @@ class StagedFiles(msgspec.Struct, frozen=True, array_like=True):
     epoch: Epoch
     task: int
     files: list[DataFile]
+    key: list[str] = []
+    """By which its rows are merged; none if the files are to be the table's own."""
 
 
 def staged_files(text: str, sink: str) -> StagedFiles:
@@ -88,12 +90,13 @@ class WriteDataFiles:
     epoch: Epoch
     layout: Layout
     target_bytes: int
+    key: Sequence[str] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
         files = _Files(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
         for batch in batches:
             files.add(fitted(batch, self.layout.schema))
-        staged = StagedFiles(self.generation, self.epoch, attempt.partition, files.finish())
+        staged = StagedFiles(self.generation, self.epoch, attempt.partition, files.finish(), list(self.key))
         failpoints.hit("sink.rows_staged")
         return msgspec.json.encode(staged).decode()
 
@@ -240,7 +243,7 @@ def statistics_of(data: bytes) -> str:
 
 def _in_json(value: Any) -> Any:
     if isinstance(value, datetime.datetime):
-        return f"{value:%Y-%m-%dT%H:%M:%S.%f}" + ("Z" if value.tzinfo else "")
+        return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, str):

@@ -128,8 +128,8 @@ class DeltaSink(TableSink):
             actions, "append", table.schema(), partition_by=split, commit_properties=self._properties(record)
         )
 
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table) -> None:
-        equal = " and ".join(f"target.{_quoted(column)} = source.{_quoted(column)}" for column in self.key)
+    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+        equal = " and ".join(f"target.{_quoted(column)} = source.{_quoted(column)}" for column in key)
         merge = table.merge(
             rows, equal, source_alias="source", target_alias="target", streamed_exec=False,
             commit_properties=self._properties(record),

@@ -197,10 +197,10 @@ class IcebergSink(TableSink):
                 pass
         transaction.commit_transaction()
 
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table) -> None:
+    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
         transaction, said = self._begin(table, record), self._said(record)
         written = [rows]
-        replaced = list(self._replaced(table, rows))
+        replaced = list(self._replaced(table, rows, key))
         if replaced:
             with transaction.update_snapshot(snapshot_properties=said).overwrite() as snapshot:
                 for file, kept in replaced:
@@ -278,7 +278,7 @@ class IcebergSink(TableSink):
             )  # fmt: skip
         return found
 
-    def _replaced(self, table: Any, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+    def _replaced(self, table: Any, rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[Any, pa.Table]]:
         """Return the files that hold some of these rows' keys, and what else is in each."""
         from pyiceberg import expressions
         from pyiceberg.io.pyarrow import ArrowScan
@@ -286,13 +286,13 @@ class IcebergSink(TableSink):
         # Its types do not say that a column's name will do.
         made: Any = expressions
         near = made.AlwaysTrue()
-        for column in self.key:
+        for column in key:
             kind = rows.schema.field(column).type
             if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
                 ends = pc.min_max(rows[column])
                 least = made.GreaterThanOrEqual(column, ends["min"].as_py())
                 near = made.And(near, least, made.LessThanOrEqual(column, ends["max"].as_py()))
-        keys, names = rows.select(list(self.key)), list(self.key)
+        keys, names = rows.select(list(key)), list(key)
         for task in table.scan(row_filter=near).plan_files():
             there = ArrowScan(table.metadata, table.io, table.schema(), made.AlwaysTrue()).to_table([task])
             there = there.cast(pa.schema([pa.field(c.name, plain(c.type), c.nullable) for c in there.schema]))

@@ -143,7 +143,7 @@ class TableSink(Sink):
         """
 
     @abstractmethod
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table) -> None:
+    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
         """In one transaction: put rows in the place of those with the same key, and the record."""
 
     @abstractmethod
@@ -180,13 +180,13 @@ class TableSink(Sink):
         self._context = context
         self._claim_at, self._prepared = None, None
         self._rows, self._late_since, self._told = 0, 0.0, SinkStatus(context.sink)
-        root = "_strandline/" if self.key else "strandline-"
-        self._folder = f"{root}{context.identity}"
+        # Of files that the table is to list, and, where its vacuum does not look, of those that are merged and deleted.
+        self._folder, self._merging = f"strandline-{context.identity}", f"_strandline/{context.identity}"
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         layout, place = self._prepare(df)
-        write = WriteDataFiles(place, self._folder, self._opened.generation, epoch, layout, self.target_bytes)
-        return write_tasks(df, write)
+        folder, generation = self._merging if self.key else self._folder, self._opened.generation
+        return write_tasks(df, WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         staged = [staged_files(text, self._label) for text in pending]
@@ -278,11 +278,11 @@ class TableSink(Sink):
     def _show(self, staged: Sequence[StagedFiles], patience_s: float) -> None:
         for group in self._groups(staged):
             self._rows += self._attempt(lambda table, group=group: self._commit(table, group), patience_s)  # type: ignore[misc]
-        if self.key and staged:
-            # Its rows are in files of the table's own now.
+        merged = [file.path for each in staged if each.key for file in each.files]
+        if merged:
+            # Their rows are in files of the table's own now.
             with suppress(StrandlineError):
-                place = self.place(self.load())
-                folder_at(place).delete([file.path for each in staged for file in each.files])
+                folder_at(self.place(self.load())).delete(merged)
 
     def _groups(self, staged: Sequence[StagedFiles]) -> Iterator[list[StagedFiles]]:
         """Cut what waits into transactions, which hold epochs whole."""
@@ -292,7 +292,9 @@ class TableSink(Sink):
         group: list[StagedFiles] = []
         for several in epochs.values():
             size = sum(file.bytes for each in (*group, *several) for file in each.files)
-            if self.key and group and size > _MERGE_BYTES:
+            key = several[0].key
+            # A program that was changed may have staged what waits for another key, or none.
+            if group and (group[0].key != key or (key and size > _MERGE_BYTES)):
                 yield group
                 group = []
             group = [*group, *several]
@@ -312,12 +314,18 @@ class TableSink(Sink):
             return 0
         # 2. Every file is there, whole: a table that lists one that is not can be read by nobody.
         files = [file for each in due for file in each.files]
-        self._check_there(self.place(table), files)
+        try:
+            self._check_there(self.place(table), files)
+        except CorruptionError:
+            # Unless another driver has taken them over.
+            if self.record(self.load()) == record:
+                raise
+            raise ConflictError(f"{self._where}: another driver has written its record") from None
         reached = Record(self._opened.generation, max(each.epoch for each in due))
         failpoints.hit("sink.table_before")
         # 3. Rows and record.
-        if self.key:
-            self.commit_rows(table, reached, self._newest(self.place(table), files))
+        if key := due[0].key:
+            self.commit_rows(table, reached, self._newest(self.place(table), files, key), key)
             if self.record(self.load()) != reached:
                 raise ConflictError(f"{self._where}: the record is not what the transaction has written")
         else:
@@ -354,13 +362,16 @@ class TableSink(Sink):
         with ThreadPoolExecutor(min(_THREADS, len(files)), "strandline-table") as pool:
             list(pool.map(look, files))
 
-    def _newest(self, place: Place, files: Sequence[DataFile]) -> pa.Table:
+    def _newest(self, place: Place, files: Sequence[DataFile], key: Sequence[str]) -> pa.Table:
         """Return of each key the last row."""
         folder = folder_at(place)
-        tables = [pq.read_table(pa.BufferReader(folder.get(file.path))) for file in files]
+        try:
+            tables = [pq.read_table(pa.BufferReader(folder.get(file.path))) for file in files]
+        except NotFoundError as error:
+            raise ConflictError(f"{self._where}: {error.message}, which was there") from None
         rows = pa.concat_tables(tables, promote_options="permissive")
-        numbered = rows.select(list(self.key)).append_column("__index__", pa.array(range(rows.num_rows), pa.int64()))
-        last = numbered.group_by(list(self.key)).aggregate([("__index__", "max")])["__index___max"]
+        numbered = rows.select(list(key)).append_column("__index__", pa.array(range(rows.num_rows), pa.int64()))
+        last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
         return rows.take(last.take(pc.sort_indices(last)))
 
     def _forget(self, before: Record | None, listed: set[str]) -> None:
@@ -369,15 +380,16 @@ class TableSink(Sink):
         Of older epochs, attempts of tasks that failed may have left files: those the table's own vacuum finds. They
         are not told from those that the table has listed and does not any more, whose older versions it may be read in.
         """
-        folder, mine = folder_at(self.place(self.load())), re.compile(rf"{re.escape(self._folder)}/g(\d+)/(\d+)-")
-        reached = (before.generation, before.epoch) if before else (0, 0)
+        folder, reached = folder_at(self.place(self.load())), (before.generation, before.epoch) if before else (0, 0)
         with suppress(UnavailableError):
-            found = [(info.path, mine.match(info.path)) for info in folder.list(self._folder)]
-            folder.delete([
-                path for path, match in found
-                if match and path not in listed and int(match[1]) < self._opened.generation
-                and (bool(self.key) or (int(match[1]), int(match[2])) > reached)
-            ])  # fmt: skip
+            for root in (self._folder, self._merging):
+                mine, after = re.compile(rf"{root}/g(\d+)/(\d+)-"), reached if root == self._folder else (-1, -1)
+                found = [(info.path, mine.match(info.path)) for info in folder.list(root)]
+                folder.delete([
+                    path for path, match in found
+                    if match and path not in listed and int(match[1]) < self._opened.generation
+                    and (int(match[1]), int(match[2])) > after
+                ])  # fmt: skip
 
     def _check_claim(self, record: Record | None, fresh: bool) -> None:
         if record is None:
@@ -434,7 +446,14 @@ class TableSink(Sink):
             self._late_since = 0.0
             log.warning("%s: what waited is in the table", self._label)
         waiting_ms = round((now - self._late_since) * 1000) if waiting else 0
-        self._told = SinkStatus(self._opened.sink, self._rows, rows, size, waiting_ms, why)
+        self._told = SinkStatus(
+            self._opened.sink,
+            rows=self._rows,
+            waiting_rows=rows,
+            waiting_bytes=size,
+            waiting_ms=waiting_ms,
+            failure=why,
+        )
 
     def _fenced(self, record: Record) -> FencedError:
         return FencedError(f"{self._label}: generation {record.generation} of the job writes to {self._where} now")
