@@ -114,21 +114,25 @@ def tried(sink: Any, schema: StructType) -> None:
 
 def meanwhile(sink: Any, others: Callable[[], Any]) -> None:
     """Have others do something when the sink has loaded its table for the next time, and knows nothing of it."""
-    load, left = sink.load, [others]
+    before_next(sink, "record", others)
 
-    def loaded() -> Any:
-        table = load()
+
+def before_next(made: Any, method: str, others: Callable[[], Any]) -> None:
+    """Have others do something before the next call of a method."""
+    call, left = getattr(made, method), [others]
+
+    def called(*arguments: Any, **named: Any) -> Any:
         if left:
             left.pop()()
-        return table
+        return call(*arguments, **named)
 
-    sink.load = loaded
+    setattr(made, method, called)
 
 
 # -- rivals, and what is away
 
 
-@pytest.mark.parametrize("at", ["load", "commit"])
+@pytest.mark.parametrize("at", ["load", "files", "commit"])
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_replaced_driver_that_has_looked_before_cannot_commit(place: Place, key: Any, at: str) -> None:
     older = place.start(key=key)
@@ -142,8 +146,12 @@ def test_a_replaced_driver_that_has_looked_before_cannot_commit(place: Place, ke
 
     if at == "load":
         meanwhile(older, replace)
-    else:
+    elif at == "files":
         failpoints.arm("sink.table_before", replace)
+    elif place.kind == "delta":
+        before_next(older, "_properties", replace)
+    else:
+        before_next(older._catalog(), "commit_table", replace)
     with pytest.raises(FencedError, match="generation 2 of the job writes"):
         older.commit([*first, *second])
     assert place.pairs() == [(1, "a")]
