@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +39,7 @@ from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.conformance import Promise, Trial, a_target_that_is_away_is_caught_up_with, checks, name_of
 from strandline.spark.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
 from strandline.spark.sinks.tables.datafiles import fitted, statistics_of
+from tests.pages import run_page
 from tests.spark import inprocess
 
 SESSION: Any = inprocess.Session()
@@ -305,6 +307,32 @@ def test_the_last_row_of_a_key_stays(place: Place) -> None:
     assert not [path for path in place.path.rglob("_strandline/**/*") if path.is_file()]
 
 
+def test_a_life_that_begins_where_another_has_left_rows(place: Place) -> None:
+    def begin(sink: Any, **given: Any) -> None:
+        sink.check(
+            SinkContext(SESSION, "job", given.pop("life", ""), Generation(0), "out", begins="starts afresh", **given)
+        )
+
+    begin(place.make())
+    sink = place.start()
+    sink.commit(stage(sink, 3, [(1, "a")]))
+    begin(place.make(), life="life")
+    begin(place.make(existing="keep"))
+    begin(place.make(key="k"))
+    begin(place.make(), from_life="life", from_epoch=3)
+    for other in (
+        {},
+        {"life": "another"},
+        {"from_life": "life", "from_epoch": 2},
+        {"from_life": "another", "from_epoch": 9},
+    ):
+        with pytest.raises(ConfigurationError, match="rows of an earlier life of job 'job', which starts afresh"):
+            begin(place.make(), **other)
+    place.make().check(SinkContext(SESSION, "another", "", Generation(0), "out"))
+    with pytest.raises(ConfigurationError, match="existing is 'replace'"):
+        place.make(existing="replace")
+
+
 def test_a_key_of_several_columns(place: Place) -> None:
     schema = StructType([*NAMES.fields, StructField("n", IntegerType())])
     sink = place.start(key=["k", "v"])
@@ -518,3 +546,15 @@ def test_wrong_credentials_are_told_without_them(s3: Any) -> None:
         tried(sl.sinks.delta(s3.url("secret"), storage_options=options), NAMES)
     assert not any(part in str(refused.value) for part in ("not-the-right", s3.options["access_key_id"]))
     assert "not-the-right" not in repr(vars(refused.value))
+
+
+def test_the_page_of_tables(tmp_path: Path) -> None:
+    edit = lambda code: re.sub(r'(")tables/|(///)/?tables/', rf"\1\2{tmp_path}/", code)  # noqa: E731
+    made = run_page("tables.md", 1, edit)
+    schema = StructType([*NAMES.fields, StructField("shop", StringType()), StructField("day", DateType())])
+    tried(made["orders"], schema)
+    tried(made["totals"], schema)
+    with pytest.raises(ConfigurationError, match="key names column 'order_id'"):
+        tried(made["latest"], schema)
+    assert made["raw"].format == "json"
+    assert not list(tmp_path.rglob("*.parquet"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import time
@@ -14,9 +15,10 @@ import pyarrow as pa
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.columns import check_names, fitting, plain
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout
-from strandline.spark.sinks.tables.sink import NewColumns, Record, TableSink
+from strandline.spark.sinks.tables.sink import ExistingRows, NewColumns, Record, TableSink
 from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
@@ -37,8 +39,10 @@ class DeltaSink(TableSink):
 
     `url` is a directory, or s3://, gs://, az:// or abfss://; the table is made if it is not there. `storage_options`
     are as for checkpoints (`endpoint`, `access_key_id`, …); what is missing comes from the environment. `new_columns`
-    is "refuse" or "add": what becomes of columns that the table does not have. A file ends at `target_bytes`, and with
-    the checkpoint; with `compact_every=n`, small files are held together after every n-th commit.
+    is "refuse" or "add": what becomes of columns that the table does not have. A job that begins anew where an earlier
+    life of it has left rows is refused, unless `existing="keep"`, or they are replaced by `key`. A file ends at
+    `target_bytes`, and with the checkpoint; with `compact_every=n`, small files are held together after every n-th
+    commit.
 
     Other writers may use the table at the same time. A restore to an older checkpoint takes back what later ones have
     added, in a version of its own; not what was compacted since, and not what was merged by key.
@@ -51,6 +55,7 @@ class DeltaSink(TableSink):
         key: str | Sequence[str] | None = None,
         partition_by: str | Sequence[str] = (),
         new_columns: NewColumns = "refuse",
+        existing: ExistingRows = "refuse",
         storage_options: Mapping[str, str] | None = None,
         target_bytes: int = 64 << 20,
         compact_every: int = 0,
@@ -59,7 +64,7 @@ class DeltaSink(TableSink):
         self.url = _url(url)
         super().__init__(
             f"sinks.delta('{_shown(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            target_bytes=target_bytes, name=name,
+            existing=existing, target_bytes=target_bytes, name=name,
         )  # fmt: skip
         if not isinstance(compact_every, int) or compact_every < 0:
             raise ConfigurationError(f"{self._where}: compact_every is {compact_every!r}, expected a number of commits")
@@ -109,9 +114,12 @@ class DeltaSink(TableSink):
     def place(self, table: Any) -> Place:
         return Place(url=self.url, options=self._options, fsync=self._opened.fsync)
 
-    def record(self, table: Any) -> Record | None:
-        version = table.transaction_version(self._app_id)
+    def record(self, table: Any, identity: str = "") -> Record | None:
+        version = table.transaction_version(f"strandline-{identity or self._opened.identity}")
         return None if version is None else Record(version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1))
+
+    def knows(self, table: Any, context: SinkContext) -> bool:
+        return table.transaction_version(_names(context)) is not None
 
     def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
         now_ms, split = int(time.time() * 1000), list(table.metadata().partition_columns)
@@ -156,16 +164,12 @@ class DeltaSink(TableSink):
     def words(self, error: Exception) -> str:
         return in_a_line(error, self._options)
 
-    @property
-    def _app_id(self) -> str:
-        return f"strandline-{self._opened.identity}"
-
     def _properties(self, record: Record) -> Any:
         run = self._opened
         version = (record.generation << _EPOCH_BITS) | record.epoch
         said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}"}
-        transaction = self._delta.Transaction(app_id=self._app_id, version=version)
-        return self._delta.CommitProperties(custom_metadata=said, app_transactions=[transaction])
+        both = [self._delta.Transaction(app, version) for app in (f"strandline-{run.identity}", _names(run))]
+        return self._delta.CommitProperties(custom_metadata=said, app_transactions=both)
 
     def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
         """Return what takes away the files that older runs have added of later epochs."""
@@ -250,6 +254,11 @@ def _deltalake() -> Any:
             "sinks.delta() needs the package deltalake, which is not installed", hint="pip install 'strandline[delta]'"
         ) from error
     return deltalake
+
+
+def _names(run: SinkContext) -> str:
+    """Return the application that stands for a sink of this name in all lives of a job."""
+    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:16]}"
 
 
 def _url(url: str | Path) -> str:

@@ -16,15 +16,17 @@ import pyarrow.compute as pc
 
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.columns import fitting, plain
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout
-from strandline.spark.sinks.tables.sink import NewColumns, Record, TableSink
+from strandline.spark.sinks.tables.sink import ExistingRows, NewColumns, Record, TableSink
 from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
 
+_PROPERTY = "strandline.sink."
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Partitionings whose values the files' own statistics say, and how rows are split for them."""
 _S3 = {
@@ -52,6 +54,8 @@ class IcebergSink(TableSink):
     "warehouse": …}`, `{"type": "rest", …}`. `table` is `namespace.table`, made if it is not there. Data files go to
     storage with what the catalog says (`s3.endpoint`, `s3.access-key-id`, …), or with `storage_options`, as for
     checkpoints. `new_columns` is "refuse" or "add": what becomes of columns that the table does not have.
+    A job that begins anew where an earlier life of it has left rows is refused, unless `existing="keep"`, or they are
+    replaced by `key`.
 
     Other writers may use the table at the same time. A restore to an older checkpoint takes back what later ones have
     added, in a snapshot of its own; not what was rewritten since, and not what was merged by key.
@@ -65,13 +69,14 @@ class IcebergSink(TableSink):
         key: str | Sequence[str] | None = None,
         partition_by: str | Sequence[str] = (),
         new_columns: NewColumns = "refuse",
+        existing: ExistingRows = "refuse",
         storage_options: Mapping[str, str] | None = None,
         target_bytes: int = 64 << 20,
         name: str | None = None,
     ) -> None:
         super().__init__(
             f"sinks.iceberg('{table}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            target_bytes=target_bytes, name=name,
+            existing=existing, target_bytes=target_bytes, name=name,
         )  # fmt: skip
         if not isinstance(table, str) or "." not in table:
             raise ConfigurationError(f"{self._where}: expected a table as 'namespace.table'")
@@ -166,8 +171,9 @@ class IcebergSink(TableSink):
         options = self._options or said if remote else {}
         return Place(url=f"{table.location().rstrip('/')}/data", options=options, fsync=self._opened.fsync)
 
-    def record(self, table: Any) -> Record | None:
-        text = table.properties.get(self._property)
+    def record(self, table: Any, identity: str = "") -> Record | None:
+        name = _PROPERTY + (identity or self._opened.identity)
+        text = table.properties.get(name)
         if text is None:
             return None
         try:
@@ -175,9 +181,13 @@ class IcebergSink(TableSink):
             return Record(int(said["generation"]), int(said["epoch"]))
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptionError(
-                f"{self._where}: the property {self._property} is {text!r:.200}, and no record of the sink",
+                f"{self._where}: the property {name} is {text!r:.200}, and no record of the sink",
                 hint="put back what it was",
             ) from error
+
+    def knows(self, table: Any, context: SinkContext) -> bool:
+        said = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
+        return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, said))
 
     def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
         later = [] if after is None else self._later(table, after)
@@ -235,10 +245,6 @@ class IcebergSink(TableSink):
     def words(self, error: Exception) -> str:
         return in_a_line(error, {**self._properties, **self._options})
 
-    @property
-    def _property(self) -> str:
-        return f"strandline.sink.{self._opened.identity}"
-
     def _catalog(self) -> Any:
         from pyiceberg.catalog import load_catalog
 
@@ -253,7 +259,7 @@ class IcebergSink(TableSink):
             "generation": record.generation, "epoch": record.epoch, "job": run.job, "sink": run.sink,
         })  # fmt: skip
         transaction = table.transaction()
-        transaction.set_properties({self._property: text})
+        transaction.set_properties({_PROPERTY + run.identity: text})
         return transaction
 
     def _said(self, record: Record) -> dict[str, str]:

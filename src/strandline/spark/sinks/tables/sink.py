@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -50,6 +50,9 @@ T = TypeVar("T")
 NewColumns = Literal["refuse", "add"]
 """What becomes of columns of the job that the table does not have."""
 
+ExistingRows = Literal["refuse", "keep"]
+"""What becomes of a job that begins anew where an earlier life of it has left rows."""
+
 _FIRST_DELAY_S = 0.05
 _LONGEST_DELAY_S = 2.0
 _MERGE_BYTES = 256 << 20
@@ -81,10 +84,13 @@ class TableSink(Sink):
         key: str | Sequence[str] | None,
         partition_by: str | Sequence[str],
         new_columns: NewColumns,
+        existing: ExistingRows,
         target_bytes: int,
         name: str | None,
     ) -> None:
         super().__init__(name=name, visibility="checkpoint")
+        if existing not in ("refuse", "keep"):
+            raise ConfigurationError(f"{where}: existing is {existing!r}, expected 'refuse' or 'keep'")
         if new_columns not in ("refuse", "add"):
             raise ConfigurationError(f"{where}: new_columns is {new_columns!r}, expected 'refuse' or 'add'")
         if not isinstance(target_bytes, int) or target_bytes < 1 << 10:
@@ -92,6 +98,7 @@ class TableSink(Sink):
         self.key = (key,) if isinstance(key, str) else tuple(key or ())
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
         self.new_columns = new_columns
+        self.existing = existing
         self.target_bytes = target_bytes
         self._where = where
         self._context: SinkContext | None = None
@@ -131,8 +138,12 @@ class TableSink(Sink):
         """Return where the table's files are."""
 
     @abstractmethod
-    def record(self, table: Any) -> Record | None:
-        """Return what the table says of this sink."""
+    def record(self, table: Any, identity: str = "") -> Record | None:
+        """Return what the table says of this sink, or of one of another life."""
+
+    @abstractmethod
+    def knows(self, table: Any, context: SinkContext) -> bool:
+        """Whether a sink of this name of a job of this name has written to the table, in any life."""
 
     @abstractmethod
     def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
@@ -175,6 +186,21 @@ class TableSink(Sink):
             self.check_creatable(columns)
         else:
             self.layout(table, columns)
+
+    def check(self, context: SinkContext) -> None:
+        table = None if self.key or self.existing == "keep" else self._attempt(lambda table: table, self.patience_s)
+        if table is None or not self.knows(table, context):
+            return
+        if context.life and self.record(table, context.identity) is not None:
+            return
+        before = self.record(table, replace(context, life=context.from_life).identity) if context.from_life else None
+        if before is None or before.epoch > context.from_epoch:
+            raise ConfigurationError(
+                f"sink '{context.sink}': {self._where} holds rows of an earlier life of job '{context.job}', which "
+                f"{context.begins or 'begins there'}: those of the same events would be there twice",
+                hint="write to another table, delete the rows, or give existing='keep' to have both; or, if it was to "
+                "go on where it was, the job name and checkpoint directory of then",
+            )
 
     def open(self, context: SinkContext) -> None:
         self._context = context
