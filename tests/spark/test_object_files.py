@@ -20,6 +20,7 @@ from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, na
 from strandline.spark.sinks.trial import Crash
 from strandline.storage.remote import open_store
 from strandline.storage.retrying import RetryingStore
+from tests.soak import soaking
 from tests.spark import inprocess
 
 SESSION: Any = inprocess.Session()
@@ -31,7 +32,7 @@ def shown(url: str, options: dict[str, str]) -> dict[str, bytes]:
     return {info.path: store.get(info.path) for info in store.list("") if "/" not in info.path}
 
 
-def trial_at(s3: Any) -> Trial:
+def trial_at(s3: Any, crashes: int = 2) -> Trial:
     url = s3.url(f"files-{uuid.uuid4().hex[:8]}")
 
     def visible() -> list[int]:
@@ -41,13 +42,14 @@ def trial_at(s3: Any) -> Trial:
         return [info.path for info in open_store(url, s3.options).list("_strandline") if "/g" in info.path]
 
     trial = Trial(SESSION, lambda: sl.sinks.files(url, storage_options=s3.options), visible, left)
-    trial.crashes = 4
+    trial.crashes = crashes
     return trial
 
 
+@pytest.mark.parametrize("crashes", [2, *soaking([50])])
 @pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING, Promise.TAKES_BACK), ids=name_of)
-def test_files_in_object_storage(s3: Any, check: Check) -> None:
-    check(trial_at(s3))
+def test_files_in_object_storage(s3: Any, check: Check, crashes: int) -> None:
+    check(trial_at(s3, crashes))
 
 
 def test_a_copy_that_was_not_the_end_of_it(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 import msgspec
 import pyarrow as pa
-import pyarrow.orc as orc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -81,7 +80,7 @@ class ObjectFormat:
             )
         try:
             self.open(self.in_file(columns)).finish()
-        except (pa.ArrowException, NotImplementedError) as error:
+        except (pa.ArrowException, NotImplementedError, ImportError) as error:
             raise ConfigurationError(
                 f"{where}: the columns cannot be written as {self.name}: {error}", hint="cast them before the sink"
             ) from None
@@ -193,6 +192,9 @@ class _OrcFile:
     """Rows as ORC."""
 
     def __init__(self, schema: pa.Schema) -> None:
+        # Not every build of Arrow has it.
+        from pyarrow import orc
+
         self._out = pa.BufferOutputStream()
         self._writer: Any = orc.ORCWriter(self._out)
         self._writer.write(schema.empty_table())

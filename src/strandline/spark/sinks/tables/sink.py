@@ -59,7 +59,11 @@ _MERGE_BYTES = 256 << 20
 """How much of staged rows, as Parquet, is merged in one transaction: they are in the driver's memory then."""
 _LOOK_AGAIN_S = 300.0
 """After how long the table is asked again how it wants its rows: keys to storage may be lent for an hour."""
+_CONFLICTS = 4
+"""How often another writer may be faster before it matters how long all that took."""
 _THREADS = 16
+_RUNS = 100
+"""Of how many runs that ended before they had claimed the table what they staged is looked for."""
 
 
 @dataclass(frozen=True)
@@ -406,15 +410,21 @@ class TableSink(Sink):
         Of older epochs, attempts of tasks that failed may have left files: those the table's own vacuum finds. They
         are not told from those that the table has listed and does not any more, whose older versions it may be read in.
         """
-        folder, reached = folder_at(self.place(self.load())), (before.generation, before.epoch) if before else (0, 0)
+        folder, run = folder_at(self.place(self.load())), self._opened.generation
+        first, reached = (before.generation, before.epoch) if before else (1, 0)
+        # The table's own of older runs, which may be many, are not even listed.
+        roots = [
+            self._merging,
+            *(f"{self._folder}/g{generation}" for generation in range(max(first, run - _RUNS), run)),
+        ]
         with suppress(UnavailableError):
-            for root in (self._folder, self._merging):
-                mine, after = re.compile(rf"{root}/g(\d+)/(\d+)-"), reached if root == self._folder else (-1, -1)
+            for root in roots:
+                mine = re.compile(rf"(?:{self._merging}|{self._folder})/g(\d+)/(\d+)-")
                 found = [(info.path, mine.match(info.path)) for info in folder.list(root)]
                 folder.delete([
                     path for path, match in found
-                    if match and path not in listed and int(match[1]) < self._opened.generation
-                    and (int(match[1]), int(match[2])) > after
+                    if match and path not in listed and int(match[1]) < run
+                    and (root == self._merging or (int(match[1]), int(match[2])) > (first, reached))
                 ])  # fmt: skip
 
     def _check_claim(self, record: Record | None, fresh: bool) -> None:
@@ -440,11 +450,13 @@ class TableSink(Sink):
 
         Raises UnavailableError then. What became of a transaction whose answer was lost, the record says.
         """
-        delay_s, until = _FIRST_DELAY_S, time.monotonic() + patience_s
+        delay_s, until, conflicts = _FIRST_DELAY_S, time.monotonic() + patience_s, 0
         while True:
             try:
                 return act(self.load())
-            except (ConflictError, UnavailableError) as error:
+            except ConflictError as error:
+                why, conflicts = error.message, conflicts + 1
+            except UnavailableError as error:
                 why = error.message
             except StrandlineError:
                 raise
@@ -454,9 +466,12 @@ class TableSink(Sink):
                     raise ConfigurationError(
                         f"{self._where}: access was refused: {why}", hint="check who the job is to storage and catalog"
                     ) from None
-                if not (self.is_conflict(error) or self.may_pass(error)):
+                if self.is_conflict(error):
+                    conflicts += 1
+                elif not self.may_pass(error):
                     raise SinkError(f"{self._where}: {why}", hint="rows that wait stay staged") from error
-            if time.monotonic() + delay_s > until:
+            # Where others are faster, the table answers, however slow it is.
+            if time.monotonic() + delay_s > until and not 0 < conflicts <= _CONFLICTS:
                 raise UnavailableError(f"{self._where}: {why}")
             time.sleep(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

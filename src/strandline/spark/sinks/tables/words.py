@@ -22,8 +22,8 @@ def in_a_line(error: Exception, options: Mapping[str, str], most: int = 400) -> 
 
 
 _REFUSED = re.compile(
-    r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId|ExpiredToken|NoSuchBucket|privileges"
-    r"|Unauthorized|Forbidden|[Pp]ermission denied|password authentication failed|ACCESS_DENIED"
+    r"status(?: code)?:? 40[13]|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId|ExpiredToken|NoSuchBucket"
+    r"|privileges|Unauthorized|Forbidden|[Pp]ermission denied|password authentication failed|ACCESS_DENIED"
 )
 
 
