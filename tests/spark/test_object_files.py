@@ -46,7 +46,7 @@ def trial_at(s3: Any, crashes: int = 2) -> Trial:
     return trial
 
 
-@pytest.mark.parametrize("crashes", [2, *soaking([50])])
+@pytest.mark.parametrize("crashes", [2, *soaking([15])])
 @pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING, Promise.TAKES_BACK), ids=name_of)
 def test_files_in_object_storage(s3: Any, check: Check, crashes: int) -> None:
     check(trial_at(s3, crashes))

@@ -74,7 +74,7 @@ def some(many: list[Check]) -> list[Any]:
     return [pytest.param(c, marks=() if c in LASTING else pytest.mark.soak, id=name_of(c)) for c in many]
 
 
-MANY = pytest.mark.parametrize("crashes", [3, *soaking([50])])
+MANY = pytest.mark.parametrize("crashes", [3, *soaking([15])])
 
 
 @MANY
