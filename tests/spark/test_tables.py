@@ -387,6 +387,23 @@ def test_columns_that_do_not_fit_are_refused_before_the_start(place: Place, fiel
     tried(place.make(), StructType([StructField("k", IntegerType())]))
 
 
+def test_what_cannot_be_reached_or_written_is_refused_before_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for sink, words in (
+        (sl.sinks.delta(tmp_path / "file" / "table"), "cannot be written"),
+        (
+            sl.sinks.iceberg({"type": "sql", "uri": f"sqlite:///{tmp_path}/no/c.db", "warehouse": "w"}, "a.b"),
+            "unable to open",
+        ),
+        (sl.sinks.iceberg({"type": "rest", "uri": "http://127.0.0.1:9", "token": "secret-token"}, "a.b"), "refused"),
+        (sl.sinks.iceberg("nobodys", "a.b"), "URI missing"),
+    ):
+        sink.patience_s = 0.0
+        with pytest.raises(ConfigurationError, match=words) as refused:
+            tried(sink, NAMES)
+        assert "secret-token" not in str(refused.value)
+
+
 def test_parameters_that_name_what_is_not_there(place: Place) -> None:
     for options in ({"key": "x"}, {"partition_by": "x"}):
         with pytest.raises(ConfigurationError, match=f"{next(iter(options))} names column 'x'"):

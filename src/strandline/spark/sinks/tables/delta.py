@@ -111,8 +111,9 @@ class DeltaSink(TableSink):
     def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
         table.alter.add_columns(self._convert(pa.schema(columns)).fields)
 
-    def place(self, table: Any) -> Place:
-        return Place(url=self.url, options=self._options, fsync=self._opened.fsync)
+    def place_of(self, table: Any) -> Place | None:
+        url = self.url if "://" in self.url else Path(self.url).as_uri()
+        return Place(url=url, options=self._options, fsync=self.fsync)
 
     def record(self, table: Any, identity: str = "") -> Record | None:
         version = table.transaction_version(f"strandline-{identity or self._opened.identity}")

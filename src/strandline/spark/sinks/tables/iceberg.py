@@ -163,13 +163,15 @@ class IcebergSink(TableSink):
         with table.update_schema() as update:
             update.union_by_name(pa.schema(columns))
 
-    def place(self, table: Any) -> Place:
+    def place_of(self, table: Any) -> Place | None:
+        if table is None:
+            return None
         said = {ours: table.io.properties[theirs] for theirs, ours in _S3.items() if theirs in table.io.properties}
         if said.get("endpoint", "").startswith("http://"):
             said["allow_http"] = "true"
         remote = not table.location().startswith("file:")
         options = self._options or said if remote else {}
-        return Place(url=f"{table.location().rstrip('/')}/data", options=options, fsync=self._opened.fsync)
+        return Place(url=f"{table.location().rstrip('/')}/data", options=options, fsync=self.fsync)
 
     def record(self, table: Any, identity: str = "") -> Record | None:
         name = _PROPERTY + (identity or self._opened.identity)

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,7 +38,9 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.core.ids import Epoch, Generation
+from strandline.core.ids import Epoch
+from strandline.spark.base.filesystem import LocalFiles
+from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.tables.columns import check_key, check_names
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles, WriteDataFiles, staged_files
@@ -138,8 +142,8 @@ class TableSink(Sink):
         """Give the table columns that it does not have."""
 
     @abstractmethod
-    def place(self, table: Any) -> Place:
-        """Return where the table's files are."""
+    def place_of(self, table: Any) -> Place | None:
+        """Return where the table's files are, or will be; None if that is known only when it is made."""
 
     @abstractmethod
     def record(self, table: Any, identity: str = "") -> Record | None:
@@ -184,12 +188,20 @@ class TableSink(Sink):
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
             table = self._attempt(lambda table: table, self.patience_s)
-        except UnavailableError as error:
+        except (UnavailableError, SinkError) as error:
             raise ConfigurationError(error.message, hint="start what it needs, or correct where it is") from None
         if table is None:
             self.check_creatable(columns)
         else:
             self.layout(table, columns)
+        if (place := self.place_of(table)) is not None:
+            is_local = place.url.startswith("file:") or "://" not in place.url
+            files = (
+                LocalFiles(Path(unquote(urlsplit(place.url).path)))
+                if is_local
+                else ObjectFiles(place.url, place.options)
+            )
+            files.check_writable()
 
     def check(self, context: SinkContext) -> None:
         table = None if self.key or self.existing == "keep" else self._attempt(lambda table: table, self.patience_s)
@@ -269,6 +281,13 @@ class TableSink(Sink):
         self._prepared = None
 
     # -- steps
+
+    def place(self, table: Any) -> Place:
+        """Return where a table's files are that is there."""
+        place = self.place_of(table)
+        if place is None:
+            raise self._gone()
+        return place
 
     def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
         """Return how the table wants these rows; make it, and claim it, if it was not there."""
@@ -511,8 +530,9 @@ class TableSink(Sink):
         return f"sink '{self._opened.sink}' of job '{self._opened.job}'"
 
     @property
-    def _generation(self) -> Generation:
-        return self._opened.generation
+    def fsync(self) -> bool:
+        """Whether what is written must outlast a power failure of this machine."""
+        return self._context is None or self._context.fsync
 
     @property
     def _opened(self) -> SinkContext:
