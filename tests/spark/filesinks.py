@@ -175,7 +175,7 @@ class Disk:
             others()
         self.done.append((what, path))
 
-    def _open(self, spark: Any, root: str, *, fsync: bool) -> FailingFiles:
+    def _open(self, spark: Any, root: str, *, fsync: bool, options: Any) -> FailingFiles:
         self._count("open", root)
         return FailingFiles(Path(root.removeprefix("file:")), self)
 

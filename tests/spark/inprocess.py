@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StructField, StructType
 
 Step = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -38,7 +40,7 @@ class Frame:
     def __init__(self, session: Session, column: str, parts: Sequence[Any], steps: Sequence[bytes] = ()) -> None:
         self.sparkSession = session
         self._column, self._parts, self._steps = column, parts, steps
-        self.schema = None
+        self.schema = StructType([StructField(column, LongType())])
 
     @property
     def columns(self) -> list[str]:
@@ -54,6 +56,9 @@ class Frame:
     def mapInArrow(self, step: Step, schema: Any) -> Frame:
         return Frame(self.sparkSession, self._column, self._parts, [*self._steps, cloudpickle.dumps(step)])
 
+    def _batches(self, index: int) -> Iterator[pa.RecordBatch]:
+        return iter([pa.RecordBatch.from_arrays([a], [self._column]) for a in self._parts[index]])
+
     def collect(self) -> list[Row]:
         return [row for index in range(len(self._parts)) for row in self._run(index)]
 
@@ -63,7 +68,7 @@ class Frame:
             context._partitionId, context._localProperties = index, {}
             before, TaskContext._taskContext = TaskContext._taskContext, context
             try:
-                batches = iter([pa.RecordBatch.from_arrays([a], [self._column]) for a in self._parts[index]])
+                batches = self._batches(index)
                 for step in self._steps:
                     batches = cloudpickle.loads(step)(batches)
                 return [Row(**row) for batch in batches for row in batch.to_pylist()]
@@ -73,3 +78,27 @@ class Frame:
             finally:
                 TaskContext._taskContext = before
         raise AssertionError
+
+
+class Given(Frame):
+    """Stands in for a DataFrame of any columns: a list of rows for each partition."""
+
+    def __init__(self, schema: StructType, *parts: Sequence[Sequence[Any]], steps: Sequence[bytes] = ()) -> None:
+        super().__init__(Session(), "", parts, steps)
+        self.schema = schema
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self.schema.names)
+
+    def mapInArrow(self, step: Step, schema: Any) -> Given:
+        return Given(self.schema, *self._parts, steps=[*self._steps, cloudpickle.dumps(step)])
+
+    def _batches(self, index: int) -> Iterator[pa.RecordBatch]:
+        if not self._parts[index]:
+            return iter([])
+        columns = to_arrow_schema(self.schema, timezone="Europe/Berlin")
+        arrays = [
+            pa.array(list(c), f.type) for c, f in zip(zip(*self._parts[index], strict=True), columns, strict=True)
+        ]
+        return iter([pa.RecordBatch.from_arrays(arrays, schema=columns)])

@@ -280,7 +280,7 @@ def test_logs_of_queries_are_renamed_without_a_process_for_each_step(spark: Any)
 def test_a_sink_on_hadoop_goes_on_after_a_crash_in_the_middle_of_a_commit(
     spark: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(place, "open_filesystem", lambda _, root, fsync: HadoopFiles(spark, root))
+    monkeypatch.setattr(place, "open_filesystem", lambda _, root, fsync, options: HadoopFiles(spark, root))
 
     def crash() -> None:
         raise Crash

@@ -1,11 +1,11 @@
-"""Listing, renaming and deleting files where Spark writes them: directly on this machine, else through Hadoop."""
+"""Listing, renaming and deleting files of sinks: on this machine, in object storage, else through Spark's Hadoop."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.ids import unique_name
+from strandline.spark.base.objectfiles import SCHEMES, ObjectFiles
 from strandline.storage.local import if_allowed, sync_directory, sync_file
 
 
@@ -24,9 +25,16 @@ def absolute(path: str | Path) -> str:
     return str(path).rstrip("/") if ":" in str(path) else str(Path(path).absolute())
 
 
-def open_filesystem(spark: SparkSession, root: str, *, fsync: bool = True) -> FileSystem:
-    """Return the file system that holds `root`, as Spark would understand it."""
+def open_filesystem(
+    spark: SparkSession, root: str, *, fsync: bool = True, options: Mapping[str, str] | None = None
+) -> FileSystem:
+    """Return the file system that holds `root`, as Spark would understand it; object storage is ours.
+
+    `options` are that storage's: with them, it is ours under names that Hadoop knows, too, as s3a.
+    """
     parsed = urlparse(root)
+    if parsed.scheme in SCHEMES or options:
+        return ObjectFiles(root, options or {})
     if parsed.scheme == "file":
         return LocalFiles(Path(unquote(parsed.path)).absolute(), fsync=fsync)
     if not parsed.scheme and spark._jsc.hadoopConfiguration().get("fs.defaultFS", "file:///").startswith("file:"):
@@ -245,4 +253,4 @@ class HadoopFiles:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{path}" if path else self._root)
 
 
-FileSystem = LocalFiles | HadoopFiles
+FileSystem = LocalFiles | HadoopFiles | ObjectFiles

@@ -13,15 +13,19 @@ from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.kafkasink import kafka
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
+from strandline.spark.sinks.tables.delta import DeltaSink
+from strandline.spark.sinks.tables.iceberg import IcebergSink
 from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink
+delta = DeltaSink
 deliver = DeliverSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
+iceberg = IcebergSink
 memory = MemorySink
 noop = NoopSink
 
@@ -37,9 +41,11 @@ __all__ = [
     "Writer",
     "console",
     "deliver",
+    "delta",
     "files",
     "foreach",
     "foreach_batch",
+    "iceberg",
     "kafka",
     "memory",
     "noop",

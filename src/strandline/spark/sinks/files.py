@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,8 +36,10 @@ from pyspark.sql.types import (
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, UnavailableError
 from strandline.core.ids import Epoch
-from strandline.spark.base.filesystem import absolute, open_filesystem
+from strandline.spark.base.filesystem import FileSystem, absolute, open_filesystem
+from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.objects import ObjectFormat, stage
 from strandline.spark.sinks.others import check_not_sparks, check_others
 from strandline.spark.sinks.place import Place
 from strandline.spark.sinks.shown import Committable
@@ -72,6 +74,10 @@ class FileSink(Sink):
 
     While the job is stopped, the directory may be moved as a whole, and its new path given; or another path alone,
     as long as the old directory is there at the next start.
+
+    In object storage (`s3://`, `gs://`, `az://`, or any url with `storage_options`) tasks of ours write parquet, json,
+    csv, orc or text, and a staged object is shown by a copy within the storage. `storage_options` are as for
+    checkpoints (`endpoint`, `access_key_id`, …); what is missing comes from the environment.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class FileSink(Sink):
         visibility: Visibility = "checkpoint",
         existing: Existing = "refuse",
         name: str | None = None,
+        storage_options: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(name=name, visibility=visibility)
@@ -91,13 +98,18 @@ class FileSink(Sink):
         self.path = absolute(path)
         self.format = format
         self.options = options
+        self._storage = dict(storage_options or {})
         self._opened: Place | None = None
         self._hadoop: dict[str, str] = {}
 
     def try_out(self, empty: DataFrame) -> None:
         spark = empty.sparkSession
-        open_filesystem(spark, self.path).check_writable()
+        files = open_filesystem(spark, self.path, options=self._storage)
+        files.check_writable()
         columns = empty.schema
+        if isinstance(files, ObjectFiles):
+            self._object_format.check(f"sink {self.path}", empty)
+            return
         if self.format in _WRITE_ALL and not self.options and all(map(_is_ordinary, columns.fields)):
             return
         # Of a session, since it may know other formats than another.
@@ -110,13 +122,13 @@ class FileSink(Sink):
         _TRIED.add(tried)
 
     def check(self, context: SinkContext) -> None:
-        files = open_filesystem(context.spark, self.path)
+        files = open_filesystem(context.spark, self.path, options=self._storage)
         check_not_sparks(files, self.path, context)
         if self.existing == "refuse":
             check_others(files, self.path, context)
 
     def open(self, context: SinkContext) -> None:
-        place = Place(context, self.path)
+        place = Place(context, self.path, self._storage)
         place.files.mkdirs("")
         self._opened = place
         self._hadoop = {**_NOTHING_BESIDE, **(_NO_CHECKSUMS if place.files.local("") else {})}
@@ -124,15 +136,10 @@ class FileSink(Sink):
     def write(self, df: DataFrame, epoch: Epoch) -> str | None:
         place = self._place
         files, directory = place.files, place.staging(epoch)
-        where = files.for_spark(directory)
-        df.write.format(self.format).options(**{**self._hadoop, **self.options}).mode("overwrite").save(where)
-        if not files.exists(directory):
-            raise UnavailableError(f"sink {self.path}: Spark wrote epoch {epoch} to {where}, and it is not there")
-        names = sorted(
-            name
-            for name, size in files.list(directory)
-            if not name.startswith(("_", ".")) and not self._is_empty(files.local(f"{directory}/{name}"), name, size)
-        )
+        if isinstance(files, ObjectFiles):
+            names = stage(df, self._object_format, files.place(), directory)
+        else:
+            names = self._save(df, files, directory, epoch)
         if not names:
             files.delete(directory)
             return None
@@ -171,6 +178,22 @@ class FileSink(Sink):
         # 4. From here on the run's own epochs count.
         place.begin(epoch)
 
+    def _save(self, df: DataFrame, files: FileSystem, directory: str, epoch: Epoch) -> list[str]:
+        """Have Spark write an epoch's rows into a directory; return the names of the files."""
+        where = files.for_spark(directory)
+        df.write.format(self.format).options(**{**self._hadoop, **self.options}).mode("overwrite").save(where)
+        if not files.exists(directory):
+            raise UnavailableError(f"sink {self.path}: Spark wrote epoch {epoch} to {where}, and it is not there")
+        return sorted(
+            name
+            for name, size in files.list(directory)
+            if not name.startswith(("_", ".")) and not self._is_empty(files.local(f"{directory}/{name}"), name, size)
+        )
+
+    @property
+    def _object_format(self) -> ObjectFormat:
+        return ObjectFormat(self.format, {key: _text_of(value) for key, value in self.options.items()})
+
     @property
     def _place(self) -> Place:
         assert self._opened is not None
@@ -183,7 +206,7 @@ class FileSink(Sink):
             return self.path
         # Another path was given, and the old directory left where it was.
         if staged.root not in places:
-            places[staged.root] = Place(place.run, staged.root)
+            places[staged.root] = Place(place.run, staged.root, self._storage)
         if places[staged.root].knows(staged):
             return staged.root
         place.records.check_alone()
@@ -202,6 +225,11 @@ class FileSink(Sink):
         if self.format == "parquet" and local is not None:
             return int(pq.read_metadata(local).num_rows) == 0
         return size == 0
+
+
+def _text_of(option: Any) -> str:
+    """Return an option's value as Spark takes it."""
+    return str(option).lower() if isinstance(option, bool) else str(option)
 
 
 def _is_ordinary(field: StructField) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.failpoints import hit
@@ -20,9 +20,10 @@ class Place:
     Made at the run's start. Raises UnavailableError if a later run has begun here.
     """
 
-    def __init__(self, run: SinkContext, root: str) -> None:
+    def __init__(self, run: SinkContext, root: str, options: Mapping[str, str] | None = None) -> None:
+        """`options` are those of object storage."""
         self.root = root
-        self.files = open_filesystem(run.spark, root, fsync=run.fsync)
+        self.files = open_filesystem(run.spark, root, fsync=run.fsync, options=options)
         self.run = run
         self._home = f"{OURS}/{run.identity}"
         self.records = ShownRecords(self.files, root, self._home, Owner(run.job, run.life, run.sink))

@@ -1,0 +1,285 @@
+"""Delta tables: the record is an application transaction, which Delta's own commits check for conflicts."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from strandline.core.errors import ConfigurationError
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.tables.columns import check_names, fitting, plain
+from strandline.spark.sinks.tables.datafiles import DataFile, Layout
+from strandline.spark.sinks.tables.sink import ExistingRows, NewColumns, Record, TableSink
+from strandline.spark.sinks.tables.words import in_a_line
+from strandline.storage.local import sync_directory, sync_file
+from strandline.storage.place import Place
+
+log = logging.getLogger(__name__)
+
+_EPOCH_BITS = 40
+"""Of an application transaction's version; the others are the generation, which counts more."""
+_NOT_ALONE = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
+"""What a column may have that writers must compute or check, row by row."""
+
+
+class DeltaSink(TableSink):
+    """Write rows into a Delta table, exactly once: visible when the checkpoint after them completes, in one version.
+
+    Tasks write the data files; the driver adds them to the table's log. With `key`, rows replace those that have the
+    same key, the last one of a checkpoint those before it: the driver merges them, in its own memory.
+
+    `url` is a directory, or s3://, gs://, az:// or abfss://; the table is made if it is not there. `storage_options`
+    are as for checkpoints (`endpoint`, `access_key_id`, …); what is missing comes from the environment. `new_columns`
+    is "refuse" or "add": what becomes of columns that the table does not have. A job that begins anew where an earlier
+    life of it has left rows is refused, unless `existing="keep"`, or they are replaced by `key`. A file ends at
+    `target_bytes`, and with the checkpoint; with `compact_every=n`, small files are held together after every n-th
+    commit.
+
+    Other writers may use the table at the same time. A restore to an older checkpoint takes back what later ones have
+    added, in a version of its own; not what was compacted since, and not what was merged by key.
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        *,
+        key: str | Sequence[str] | None = None,
+        partition_by: str | Sequence[str] = (),
+        new_columns: NewColumns = "refuse",
+        existing: ExistingRows = "refuse",
+        storage_options: Mapping[str, str] | None = None,
+        target_bytes: int = 64 << 20,
+        compact_every: int = 0,
+        name: str | None = None,
+    ) -> None:
+        self.url = _url(url)
+        super().__init__(
+            f"sinks.delta('{_shown(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
+            existing=existing, target_bytes=target_bytes, name=name,
+        )  # fmt: skip
+        if not isinstance(compact_every, int) or compact_every < 0:
+            raise ConfigurationError(f"{self._where}: compact_every is {compact_every!r}, expected a number of commits")
+        self.compact_every = compact_every
+        self._options = dict(storage_options or {})
+        self._commits = 0
+        self._delta: Any = _deltalake()
+
+    def load(self) -> Any:
+        try:
+            return self._delta.DeltaTable(self.url, storage_options=self._options or None)
+        except self._delta.exceptions.TableNotFoundError:
+            return None
+
+    def create(self, columns: pa.Schema) -> None:
+        self._delta.DeltaTable.create(
+            self.url, _creatable(columns), mode="ignore", partition_by=list(self.partition_by),
+            storage_options=self._options or None,
+        )  # fmt: skip
+
+    def check_creatable(self, columns: pa.Schema) -> None:
+        self._convert(columns)
+        self._check_partition(columns, self.partition_by)
+
+    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
+        there = pa.schema(table.schema())
+        self._check_written_as_is(table)
+        self._convert(columns)
+        schema, new = fitting(self._where, columns, there, key=self.key, may_add=self.new_columns == "add")
+        split = tuple(table.metadata().partition_columns)
+        if self.partition_by and self.partition_by != split:
+            raise ConfigurationError(
+                f"{self._where}: the table is partitioned by {list(split) or 'nothing'}, not by "
+                f"{list(self.partition_by)}",
+                hint="leave partition_by out for a table that is there",
+            )
+        if self.key:
+            # What is merged is divided by the merge.
+            return Layout(schema), new
+        check_names(self._where, "the table's partitioning", split, schema)
+        self._check_partition(schema, split)
+        return Layout(schema, [(column, "") for column in split], leaves_out=True, statistics=True), new
+
+    def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
+        table.alter.add_columns(self._convert(pa.schema(columns)).fields)
+
+    def place_of(self, table: Any) -> Place | None:
+        url = self.url if "://" in self.url else Path(self.url).as_uri()
+        return Place(url=url, options=self._options, fsync=self.fsync)
+
+    def record(self, table: Any, identity: str = "") -> Record | None:
+        version = table.transaction_version(f"strandline-{identity or self._opened.identity}")
+        return None if version is None else Record(version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1))
+
+    def knows(self, table: Any, context: SinkContext) -> bool:
+        return table.transaction_version(_names(context)) is not None
+
+    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
+        now_ms, split = int(time.time() * 1000), list(table.metadata().partition_columns)
+        actions: list[Any] = [
+            self._delta.transaction.AddAction(
+                path=file.path, size=file.bytes, modification_time=now_ms, data_change=True, stats=file.statistics,
+                partition_values=dict(zip(split, file.partition, strict=True)),
+            )
+            for file in files
+        ]  # fmt: skip
+        if after is not None:
+            actions += self._later(table, after, now_ms)
+        table.create_write_transaction(
+            actions, "append", table.schema(), partition_by=split, commit_properties=self._properties(record)
+        )
+
+    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+        equal = " and ".join(f"target.{_quoted(column)} = source.{_quoted(column)}" for column in key)
+        merge = table.merge(
+            rows, equal, source_alias="source", target_alias="target", streamed_exec=False,
+            commit_properties=self._properties(record),
+        )  # fmt: skip
+        columns = {_quoted(column): f"source.{_quoted(column)}" for column in rows.column_names}
+        merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+
+    def committed(self, table: Any) -> None:
+        self._sync()
+        self._commits += 1
+        if self.compact_every and self._commits % self.compact_every == 0:
+            self.load().optimize.compact(target_size=self.target_bytes)
+            self._sync()
+
+    def is_conflict(self, error: Exception) -> bool:
+        return isinstance(error, self._delta.exceptions.CommitFailedError)
+
+    def may_pass(self, error: Exception) -> bool:
+        # What its storage says comes as OSError, or as no more than a text.
+        return isinstance(error, OSError) or (
+            isinstance(error, self._delta.exceptions.DeltaError) and "Generic" in str(error) and "error" in str(error)
+        )
+
+    def words(self, error: Exception) -> str:
+        return in_a_line(error, self._options)
+
+    def _properties(self, record: Record) -> Any:
+        run = self._opened
+        version = (record.generation << _EPOCH_BITS) | record.epoch
+        said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}"}
+        both = [self._delta.Transaction(app, version) for app in (f"strandline-{run.identity}", _names(run))]
+        return self._delta.CommitProperties(custom_metadata=said, app_transactions=both)
+
+    def _later(self, table: Any, epoch: Epoch, now_ms: int) -> list[Any]:
+        """Return what takes away the files that older runs have added of later epochs."""
+        record = self.record(table)
+        if record is None or record.epoch <= epoch:
+            return []
+        configuration = table.metadata().configuration
+        mine = re.compile(rf"{re.escape(self._folder)}/g(\d+)/(\d+)-")
+        added = pa.table(table.get_add_actions(flatten=False)).select(["path", "size_bytes"]).to_pylist()
+        found = [each for each in added if (match := mine.match(each["path"])) and int(match[2]) > epoch]
+        is_kept = configuration.get("delta.appendOnly") == "true"
+        if self.key or is_kept or self.compact_every or not found:
+            log.warning(
+                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, are in %s and %s",
+                self._label, epoch, record.epoch, self._where,
+                "stay there until the same keys come again" if self.key
+                else "stay there: the table is append-only" if is_kept
+                else "may have been compacted: those stay there",
+            )  # fmt: skip
+        if is_kept:
+            return []
+        remove = self._delta.transaction.RemoveAction
+        return [remove(each["path"], True, now_ms, each["size_bytes"]) for each in found]
+
+    def _check_written_as_is(self, table: Any) -> None:
+        """Raise ConfigurationError for tables whose writers must do more than write the rows."""
+        configuration = table.metadata().configuration
+        wrong = [f"{name} = {value}" for name, value in configuration.items() if name.startswith("delta.constraints.")]
+        if configuration.get("delta.columnMapping.mode", "none") != "none":
+            wrong.append("column mapping")
+        if self.key and configuration.get("delta.appendOnly") == "true":
+            wrong.append("delta.appendOnly, which knows no upserts")
+        for column in table.schema().fields:
+            wrong += [f"{name} of column '{column.name}'" for name in _NOT_ALONE if name in column.metadata]
+        if wrong and not (self.key and all("constraints" in each for each in wrong)):
+            raise ConfigurationError(
+                f"{self._where}: the table has {', '.join(wrong)}, which this sink does not know",
+                hint="write to a table without, and from there with a program that does",
+            )
+
+    def _convert(self, columns: pa.Schema) -> Any:
+        for column in columns:
+            try:
+                self._delta.Schema.from_arrow(_creatable(pa.schema([column])))
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{self._where}: Delta has no type for column '{column.name}', which is {column.type}: "
+                    f"{self.words(error)}",
+                    hint="cast it before the sink",
+                ) from None
+        return self._delta.Schema.from_arrow(_creatable(columns))
+
+    def _check_partition(self, columns: pa.Schema, split: Sequence[str]) -> None:
+        for name in split:
+            kind = plain(columns.field(name).type)
+            if not (pa.types.is_integer(kind) or kind in (pa.string(), pa.bool_(), pa.date32())):
+                raise ConfigurationError(
+                    f"{self._where}: the table is partitioned by '{name}', which is {kind}; expected whole numbers, "
+                    "text, booleans or dates",
+                    hint="partition by the date of a time",
+                )
+        if len(split) == len(columns):
+            raise ConfigurationError(f"{self._where}: partition_by leaves no column for the files")
+
+    def _sync(self) -> None:
+        """Make the log's newest entries durable, where that is this machine's: Delta leaves it to the machine."""
+        if "://" in self.url or not self._opened.fsync:
+            return
+        directory = Path(self.url) / "_delta_log"
+        for entry in sorted(directory.glob("*.json"))[-3:]:
+            sync_file(entry)
+        sync_directory(directory)
+
+
+def _deltalake() -> Any:
+    try:
+        import deltalake
+        import deltalake.exceptions
+        import deltalake.transaction
+    except ImportError as error:
+        raise ConfigurationError(
+            "sinks.delta() needs the package deltalake, which is not installed", hint="pip install 'strandline[delta]'"
+        ) from error
+    return deltalake
+
+
+def _names(run: SinkContext) -> str:
+    """Return the application that stands for a sink of this name in all lives of a job."""
+    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:16]}"
+
+
+def _url(url: str | Path) -> str:
+    text = str(url).rstrip("/")
+    parts = urlsplit(text)
+    if parts.scheme == "file":
+        return str(Path(unquote(parts.path)).absolute())
+    if "://" not in text:
+        return str(Path(text).expanduser().absolute())
+    return text.replace("s3a://", "s3://", 1)
+
+
+def _shown(url: str) -> str:
+    return re.sub(r"://[^/@\s]+:[^/@\s]+@", "://", url)
+
+
+def _creatable(columns: pa.Schema) -> pa.Schema:
+    """Return columns as a new table has them: each may be null, since rows of older programs lack what is new."""
+    return pa.schema([pa.field(column.name, plain(column.type), True) for column in columns])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

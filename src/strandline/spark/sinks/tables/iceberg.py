@@ -1,0 +1,337 @@
+"""Iceberg tables: the record is a table property, set in the same commit as the snapshot that adds the rows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.tables.columns import fitting, plain
+from strandline.spark.sinks.tables.datafiles import DataFile, Layout
+from strandline.spark.sinks.tables.sink import ExistingRows, NewColumns, Record, TableSink
+from strandline.spark.sinks.tables.words import in_a_line
+from strandline.storage.local import sync_directory, sync_file
+from strandline.storage.place import Place
+
+log = logging.getLogger(__name__)
+
+_PROPERTY = "strandline.sink."
+_UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
+"""Partitionings whose values the files' own statistics say, and how rows are split for them."""
+_S3 = {
+    "s3.endpoint": "endpoint", "s3.region": "region", "s3.access-key-id": "access_key_id",
+    "s3.secret-access-key": "secret_access_key", "s3.session-token": "session_token",
+}  # fmt: skip
+"""What catalogs say of storage, in the words of ours."""
+_PASSING = frozenset((
+    "ConnectionError", "Timeout", "TimeoutError", "OperationalError", "InterfaceError", "ServiceUnavailableError",
+    "ServerError", "CommitStateUnknownException",
+))  # fmt: skip
+_CONFLICTS = frozenset(("CommitFailedException", "ValidationException"))
+_INDEX = "__index__"
+_NO_RETRIES = {"commit.retry.num-retries": "0"}
+
+
+class IcebergSink(TableSink):
+    """Write rows into an Iceberg table, exactly once: visible when the checkpoint after them completes, in one commit.
+
+    Tasks write the data files; the driver adds them. With `key`, rows replace those that have the same key, the last
+    one of a checkpoint those before it: the driver merges them, in its own memory, and one commit makes a snapshot
+    without the old rows and one with the new ones.
+
+    `catalog` is the name of one in pyiceberg's configuration, or its properties: `{"name": …, "type": "sql", "uri": …,
+    "warehouse": …}`, `{"type": "rest", …}`. `table` is `namespace.table`, made if it is not there. Data files go to
+    storage with what the catalog says (`s3.endpoint`, `s3.access-key-id`, …), or with `storage_options`, as for
+    checkpoints. `new_columns` is "refuse" or "add": what becomes of columns that the table does not have.
+    A job that begins anew where an earlier life of it has left rows is refused, unless `existing="keep"`, or they are
+    replaced by `key`.
+
+    Other writers may use the table at the same time. A restore to an older checkpoint takes back what later ones have
+    added, in a snapshot of its own; not what was rewritten since, and not what was merged by key.
+    """
+
+    def __init__(
+        self,
+        catalog: str | Mapping[str, str],
+        table: str,
+        *,
+        key: str | Sequence[str] | None = None,
+        partition_by: str | Sequence[str] = (),
+        new_columns: NewColumns = "refuse",
+        existing: ExistingRows = "refuse",
+        storage_options: Mapping[str, str] | None = None,
+        target_bytes: int = 64 << 20,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            f"sinks.iceberg('{table}')", key=key, partition_by=partition_by, new_columns=new_columns,
+            existing=existing, target_bytes=target_bytes, name=name,
+        )  # fmt: skip
+        if not isinstance(table, str) or "." not in table:
+            raise ConfigurationError(f"{self._where}: expected a table as 'namespace.table'")
+        if not isinstance(catalog, str | Mapping):
+            raise ConfigurationError(f"{self._where}: expected the catalog's name, or its properties as a dict")
+        self.table = table
+        self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
+        self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
+        self._options = dict(storage_options or {})
+        self._lock = threading.Lock()
+        self._loaded: Any = None
+        _pyiceberg(self._where)
+
+    def load(self) -> Any:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            table = self._catalog().load_table(self.table)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+        # The library would try a commit that met a conflict again by itself, with a record that it must not replace.
+        # Of this copy alone: it is not written.
+        properties = {**table.metadata.properties, **_NO_RETRIES}
+        table.metadata = table.metadata.model_copy(update={"properties": properties})
+        return table
+
+    def create(self, columns: pa.Schema) -> None:
+        from pyiceberg.exceptions import TableAlreadyExistsError
+
+        catalog = self._catalog()
+        catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
+        schema = pa.schema([pa.field(column.name, _ours(column.type), True) for column in columns])
+        try:
+            if not self.partition_by:
+                catalog.create_table(self.table, schema)
+                return
+            with catalog.create_table_transaction(self.table, schema) as making, making.update_spec() as spec:
+                for column in self.partition_by:
+                    spec.add_identity(column)
+        except TableAlreadyExistsError:
+            pass
+
+    def check_creatable(self, columns: pa.Schema) -> None:
+        self._check_types(columns)
+        for name in self.partition_by:
+            if pa.types.is_nested(columns.field(name).type) or pa.types.is_floating(columns.field(name).type):
+                raise ConfigurationError(
+                    f"{self._where}: partition_by names '{name}', which is {columns.field(name).type}",
+                    hint="partition by a column of whole numbers, text or dates",
+                )
+
+    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
+        there = table.schema().as_arrow()
+        self._check_types([column for column in columns if column.name not in there.names])
+        may_add = self.new_columns == "add"
+        schema, new = fitting(self._where, columns, there, key=self.key, may_add=may_add)
+        new = [pa.field(column.name, _ours(column.type)) for column in new]
+        schema = pa.schema([pa.field(c.name, _ours(c.type), c.nullable) for c in schema])
+        if self.key:
+            return Layout(schema), new
+        split = []
+        for field in table.spec().fields:
+            column, how = table.schema().find_column_name(field.source_id), str(field.transform)
+            if how == "void":
+                continue
+            if how not in _UNITS or column not in schema.names:
+                raise ConfigurationError(
+                    f"{self._where}: the table is partitioned by {how}({column}); this sink knows "
+                    f"{', '.join(_UNITS)} of columns that the job gives",
+                    hint="change the table's partitioning, or give the sink a key: rows are then written otherwise",
+                )
+            split.append((column, _UNITS[how]))
+        return Layout(schema, split), new
+
+    def _check_types(self, columns: Iterable[pa.Field]) -> None:
+        for column in columns:
+            if not _is_known(_ours(column.type)):
+                raise ConfigurationError(
+                    f"{self._where}: Iceberg has no type for column '{column.name}', which is {column.type}",
+                    hint="cast it before the sink",
+                )
+
+    def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
+        with table.update_schema() as update:
+            update.union_by_name(pa.schema(columns))
+
+    def place_of(self, table: Any) -> Place | None:
+        if table is None:
+            return None
+        said = {ours: table.io.properties[theirs] for theirs, ours in _S3.items() if theirs in table.io.properties}
+        if said.get("endpoint", "").startswith("http://"):
+            said["allow_http"] = "true"
+        remote = not table.location().startswith("file:")
+        options = self._options or said if remote else {}
+        return Place(url=f"{table.location().rstrip('/')}/data", options=options, fsync=self.fsync)
+
+    def record(self, table: Any, identity: str = "") -> Record | None:
+        name = _PROPERTY + (identity or self._opened.identity)
+        text = table.properties.get(name)
+        if text is None:
+            return None
+        try:
+            said = json.loads(text)
+            return Record(int(said["generation"]), int(said["epoch"]))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptionError(
+                f"{self._where}: the property {name} is {text!r:.200}, and no record of the sink",
+                hint="put back what it was",
+            ) from error
+
+    def knows(self, table: Any, context: SinkContext) -> bool:
+        said = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
+        return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, said))
+
+    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
+        later = [] if after is None else self._later(table, after)
+        transaction = self._begin(table, record)
+        said = self._said(record)
+        if files:
+            root = table.location().rstrip("/")
+            paths = [f"{root}/data/{file.path}" for file in files]
+            transaction.add_files(paths, snapshot_properties=said, check_duplicate_files=False)
+        elif later:
+            with transaction.update_snapshot(snapshot_properties=said).overwrite() as snapshot:
+                for file in later:
+                    snapshot.delete_data_file(file)
+        else:
+            # Without rows, too: commits are compared by the snapshot that they follow.
+            with transaction.update_snapshot(snapshot_properties=said).fast_append():
+                pass
+        transaction.commit_transaction()
+
+    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+        transaction, said = self._begin(table, record), self._said(record)
+        written = [rows]
+        replaced = list(self._replaced(table, rows, key))
+        if replaced:
+            with transaction.update_snapshot(snapshot_properties=said).overwrite() as snapshot:
+                for file, kept in replaced:
+                    snapshot.delete_data_file(file)
+                    written.append(kept)
+        transaction.append(pa.concat_tables(written, promote_options="permissive"), snapshot_properties=said)
+        transaction.commit_transaction()
+
+    def committed(self, table: Any) -> None:
+        if not self._opened.fsync or not table.location().startswith("file:"):
+            return
+        # Where the table is on this machine, its library leaves it to the machine.
+        table = self.load()
+        snapshot = table.current_snapshot()
+        written = [table.metadata_location]
+        if snapshot is not None:
+            own = [m for m in snapshot.manifests(table.io) if m.added_snapshot_id == snapshot.snapshot_id]
+            written += [snapshot.manifest_list, *(manifest.manifest_path for manifest in own)]
+        paths = [Path(unquote(urlsplit(path).path)) for path in written]
+        for path in paths:
+            sync_file(path)
+        for directory in {path.parent for path in paths}:
+            sync_directory(directory)
+
+    def is_conflict(self, error: Exception) -> bool:
+        return type(error).__name__ in _CONFLICTS
+
+    def may_pass(self, error: Exception) -> bool:
+        names = {made.__name__ for made in type(error).__mro__}
+        return bool(names & _PASSING) or isinstance(error, OSError)
+
+    def words(self, error: Exception) -> str:
+        return in_a_line(error, {**self._properties, **self._options})
+
+    def _catalog(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = load_catalog(self._catalog_name, **self._properties)
+            return self._loaded
+
+    def _begin(self, table: Any, record: Record) -> Any:
+        run = self._opened
+        text = json.dumps({
+            "generation": record.generation, "epoch": record.epoch, "job": run.job, "sink": run.sink,
+        })  # fmt: skip
+        transaction = table.transaction()
+        transaction.set_properties({_PROPERTY + run.identity: text})
+        return transaction
+
+    def _said(self, record: Record) -> dict[str, str]:
+        run = self._opened
+        return {
+            "strandline.job": run.job, "strandline.sink": run.sink, "strandline.identity": run.identity,
+            "strandline.generation": str(record.generation), "strandline.epoch": str(record.epoch),
+        }  # fmt: skip
+
+    def _later(self, table: Any, epoch: Epoch) -> list[Any]:
+        """Return the files that older runs have added of later epochs."""
+        record = self.record(table)
+        if record is None or record.epoch <= epoch:
+            return []
+        mine = re.compile(rf"/{re.escape(self._folder)}/g(\d+)/(\d+)-[^/]*$")
+        files = [task.file for task in table.scan().plan_files()]
+        found = [file for file in files if (match := mine.search(file.file_path)) and int(match[2]) > epoch]
+        if not found:
+            log.warning(
+                "%s: the job goes back to epoch %d; rows of later epochs, up to %d, stay in %s", self._label, epoch,
+                record.epoch, self._where,
+            )  # fmt: skip
+        return found
+
+    def _replaced(self, table: Any, rows: pa.Table, key: Sequence[str]) -> Iterator[tuple[Any, pa.Table]]:
+        """Return the files that hold some of these rows' keys, and what else is in each."""
+        from pyiceberg import expressions
+        from pyiceberg.io.pyarrow import ArrowScan
+
+        # Its types do not say that a column's name will do.
+        made: Any = expressions
+        near = made.AlwaysTrue()
+        for column in key:
+            kind = rows.schema.field(column).type
+            if not (pa.types.is_boolean(kind) or pa.types.is_binary(kind)):
+                ends = pc.min_max(rows[column])
+                least = made.GreaterThanOrEqual(column, ends["min"].as_py())
+                near = made.And(near, least, made.LessThanOrEqual(column, ends["max"].as_py()))
+        keys, names = rows.select(list(key)), list(key)
+        for task in table.scan(row_filter=near).plan_files():
+            there = ArrowScan(table.metadata, table.io, table.schema(), made.AlwaysTrue()).to_table([task])
+            there = there.cast(pa.schema([pa.field(c.name, plain(c.type), c.nullable) for c in there.schema]))
+            numbered = there.select(names).append_column(_INDEX, pa.array(range(there.num_rows), pa.int64()))
+            others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
+            if len(others) < there.num_rows:
+                yield task.file, there.take(others.take(pc.sort_indices(others)))
+
+
+def _pyiceberg(where: str) -> None:
+    try:
+        import pyiceberg  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{where} needs the package pyiceberg, which is not installed",
+            hint="pip install 'strandline[iceberg]', and what the catalog needs: pyiceberg[sql-postgres], …",
+        ) from error
+
+
+def _ours(kind: pa.DataType) -> pa.DataType:
+    """Return a type as Iceberg has it, which knows no whole numbers of less than 32 bits."""
+    kind = plain(kind)
+    return pa.int32() if pa.types.is_signed_integer(kind) and kind.bit_width < 32 else kind
+
+
+def _is_known(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return all(_is_known(child.type) for child in kind.fields)
+    if pa.types.is_list(kind):
+        return _is_known(kind.value_type)
+    if pa.types.is_map(kind):
+        return _is_known(kind.key_type) and _is_known(kind.item_type)
+    is_scalar = pa.types.is_signed_integer(kind) or pa.types.is_decimal128(kind) or pa.types.is_timestamp(kind)
+    return is_scalar or kind in (pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.bool_(), pa.date32())

@@ -1,0 +1,540 @@
+"""Sinks whose rows are a table's: exactly once, by a record in the table that its own transactions keep.
+
+Tasks write data files where nobody looks for them. Once the checkpoint that lists these is published, one transaction
+of the table adds them, and says in the same breath how far the sink has come. A restart reads that, and does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from strandline.checkpoint.folder import folder_at
+from strandline.control.status import SinkStatus
+from strandline.core import failpoints
+from strandline.core.errors import (
+    BEGIN_ANEW,
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    NotFoundError,
+    SinkError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.core.ids import Epoch
+from strandline.spark.base.filesystem import LocalFiles
+from strandline.spark.base.objectfiles import ObjectFiles
+from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.tables.columns import check_key, check_names
+from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles, WriteDataFiles, staged_files
+from strandline.spark.sinks.tables.words import is_refused
+from strandline.spark.sinks.tasks import write_tasks
+from strandline.storage.place import Place
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+NewColumns = Literal["refuse", "add"]
+"""What becomes of columns of the job that the table does not have."""
+
+ExistingRows = Literal["refuse", "keep"]
+"""What becomes of a job that begins anew where an earlier life of it has left rows."""
+
+_FIRST_DELAY_S = 0.05
+_LONGEST_DELAY_S = 2.0
+_MERGE_BYTES = 256 << 20
+"""How much of staged rows, as Parquet, is merged in one transaction: they are in the driver's memory then."""
+_LOOK_AGAIN_S = 300.0
+"""After how long the table is asked again how it wants its rows: keys to storage may be lent for an hour."""
+_CONFLICTS = 4
+"""How often another writer may be faster before it matters how long all that took."""
+_THREADS = 16
+_RUNS = 100
+"""Of how many runs that ended before they had claimed the table what they staged is looked for."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """In the table: what `generation` or an older one staged up to `epoch` is in it. Newer ones have not claimed it."""
+
+    generation: int
+    epoch: int
+
+    def covers(self, staged: StagedFiles) -> bool:
+        """Whether this is in the table, or was."""
+        return staged.generation <= self.generation and staged.epoch <= self.epoch
+
+
+class TableSink(Sink):
+    """What sinks of table formats have in common. `table` is the format's own object, loaded for one attempt."""
+
+    def __init__(
+        self,
+        where: str,
+        *,
+        key: str | Sequence[str] | None,
+        partition_by: str | Sequence[str],
+        new_columns: NewColumns,
+        existing: ExistingRows,
+        target_bytes: int,
+        name: str | None,
+    ) -> None:
+        super().__init__(name=name, visibility="checkpoint")
+        if existing not in ("refuse", "keep"):
+            raise ConfigurationError(f"{where}: existing is {existing!r}, expected 'refuse' or 'keep'")
+        if new_columns not in ("refuse", "add"):
+            raise ConfigurationError(f"{where}: new_columns is {new_columns!r}, expected 'refuse' or 'add'")
+        if not isinstance(target_bytes, int) or target_bytes < 1 << 10:
+            raise ConfigurationError(f"{where}: target_bytes is {target_bytes!r}, expected at least 1024")
+        self.key = (key,) if isinstance(key, str) else tuple(key or ())
+        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        self.new_columns = new_columns
+        self.existing = existing
+        self.target_bytes = target_bytes
+        self._where = where
+        self._context: SinkContext | None = None
+        self._claim_at: Epoch | None = None
+        self._prepared: tuple[str, float, Layout, Place] | None = None
+        self._told: SinkStatus | None = None
+        self._rows = 0
+        self._late_since = 0.0
+
+    # -- of each format
+
+    @abstractmethod
+    def load(self) -> Any:
+        """Return the table as it is now; None if there is none."""
+
+    @abstractmethod
+    def create(self, columns: pa.Schema) -> None:
+        """Make the table, if nobody else does at the same time."""
+
+    @abstractmethod
+    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
+        """Return how the table wants rows of these columns, and which it must be given first.
+
+        Raises ConfigurationError if it cannot have them.
+        """
+
+    @abstractmethod
+    def check_creatable(self, columns: pa.Schema) -> None:
+        """Raise ConfigurationError if a table with these columns cannot be made."""
+
+    @abstractmethod
+    def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
+        """Give the table columns that it does not have."""
+
+    @abstractmethod
+    def place_of(self, table: Any) -> Place | None:
+        """Return where the table's files are, or will be; None if that is known only when it is made."""
+
+    @abstractmethod
+    def record(self, table: Any, identity: str = "") -> Record | None:
+        """Return what the table says of this sink, or of one of another life."""
+
+    @abstractmethod
+    def knows(self, table: Any, context: SinkContext) -> bool:
+        """Whether a sink of this name of a job of this name has written to the table, in any life."""
+
+    @abstractmethod
+    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
+        """In one transaction: add the files, put the record in place of the one that was loaded.
+
+        With `after`, take away what older runs of this sink have added of later epochs. It fails with a conflict if
+        another transaction has changed the record since the table was loaded.
+        """
+
+    @abstractmethod
+    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+        """In one transaction: put rows in the place of those with the same key, and the record."""
+
+    @abstractmethod
+    def is_conflict(self, error: Exception) -> bool:
+        """Whether another writer was faster: from the table as it is now, the same may succeed."""
+
+    @abstractmethod
+    def may_pass(self, error: Exception) -> bool:
+        """Whether the table is away, so that it is worth trying again."""
+
+    @abstractmethod
+    def words(self, error: Exception) -> str:
+        """Return what a library says in one line, without secrets."""
+
+    def committed(self, table: Any) -> None:
+        """After a transaction: make it outlast a power failure, hold small files together."""
+
+    # -- the engine's calls
+
+    def try_out(self, empty: DataFrame) -> None:
+        columns = to_arrow_schema(empty.schema, timezone="UTC")
+        check_key(self._where, self.key, columns)
+        check_names(self._where, "partition_by", self.partition_by, columns)
+        try:
+            table = self._attempt(lambda table: table, self.patience_s)
+        except (UnavailableError, SinkError) as error:
+            raise ConfigurationError(error.message, hint="start what it needs, or correct where it is") from None
+        if table is None:
+            self.check_creatable(columns)
+        else:
+            self.layout(table, columns)
+        if (place := self.place_of(table)) is not None:
+            is_local = place.url.startswith("file:") or "://" not in place.url
+            files = (
+                LocalFiles(Path(unquote(urlsplit(place.url).path)))
+                if is_local
+                else ObjectFiles(place.url, place.options)
+            )
+            files.check_writable()
+
+    def check(self, context: SinkContext) -> None:
+        table = None if self.key or self.existing == "keep" else self._attempt(lambda table: table, self.patience_s)
+        if table is None or not self.knows(table, context):
+            return
+        if context.life and self.record(table, context.identity) is not None:
+            return
+        before = self.record(table, replace(context, life=context.from_life).identity) if context.from_life else None
+        if before is None or before.epoch > context.from_epoch:
+            raise ConfigurationError(
+                f"sink '{context.sink}': {self._where} holds rows of an earlier life of job '{context.job}', which "
+                f"{context.begins or 'begins there'}: those of the same events would be there twice",
+                hint="write to another table, delete the rows, or give existing='keep' to have both; or, if it was to "
+                "go on where it was, the job name and checkpoint directory of then",
+            )
+
+    def open(self, context: SinkContext) -> None:
+        self._context = context
+        self._claim_at, self._prepared = None, None
+        self._rows, self._late_since, self._told = 0, 0.0, SinkStatus(context.sink)
+        # Of files that the table is to list, and, where its vacuum does not look, of those that are merged and deleted.
+        self._folder, self._merging = f"strandline-{context.identity}", f"_strandline/{context.identity}"
+
+    def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
+        layout, place = self._prepare(df)
+        folder, generation = self._merging if self.key else self._folder, self._opened.generation
+        return write_tasks(df, WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key))
+
+    def commit(self, pending: Sequence[str]) -> Sequence[str]:
+        staged = [staged_files(text, self._label) for text in pending]
+        left, why = list(pending), ""
+        try:
+            self._show(staged, self.patience_s)
+            left = []
+        except UnavailableError as error:
+            why = error.message
+        self._tell(staged if left else [], why)
+        return left
+
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+        staged = [staged_files(text, self._label) for text in pending]
+        before: list[Record | None] = []
+
+        def claim(table: Any) -> bool:
+            if table is None:
+                return False
+            record = self.record(table)
+            if record is not None and record.generation == self._opened.generation and before:
+                # The answer of an earlier try was lost.
+                return True
+            self._check_claim(record, fresh)
+            before[:] = [record]
+            due = [each.epoch for each in staged if record is None or not record.covers(each)]
+            at = min(due) - 1 if due else epoch
+            self.commit_files(table, Record(self._opened.generation, at), [], epoch)
+            failpoints.hit("sink.table_claimed")
+            return True
+
+        # 1. From here on, transactions of older generations fail.
+        if not self._attempt(claim, self.start_patience_s):
+            if staged:
+                raise CorruptionError(
+                    f"{self._where}: the table is gone, and rows of the last checkpoint wait for it",
+                    hint=f"bring the table back; or {BEGIN_ANEW}",
+                )
+            self._claim_at = epoch
+            return
+        # 2. What the checkpoint lists is in the table.
+        self._show(staged, self.start_patience_s)
+        # 3. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
+        self._forget(before[0], {file.path for each in staged for file in each.files})
+
+    def status(self) -> SinkStatus | None:
+        return self._told
+
+    def close(self) -> None:
+        self._prepared = None
+
+    # -- steps
+
+    def place(self, table: Any) -> Place:
+        """Return where a table's files are that is there."""
+        place = self.place_of(table)
+        if place is None:
+            raise self._gone()
+        return place
+
+    def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
+        """Return how the table wants these rows; make it, and claim it, if it was not there."""
+        text = repr(df.schema)
+        if self._prepared is not None:
+            known, since, layout, place = self._prepared
+            if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
+                return layout, place
+        columns = to_arrow_schema(df.schema, timezone="UTC")
+
+        def prepare(table: Any) -> tuple[Layout, Place]:
+            if table is None:
+                if self._claim_at is None:
+                    raise self._gone()
+                self.create(columns)
+                table = self.load()
+            if self._claim_at is not None:
+                record = self.record(table)
+                if record is None or record.generation < self._opened.generation:
+                    self.commit_files(table, Record(self._opened.generation, self._claim_at), [])
+                    table = self.load()
+                elif record.generation > self._opened.generation:
+                    raise self._fenced(record)
+            layout, new = self.layout(table, columns)
+            if new:
+                self.add_columns(table, new)
+                log.info("%s: columns added to %s: %s", self._label, self._where, ", ".join(c.name for c in new))
+                table = self.load()
+                layout, _ = self.layout(table, columns)
+            return layout, self.place(table)
+
+        layout, place = self._attempt(prepare, self.start_patience_s)
+        self._claim_at = None
+        self._prepared = text, time.monotonic(), layout, place
+        return layout, place
+
+    def _show(self, staged: Sequence[StagedFiles], patience_s: float) -> None:
+        for group in self._groups(staged):
+            self._rows += self._attempt(lambda table, group=group: self._commit(table, group), patience_s)  # type: ignore[misc]
+        merged = [file.path for each in staged if each.key for file in each.files]
+        if merged:
+            # Their rows are in files of the table's own now.
+            with suppress(StrandlineError):
+                folder_at(self.place(self.load())).delete(merged)
+
+    def _groups(self, staged: Sequence[StagedFiles]) -> Iterator[list[StagedFiles]]:
+        """Cut what waits into transactions, which hold epochs whole."""
+        epochs: dict[int, list[StagedFiles]] = {}
+        for each in sorted(staged, key=lambda each: (each.epoch, each.task)):
+            epochs.setdefault(each.epoch, []).append(each)
+        group: list[StagedFiles] = []
+        for several in epochs.values():
+            size = sum(file.bytes for each in (*group, *several) for file in each.files)
+            key = several[0].key
+            # A program that was changed may have staged what waits for another key, or none.
+            if group and (group[0].key != key or (key and size > _MERGE_BYTES)):
+                yield group
+                group = []
+            group = [*group, *several]
+        if group:
+            yield group
+
+    def _commit(self, table: Any, group: Sequence[StagedFiles]) -> int:
+        """Make these a part of the table, unless they are; return how many rows."""
+        # 1. The record, which the transaction below replaces: if it has changed by then, there is a conflict.
+        record = None if table is None else self.record(table)
+        if record is not None and record.generation > self._opened.generation:
+            raise self._fenced(record)
+        if record is None or record.generation < self._opened.generation:
+            raise self._gone()
+        due = [each for each in group if not record.covers(each)]
+        if not due:
+            return 0
+        # 2. Every file is there, whole: a table that lists one that is not can be read by nobody.
+        files = [file for each in due for file in each.files]
+        try:
+            self._check_there(self.place(table), files)
+        except CorruptionError:
+            # Unless another driver has taken them over.
+            if self.record(self.load()) == record:
+                raise
+            raise ConflictError(f"{self._where}: another driver has written its record") from None
+        reached = Record(self._opened.generation, max(each.epoch for each in due))
+        failpoints.hit("sink.table_before")
+        # 3. Rows and record.
+        if key := due[0].key:
+            self.commit_rows(table, reached, self._newest(self.place(table), files, key), key)
+            if self.record(self.load()) != reached:
+                raise ConflictError(f"{self._where}: the record is not what the transaction has written")
+        else:
+            self.commit_files(table, reached, files)
+        failpoints.hit("sink.table_committed")
+        try:
+            self.committed(table)
+        except Exception as error:
+            if not (self.is_conflict(error) or self.may_pass(error)):
+                raise
+            log.info("%s: after the commit: %s", self._label, self.words(error))
+        return sum(file.rows for file in files)
+
+    def _check_there(self, place: Place, files: Sequence[DataFile]) -> None:
+        folder = folder_at(place)
+
+        def look(file: DataFile) -> None:
+            try:
+                size = folder.head(file.path).size_bytes
+            except NotFoundError:
+                size = -1
+            if size != file.bytes:
+                found = "is gone" if size < 0 else f"has {size} bytes, expected {file.bytes}"
+                raise CorruptionError(
+                    f"{self._where}: the data file {folder.url}/{file.path} {found}: its rows, of the last checkpoint, "
+                    "are not in the table yet",
+                    hint="something outside of the job deleted it, as vacuum does with files that a table does not "
+                    "list, after its retention; bring it back, or restore the job from a savepoint of before",
+                )
+
+        if len(files) == 1:
+            look(files[0])
+            return
+        with ThreadPoolExecutor(min(_THREADS, len(files)), "strandline-table") as pool:
+            list(pool.map(look, files))
+
+    def _newest(self, place: Place, files: Sequence[DataFile], key: Sequence[str]) -> pa.Table:
+        """Return of each key the last row."""
+        folder = folder_at(place)
+        try:
+            tables = [pq.read_table(pa.BufferReader(folder.get(file.path))) for file in files]
+        except NotFoundError as error:
+            raise ConflictError(f"{self._where}: {error.message}, which was there") from None
+        rows = pa.concat_tables(tables, promote_options="permissive")
+        numbered = rows.select(list(key)).append_column("__index__", pa.array(range(rows.num_rows), pa.int64()))
+        last = numbered.group_by(list(key)).aggregate([("__index__", "max")])["__index___max"]
+        return rows.take(last.take(pc.sort_indices(last)))
+
+    def _forget(self, before: Record | None, listed: set[str]) -> None:
+        """Delete what the runs from the last claim on have staged, and no checkpoint lists.
+
+        Of older epochs, attempts of tasks that failed may have left files: those the table's own vacuum finds. They
+        are not told from those that the table has listed and does not any more, whose older versions it may be read in.
+        """
+        folder, run = folder_at(self.place(self.load())), self._opened.generation
+        first, reached = (before.generation, before.epoch) if before else (1, 0)
+        # The table's own of older runs, which may be many, are not even listed.
+        roots = [
+            self._merging,
+            *(f"{self._folder}/g{generation}" for generation in range(max(first, run - _RUNS), run)),
+        ]
+        with suppress(UnavailableError):
+            for root in roots:
+                mine = re.compile(rf"(?:{self._merging}|{self._folder})/g(\d+)/(\d+)-")
+                found = [(info.path, mine.match(info.path)) for info in folder.list(root)]
+                folder.delete([
+                    path for path, match in found
+                    if match and path not in listed and int(match[1]) < run
+                    and (root == self._merging or (int(match[1]), int(match[2])) > (first, reached))
+                ])  # fmt: skip
+
+    def _check_claim(self, record: Record | None, fresh: bool) -> None:
+        if record is None:
+            return
+        if record.generation > self._opened.generation:
+            raise self._fenced(record)
+        if record.generation == self._opened.generation:
+            raise UnavailableError(
+                f"{self._label}: generation {record.generation} of the job has claimed {self._where}, and the same "
+                "begins: another driver has replaced it, or the checkpoint directory was set back",
+                hint="keep one driver; after setting the directory back, start again until the generation is newer",
+            )
+        if fresh and record.epoch:
+            raise CorruptionError(
+                f"{self._where}: the job's rows up to epoch {record.epoch} are on record as written, and the job "
+                "begins without any checkpoint: they would come again",
+                hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
+            )
+
+    def _attempt(self, act: Callable[[Any], T], patience_s: float) -> T:
+        """Do something with the table as it is, until it succeeds or cannot, or patience ends.
+
+        Raises UnavailableError then. What became of a transaction whose answer was lost, the record says.
+        """
+        delay_s, until, conflicts = _FIRST_DELAY_S, time.monotonic() + patience_s, 0
+        while True:
+            try:
+                return act(self.load())
+            except ConflictError as error:
+                why, conflicts = error.message, conflicts + 1
+            except UnavailableError as error:
+                why = error.message
+            except StrandlineError:
+                raise
+            except Exception as error:
+                why = self.words(error)
+                if is_refused(error):
+                    raise ConfigurationError(
+                        f"{self._where}: access was refused: {why}", hint="check who the job is to storage and catalog"
+                    ) from None
+                if self.is_conflict(error):
+                    conflicts += 1
+                elif not self.may_pass(error):
+                    raise SinkError(f"{self._where}: {why}", hint="rows that wait stay staged") from error
+            # Where others are faster, the table answers, however slow it is.
+            if time.monotonic() + delay_s > until and not 0 < conflicts <= _CONFLICTS:
+                raise UnavailableError(f"{self._where}: {why}")
+            time.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _tell(self, waiting: Sequence[StagedFiles], why: str) -> None:
+        now = time.monotonic()
+        files = [file for each in waiting for file in each.files]
+        rows, size = sum(file.rows for file in files), sum(file.bytes for file in files)
+        if waiting and not self._late_since:
+            self._late_since = now
+            log.warning("%s: %s rows wait for the table, and the job goes on: %s", self._label, f"{rows:,}", why)
+        elif self._late_since and not waiting:
+            self._late_since = 0.0
+            log.warning("%s: what waited is in the table", self._label)
+        waiting_ms = round((now - self._late_since) * 1000) if waiting else 0
+        self._told = SinkStatus(
+            self._opened.sink,
+            rows=self._rows,
+            waiting_rows=rows,
+            waiting_bytes=size,
+            waiting_ms=waiting_ms,
+            failure=why,
+        )
+
+    def _fenced(self, record: Record) -> FencedError:
+        return FencedError(f"{self._label}: generation {record.generation} of the job writes to {self._where} now")
+
+    def _gone(self) -> CorruptionError:
+        return CorruptionError(
+            f"{self._where}: the table does not have this run's record any more: it was deleted, made anew, or put "
+            "back to an older state",
+            hint="restart the job: it then adds what its last checkpoint lists, and goes on from there",
+        )
+
+    @property
+    def _label(self) -> str:
+        return f"sink '{self._opened.sink}' of job '{self._opened.job}'"
+
+    @property
+    def fsync(self) -> bool:
+        """Whether what is written must outlast a power failure of this machine."""
+        return self._context is None or self._context.fsync
+
+    @property
+    def _opened(self) -> SinkContext:
+        assert self._context is not None, "the sink was not opened"
+        return self._context
