@@ -8,12 +8,14 @@ import sqlite3
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
@@ -180,3 +182,12 @@ def test_what_may_pass(tmp_path: Path) -> None:
     assert not target.may_pass(sqlite3.OperationalError("no such table"))
     write(target, batch)
     assert sql(path, "select * from results") == [(1, "1.50")]
+
+
+def test_a_job_is_refused_by_spark_s_own_types(tmp_path: Path) -> None:
+    """As the engine asks: with the columns of a DataFrame, times among them."""
+    columns = StructType([StructField("at", TimestampType()), StructField("local", TimestampNTZType())])
+    empty: Any = SimpleNamespace(schema=columns)
+    sl.sinks.sqlite(tmp_path / "t.db", "t", create=True).try_out(empty)
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        sl.sinks.sqlite(tmp_path / "t.db", "t").try_out(empty)

@@ -60,7 +60,7 @@ def postgres(
     on_error: Then = "fail",
     dead_letters: str | Path | None = None,
     storage_options: Mapping[str, str] | None = None,
-) -> TableSink:
+) -> PostgresSink:
     """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
 
     `dsn` is libpq's: "postgresql://user@host/database", or a function that gives it, as where passwords change. The
@@ -79,10 +79,14 @@ def postgres(
     if timeout_ms < 1000:
         raise ConfigurationError(f"{what}: timeout is {timeout!r}, expected at least a second")
     target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=timeout_ms)
-    return TableSink(
+    return PostgresSink(
         target, writers=count, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
         storage_options=storage_options,
     )  # fmt: skip
+
+
+class PostgresSink(TableSink):
+    """Rows into a table of PostgreSQL."""
 
 
 def _psycopg() -> Any:

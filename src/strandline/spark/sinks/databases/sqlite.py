@@ -48,7 +48,7 @@ def sqlite(
     on_error: Then = "fail",
     dead_letters: str | Path | None = None,
     storage_options: Mapping[str, str] | None = None,
-) -> TableSink:
+) -> SqliteSink:
     """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.
 
     The database is a file on the driver's machine, which alone writes to it. Options are those of `sinks.postgres`;
@@ -58,10 +58,14 @@ def sqlite(
     shape = shape_of(what, table, key, delete)
     timeout_ms = parse_duration_ms(timeout, f"{what}: timeout")
     target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=timeout_ms)
-    return TableSink(
+    return SqliteSink(
         target, writers=None, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
         storage_options=storage_options,
     )  # fmt: skip
+
+
+class SqliteSink(TableSink):
+    """Rows into a table of SQLite."""
 
 
 class SqliteTarget(TableTarget):
