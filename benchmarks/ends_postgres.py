@@ -119,7 +119,7 @@ def _measure(spark: Any, kind: str, interval: str, directory: Path, dsn: str, db
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_AN_EPOCH)
         rows = rows.option("numPartitions", 2).load()
     stream = sl.stream(rows.selectExpr(*COLUMNS))
-    sink = sl.sinks.postgres(dsn, "results", create=True, **({"key": "person"} if kind == "upsert" else {}))
+    sink = sl.sinks.postgres(dsn, "results", create=True, key="person" if kind == "upsert" else None)
     job = sl.Job(
         BENCHMARK,
         sinks=[stream.to(sink)],
@@ -195,12 +195,11 @@ def main() -> None:
         progress(f"{BENCHMARK}: checkpoints every {interval}")
         results = measure_in_turn("benchmarks.ends_postgres", KINDS, given.rounds, options)
         for kind in ("append", "upsert"):
-            emit(
-                BENCHMARK, SUBJECT, "rows_per_second", round(median_of(results[kind], "rows_per_second")),
-                unit="rows/s", interval=interval, mode=kind,
-                rounds=[round(each["rows_per_second"]) for each in results[kind]],
-                **({"wanted_at_least": WANTED_AT_LEAST} if kind == "append" else {}),
-            )  # fmt: skip
+            extra: dict[str, Any] = {"rounds": [round(each["rows_per_second"]) for each in results[kind]]}
+            if kind == "append":
+                extra["wanted_at_least"] = WANTED_AT_LEAST
+            rate = round(median_of(results[kind], "rows_per_second"))
+            emit(BENCHMARK, SUBJECT, "rows_per_second", rate, unit="rows/s", interval=interval, mode=kind, **extra)
         for metric in ("latency_p50_ms", "latency_p99_ms"):
             value = round(median_of(results["latency"], metric))
             emit(BENCHMARK, SUBJECT, metric, value, unit="ms", interval=interval, rows_per_second=ROWS_A_SECOND)
