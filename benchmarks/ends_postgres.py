@@ -56,11 +56,11 @@ COLUMNS = (
 def server(directory: Path) -> Iterator[str]:
     """Run a server; give how to reach it."""
     bin_ = _programs()
-    as_nobody = ["unshare", "--user", "--"] if os.geteuid() == 0 else []
+    as_nobody: list[str | Path] = ["unshare", "--user", "--"] if os.geteuid() == 0 else []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     data = str(directory / "data")
-    initialize = [
+    initialize: list[str | Path] = [
         *as_nobody,
         bin_ / "initdb",
         "-D",
@@ -72,7 +72,7 @@ def server(directory: Path) -> Iterator[str]:
     ]
     subprocess.run(initialize, check=True, capture_output=True)
     with open(directory / "server.log", "wb") as log:
-        command = [
+        command: list[str | Path] = [
             *as_nobody, bin_ / "postgres", "-D", data, "-p", str(port), "-clisten_addresses=127.0.0.1",
             "-cunix_socket_directories=", "-cmax_wal_size=8GB", "-cshared_buffers=512MB",
         ]  # fmt: skip

@@ -21,6 +21,7 @@ from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, na
 from strandline.spark.sinks.databases import postgres
 from tests.lossy import Proxy
 from tests.postgres import DATABASE, Server
+from tests.soak import soaking
 from tests.spark import inprocess
 from tests.spark.test_postgres_rows import writer
 
@@ -86,6 +87,7 @@ KINDS = {"appended": {}, "by key": {"key": "n"}}
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("small_bytes", [0, 4 << 20], ids=["by tasks", "by the driver"])
 @pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("crashes", [3, *soaking([100])])
 @pytest.mark.parametrize("check", checks(Promise.LASTING, Promise.WAITS), ids=name_of)
 def test_conformance(
     postgresql: Server,
@@ -94,11 +96,12 @@ def test_conformance(
     monkeypatch: pytest.MonkeyPatch,
     check: Check,
     given: Any,
+    crashes: int,
     small_bytes: int,
 ) -> None:
     monkeypatch.setattr(transactional, "_SMALL_BYTES", small_bytes)
     trial = trial_of(postgresql, dsn, proxy, **given)
-    trial.crashes = 3
+    trial.crashes = crashes
     check(trial)
 
 

@@ -94,6 +94,15 @@ def test_the_last_row_of_a_key_counts(tmp_path_factory: pytest.TempPathFactory, 
     assert dict(sql(path, "select k, v from results")) == wanted
 
 
+def test_keys_that_only_the_database_knows_to_be_equal(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sql(path, "create table results (k text collate nocase primary key, v integer)")
+    columns = {"k": (pa.string(), ["a", "B", "A", "b"]), "v": (pa.int32(), [1, 2, 3, 4]),
+               "gone": (pa.bool_(), [False, False, None, True])}  # fmt: skip
+    write(target_of(path, batch_of(columns).schema, key="k", delete="gone"), batch_of(columns))
+    assert sql(path, "select v from results") == [(3,)]
+
+
 COLUMNS = pa.schema({"k": pa.int64(), "n": pa.decimal128(10, 2)})
 
 
