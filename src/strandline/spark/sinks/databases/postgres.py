@@ -302,20 +302,23 @@ class PostgresLane(Connection):
         self._db.close()
 
     def _check(self, since: str | None) -> None:
-        """Lock the lane's record, and see that nobody else has written it or claimed the sink."""
-        sink, lane = self._writer.sink, self._lane
+        """See that nobody else has claimed the sink or written the lane, and keep it so until the transaction ends.
+
+        The claim first: who claims the sink finds by it whoever holds up a lane.
+        """
+        sink, lane, generation = self._writer.sink, self._lane, self._writer.generation
+        where = f"from {self._record} where sink = %s and lane = %s"
+        claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
+        if claim is None or claim[0] < generation:
+            raise self._lost(f"this run's claim is not in {self._target.record} any more")
+        if claim[0] > generation:
+            raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
         self._db.execute(
             f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
             "on conflict do nothing",
-            [sink, lane, self._writer.generation, self._writer.label],
+            [sink, lane, generation, self._writer.label],
         )
-        where = f"from {self._record} where sink = %s and lane = %s"
         (reached,) = self._db.execute(f"select mark {where} for update", [sink, lane]).fetchone()
-        claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
-        if claim is None or claim[0] < self._writer.generation:
-            raise self._lost(f"this run's claim is not in {self._target.record} any more")
-        if claim[0] > self._writer.generation:
-            raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
         if reached != since:
             raise ConflictError(f"{self._writer.label}: another task writes lane {lane}")
 
