@@ -53,6 +53,13 @@ def source(spark: Any, tmp_path: Path, local_dir: Path) -> Any:
     return make
 
 
+def test_databases() -> None:
+    page = run_page("databases.md", 1)
+    assert repr(page["log"].target) == "table movements of PostgreSQL at db.example.com, database bank"
+    assert repr(page["local"].target) == f"table balances of {Path.cwd()}/bank.db"
+    assert not Path("bank.db").exists()
+
+
 def test_bad_records() -> None:
     page = run_page("bad-records.md", 4)
     with Harness(page["sums"]) as h:

@@ -6,8 +6,10 @@ import json
 import os
 import random
 import signal
+import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from examples import critical_alerts, first_program, states, two_operators, vectorised
+from examples import balances, critical_alerts, first_program, states, two_operators, vectorised
 from examples._inputs import write_json
 from tests.soak import soaking
 from tests.spark.harness import settle
@@ -68,6 +70,20 @@ def test_two_operators(spark, home):
     numbered = {(level, n) for level, count in members.items() for n in range(1, count + 1)}
     assert Counter((r["level"], r["members"]) for r in from_json(home / "members")) == Counter(numbered)
     assert set(members) == {"silver", "gold"}
+
+
+def test_balances(spark, home):
+    movements = balances.movements()
+    run(spark, balances, home, movements)
+    expected: dict[str, tuple[int, int]] = {}
+    for movement in movements:
+        balance, events = expected.pop(movement["account"], (0, 0))
+        if not movement["closes"]:
+            expected[movement["account"]] = (balance + movement["amount"], events + 1)
+    with closing(sqlite3.connect(home / "bank.db")) as db:
+        found = {account: row for account, *row in db.execute("select account, balance, events from balances")}
+    assert {account: tuple(row) for account, row in found.items()} == expected
+    assert 20 < len(expected) < 40
 
 
 def test_vectorised(spark, home):

@@ -21,6 +21,7 @@ from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, na
 from strandline.spark.sinks.databases import postgres
 from tests.lossy import Proxy
 from tests.postgres import DATABASE, Server
+from tests.soak import soaking
 from tests.spark import inprocess
 from tests.spark.test_postgres_rows import writer
 
@@ -86,6 +87,7 @@ KINDS = {"appended": {}, "by key": {"key": "n"}}
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("small_bytes", [0, 4 << 20], ids=["by tasks", "by the driver"])
 @pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("crashes", [3, *soaking([100])])
 @pytest.mark.parametrize("check", checks(Promise.LASTING, Promise.WAITS), ids=name_of)
 def test_conformance(
     postgresql: Server,
@@ -94,11 +96,12 @@ def test_conformance(
     monkeypatch: pytest.MonkeyPatch,
     check: Check,
     given: Any,
+    crashes: int,
     small_bytes: int,
 ) -> None:
     monkeypatch.setattr(transactional, "_SMALL_BYTES", small_bytes)
     trial = trial_of(postgresql, dsn, proxy, **given)
-    trial.crashes = 3
+    trial.crashes = crashes
     check(trial)
 
 
@@ -209,6 +212,33 @@ def test_an_older_driver_that_was_stopped_in_a_transaction_does_not_hold_up_the_
         table.target.claim(writer(1))
     table.write(numbers(2), generation=2)
     assert table.sql("select n from results") == [(2,)]
+
+
+def test_whoever_holds_up_a_lane_is_found_by_its_claim(table: Table) -> None:
+    """An older driver was stopped as soon as it had locked its lane's record."""
+    with closing(table.target.connect(writer(1), 0)) as older, older._db.transaction(force_rollback=True):
+        older._check(None)
+        holds = "select count(*) from pg_locks where pid = %s and relation = 'strandline_deliveries'::regclass and mode = %s"
+        pid = older._db.info.backend_pid
+        assert table.sql(holds, pid, "RowExclusiveLock") == [(1,)]
+        table.target.claim(writer(2))
+        table.write(numbers(1), generation=2)
+        assert table.sql(holds, pid, "RowExclusiveLock") == [(0,)]
+        older._db.close()
+    assert table.sql("select n from results") == [(1,)]
+
+
+def test_each_lock_of_a_lane_comes_after_that_of_the_claim(table: Table) -> None:
+    """So that there is no moment in which a stopped driver holds a lane, and a newer one cannot see that."""
+    with closing(table.target.connect(writer(1), 0)) as lane:
+        said: list[str] = []
+        execute = lane._db.execute
+        lane._db.execute = lambda query, *args: (said.append(query), execute(query, *args))[1]
+        lane.write([numbers(1)], None, "1")
+    locks = [
+        query for query in said if "for share" in query or "for update" in query or query.startswith("insert into")
+    ]
+    assert ["for share" in query for query in locks] == [True, False, False]
 
 
 def test_two_tasks_write_the_same_lane(table: Table) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from decimal import Decimal
@@ -225,6 +226,23 @@ def test_keys_that_only_the_server_knows_to_be_equal(postgresql: Server, dsn: st
         assert db.execute("select k, v from folds order by 1").fetchall() == [("a", 2), ("b", 3)]
 
 
+def test_a_deletion_by_a_key_that_only_the_server_knows_to_be_equal(postgresql: Server, dsn: str) -> None:
+    one, two, three = (f"c0ffee00-0000-4000-8000-00000000000{n}" for n in "123")
+    with postgresql.connect(dsn) as db:
+        db.execute("create table ids (k uuid primary key, v int, other text default 'made')")
+        db.execute("insert into ids values (%s, 1, 'old'), (%s, 2, 'old')", [two, three])
+    columns = {
+        "k": (pa.string(), [one, one.upper(), two, two.upper(), three, three.upper()]), "v": (pa.int32(), [1, 2, 3, 4, 5, 6]),
+        "gone": (pa.bool_(), [False, True, True, False, False, None]),
+    }  # fmt: skip
+    target = target_of(dsn, batch_of(columns).schema, "ids", key="k", delete="gone")
+    write(target, batch_of(columns))
+    with postgresql.connect(dsn) as db:
+        assert db.execute("select v, other from ids order by k").fetchall() == [(4, "made"), (6, "old")]
+    with pytest.raises(SinkError, match="1 rows have no k"):
+        write(target, batch_of({**columns, "k": (pa.string(), [None, *columns["k"][1][1:]])}))
+
+
 def test_a_row_without_a_key(keyed: Any) -> None:
     with pytest.raises(SinkError, match="table keyed: 1 rows have no k, which is part of the key"):
         write(keyed, batch_of({"k": (pa.int64(), [None]), "gone": (pa.bool_(), [False]), "v": (pa.int32(), [1])}))
@@ -404,3 +422,10 @@ def test_json_has_no_nan(postgresql: Server, dsn: str) -> None:
     doc = json.loads(found)
     assert (doc["x"], doc["d"], doc["b"]) == (None, 1.5, "/w==")
     assert dt.datetime.fromisoformat(doc["at"]) == at
+
+
+def test_without_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ConfigurationError, match="needs psycopg, which is not installed") as caught:
+        sl.sinks.postgres("host=localhost", "t")
+    assert "pip install 'strandline[postgres]'" in caught.value.hint

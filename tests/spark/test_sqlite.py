@@ -8,12 +8,14 @@ import sqlite3
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
@@ -90,6 +92,15 @@ def test_the_last_row_of_a_key_counts(tmp_path_factory: pytest.TempPathFactory, 
                 wanted[k] = v
         write(target, pa.RecordBatch.from_pylist([{"k": k, "gone": gone, "v": v} for k, v, gone in rows], columns))
     assert dict(sql(path, "select k, v from results")) == wanted
+
+
+def test_keys_that_only_the_database_knows_to_be_equal(tmp_path: Path) -> None:
+    path = tmp_path / "t.db"
+    sql(path, "create table results (k text collate nocase primary key, v integer)")
+    columns = {"k": (pa.string(), ["a", "B", "A", "b"]), "v": (pa.int32(), [1, 2, 3, 4]),
+               "gone": (pa.bool_(), [False, False, None, True])}  # fmt: skip
+    write(target_of(path, batch_of(columns).schema, key="k", delete="gone"), batch_of(columns))
+    assert sql(path, "select v from results") == [(3,)]
 
 
 COLUMNS = pa.schema({"k": pa.int64(), "n": pa.decimal128(10, 2)})
@@ -180,3 +191,12 @@ def test_what_may_pass(tmp_path: Path) -> None:
     assert not target.may_pass(sqlite3.OperationalError("no such table"))
     write(target, batch)
     assert sql(path, "select * from results") == [(1, "1.50")]
+
+
+def test_a_job_is_refused_by_spark_s_own_types(tmp_path: Path) -> None:
+    """As the engine asks: with the columns of a DataFrame, times among them."""
+    columns = StructType([StructField("at", TimestampType()), StructField("local", TimestampNTZType())])
+    empty: Any = SimpleNamespace(schema=columns)
+    sl.sinks.sqlite(tmp_path / "t.db", "t", create=True).try_out(empty)
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        sl.sinks.sqlite(tmp_path / "t.db", "t").try_out(empty)

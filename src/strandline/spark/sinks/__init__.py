@@ -1,9 +1,9 @@
 """Sinks: where results go, and when they become visible.
 
-`files` and `memory` show results exactly once, with the checkpoint that holds them. All others, and `files` with
-`visibility="epoch"`, show them at once: at least once, because epochs after the last checkpoint are repeated after a
-failure. Your own derive from `Sink`, may write on the executors with `write_tasks`, and are put on trial by
-`strandline.spark.sinks.conformance`.
+`files`, `memory`, and `postgres` and `sqlite` for tables of databases, show results exactly once, with the checkpoint
+that holds them. All others, and `files` with `visibility="epoch"`, show them at least once, because epochs after the
+last checkpoint are repeated after a failure. Your own derive from `Sink`, may write on the executors with
+`write_tasks`, and are put on trial by `strandline.spark.sinks.conformance`.
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext

@@ -86,7 +86,8 @@ class Transactional(Sink):
         self._late_since = 0.0
 
     def try_out(self, empty: DataFrame) -> None:
-        self.target.try_out(to_arrow_schema(empty.schema))
+        # The zone is how times are shown: all are of UTC.
+        self.target.try_out(to_arrow_schema(empty.schema, timezone="UTC"))
 
     def open(self, context: SinkContext) -> None:
         if self._staging is not None:

@@ -17,8 +17,8 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
 from strandline.core.settings import parse_duration_ms
-from strandline.spark.sinks.databases.catalog import Table, check_table, creating, is_exact, table_at
-from strandline.spark.sinks.databases.csvrows import as_csv
+from strandline.spark.sinks.databases.catalog import Table, check_table, creating, table_at
+from strandline.spark.sinks.databases.merging import Rows
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import TableSink, TableTarget, quoted, shape_of, writers_of
 from strandline.spark.sinks.target import Connection, Writer
@@ -60,7 +60,7 @@ def postgres(
     on_error: Then = "fail",
     dead_letters: str | Path | None = None,
     storage_options: Mapping[str, str] | None = None,
-) -> TableSink:
+) -> PostgresSink:
     """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
 
     `dsn` is libpq's: "postgresql://user@host/database", or a function that gives it, as where passwords change. The
@@ -79,10 +79,14 @@ def postgres(
     if timeout_ms < 1000:
         raise ConfigurationError(f"{what}: timeout is {timeout!r}, expected at least a second")
     target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=timeout_ms)
-    return TableSink(
+    return PostgresSink(
         target, writers=count, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
         storage_options=storage_options,
     )  # fmt: skip
+
+
+class PostgresSink(TableSink):
+    """Rows into a table of PostgreSQL."""
 
 
 def _psycopg() -> Any:
@@ -131,7 +135,7 @@ class PostgresTarget(TableTarget):
             raise ConfigurationError(
                 f"{self.where} cannot be reached: {_first_line(error)}", hint=_how_to_reach(str(error))
             ) from None
-        with closing(db):
+        with closing(db), self.limited(db):
             if db.info.server_version < 110000:
                 raise ConfigurationError(
                     f"{self.where} is of version {db.info.server_version // 10000}, expected 11 or newer"
@@ -298,72 +302,34 @@ class PostgresLane(Connection):
         self._db.close()
 
     def _check(self, since: str | None) -> None:
-        """Lock the lane's record, and see that nobody else has written it or claimed the sink."""
-        sink, lane = self._writer.sink, self._lane
+        """See that nobody else has claimed the sink or written the lane, and keep it so until the transaction ends.
+
+        The claim first: who claims the sink finds by it whoever holds up a lane.
+        """
+        sink, lane, generation = self._writer.sink, self._lane, self._writer.generation
+        where = f"from {self._record} where sink = %s and lane = %s"
+        claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
+        if claim is None or claim[0] < generation:
+            raise self._lost(f"this run's claim is not in {self._target.record} any more")
+        if claim[0] > generation:
+            raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
         self._db.execute(
             f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
             "on conflict do nothing",
-            [sink, lane, self._writer.generation, self._writer.label],
+            [sink, lane, generation, self._writer.label],
         )
-        where = f"from {self._record} where sink = %s and lane = %s"
         (reached,) = self._db.execute(f"select mark {where} for update", [sink, lane]).fetchone()
-        claim = self._db.execute(f"select generation {where} for share", [sink, _CLAIM]).fetchone()
-        if claim is None or claim[0] < self._writer.generation:
-            raise self._lost(f"this run's claim is not in {self._target.record} any more")
-        if claim[0] > self._writer.generation:
-            raise FencedError(f"{self._writer.label}: a newer driver writes to {self._target!r}")
         if reached != since:
             raise ConflictError(f"{self._writer.label}: another task writes lane {lane}")
 
     def _put(self, batches: Sequence[pa.RecordBatch]) -> None:
         shape, filled = self._target.shape, [batch for batch in batches if batch.num_rows]
-        if not filled:
-            return
-        columns = shape.written(filled[0].schema)
-        if self._table is None:
-            self._table = table_at(self._db, shape.table)
-            check_table(self._table, shape, filled[0].schema)
-        assert self._table is not None
-        if not shape.key:
-            self._copy(self._table.quoted, filled)
-            return
-        changes = shape.fold(filled)
-        key = ", ".join(map(quoted, shape.key))
-        if len(changes.gone):
-            self._db.execute(
-                f"create temporary table strandline_gone on commit drop as select {key} from {self._table.quoted} "
-                "with no data"
-            )
-            self._copy("strandline_gone", changes.gone.to_batches())
-            same = " and ".join(f"t.{quoted(name)} = g.{quoted(name)}" for name in shape.key)
-            self._db.execute(f"delete from {self._table.quoted} t using strandline_gone g where {same}")
-        if len(changes.rows):
-            self._merge(self._table, columns, key, changes.rows)
-
-    def _merge(self, table: Table, columns: pa.Schema, key: str, rows: pa.Table) -> None:
-        names = ", ".join(map(quoted, columns.names))
-        # In the table's own types: what these round or compare otherwise is one key here as it is there.
-        self._db.execute(
-            f"create temporary table strandline_rows on commit drop as select {names} from {table.quoted} with no data"
-        )
-        select = f"select {names} from strandline_rows"
-        if not is_exact(table, self._target.shape, columns):
-            self._db.execute(
-                "alter table strandline_rows add column strandline_row bigint generated always as identity"
-            )
-            select = f"select distinct on ({key}) {names} from strandline_rows order by {key}, strandline_row desc"
-        self._copy("strandline_rows", rows.to_batches())
-        values = [quoted(name) for name in columns.names if name not in self._target.shape.key]
-        do = "do update set " + ", ".join(f"{name} = excluded.{name}" for name in values) if values else "do nothing"
-        self._db.execute(f"insert into {table.quoted} ({names}) {select} on conflict ({key}) {do}")
-
-    def _copy(self, table: str, batches: Sequence[pa.RecordBatch]) -> None:
-        assert self._table is not None
-        json = frozenset(name for name, column in self._table.columns.items() if column.kind in ("json", "jsonb"))
-        names = ", ".join(map(quoted, batches[0].schema.names))
-        with self._db.cursor() as cursor, cursor.copy(f"copy {table} ({names}) from stdin (format csv)") as copy:
-            for batch in batches:
-                copy.write(memoryview(as_csv(batch, json)))
+        if filled:
+            if self._table is None:
+                self._table = table_at(self._db, shape.table)
+                check_table(self._table, shape, filled[0].schema)
+            assert self._table is not None
+            Rows(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)
 
     def _lost(self, why: str) -> CorruptionError:
         return CorruptionError(

@@ -54,15 +54,23 @@ class Shape:
         """Return the columns that the table gets: all but that of `delete`."""
         return pa.schema([field for field in columns if field.name != self.delete])
 
-    def fold(self, batches: Sequence[pa.RecordBatch]) -> Changes:
-        """Return what rows, in their order, do to a table whose rows have a key: of each key, the last one counts."""
-        table = pa.Table.from_batches(batches).combine_chunks()
+    def check_keys(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Raise SinkError if a row has no key."""
         for name in self.key:
-            if table[name].null_count:
+            missing = sum(batch[name].null_count for batch in batches)
+            if missing:
                 raise SinkError(
-                    f"table {self.table}: {table[name].null_count} rows have no {name}, which is part of the key",
+                    f"table {self.table}: {missing} rows have no {name}, which is part of the key",
                     hint="leave out rows without a key, in a step before the sink",
                 )
+
+    def fold(self, batches: Sequence[pa.RecordBatch]) -> Changes:
+        """Return what rows, in their order, do to a table whose rows have a key: of each key, the last one counts.
+
+        Only where keys that differ here differ there, too.
+        """
+        self.check_keys(batches)
+        table = pa.Table.from_batches(batches).combine_chunks()
         keys = table.select(self.key)
         numbered = keys.append_column("row#", pa.array(np.arange(len(table))))
         asked = [("row#", "max")]

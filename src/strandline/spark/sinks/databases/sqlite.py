@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -48,7 +50,7 @@ def sqlite(
     on_error: Then = "fail",
     dead_letters: str | Path | None = None,
     storage_options: Mapping[str, str] | None = None,
-) -> TableSink:
+) -> SqliteSink:
     """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.
 
     The database is a file on the driver's machine, which alone writes to it. Options are those of `sinks.postgres`;
@@ -58,10 +60,14 @@ def sqlite(
     shape = shape_of(what, table, key, delete)
     timeout_ms = parse_duration_ms(timeout, f"{what}: timeout")
     target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=timeout_ms)
-    return TableSink(
+    return SqliteSink(
         target, writers=None, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
         storage_options=storage_options,
     )  # fmt: skip
+
+
+class SqliteSink(TableSink):
+    """Rows into a table of SQLite."""
 
 
 class SqliteTarget(TableTarget):
@@ -236,15 +242,26 @@ class SqliteLane(Connection):
         insert = f"insert into {table} ({names}) values ({marks})"
         if not shape.key:
             for batch in batches:
-                self._db.executemany(insert, _values(batch))
+                self._db.executemany(insert, _values(batch, columns.names))
             return
-        changes = shape.fold(batches)
+        shape.check_keys(batches)
         same = " and ".join(f"{quoted(name)} = ?" for name in shape.key)
-        self._db.executemany(f"delete from {table} where {same}", _values(changes.gone))
         kept = [quoted(name) for name in columns.names if name not in shape.key]
         do = "update set " + ", ".join(f"{name} = excluded.{name}" for name in kept) if kept else "nothing"
-        key = ", ".join(map(quoted, shape.key))
-        self._db.executemany(f"{insert} on conflict ({key}) do {do}", _values(changes.rows))
+        upsert = f"{insert} on conflict ({', '.join(map(quoted, shape.key))}) do {do}"
+        # One after the other: which keys are equal, only the column's collation knows.
+        for batch in batches:
+            rows = _values(batch, columns.names)
+            if shape.delete is None:
+                self._db.executemany(upsert, rows)
+                continue
+            keys = _values(batch, shape.key)
+            marked = zip(pc.fill_null(batch[shape.delete], False).to_pylist(), keys, rows, strict=True)
+            for is_gone, run in itertools.groupby(marked, itemgetter(0)):
+                if is_gone:
+                    self._db.executemany(f"delete from {table} where {same}", [key for _, key, _ in run])
+                else:
+                    self._db.executemany(upsert, [row for _, _, row in run])
 
 
 @contextmanager
@@ -258,16 +275,13 @@ def _transaction(db: sqlite3.Connection) -> Iterator[None]:
             db.execute("rollback")
 
 
-def _values(rows: pa.RecordBatch | pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Return rows as SQLite takes them."""
-    columns = [_cells(rows[name], name) for name in rows.schema.names]
-    return zip(*columns, strict=True)
+def _values(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Return these columns' rows as SQLite takes them."""
+    return zip(*(_cells(batch[name], name) for name in names), strict=True)
 
 
-def _cells(array: Any, name: str) -> list[Any]:
+def _cells(array: pa.Array, name: str) -> list[Any]:
     kind = array.type
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
     if pa.types.is_nested(kind):
         array = documents(array)
     elif pa.types.is_floating(kind):
