@@ -154,12 +154,12 @@ def test_what_is_refused_before_a_job_starts(with_kafka: Any, kafka: Kafka) -> N
     rows = with_kafka.range(0).selectExpr("id", "cast(id as string) as user", "current_timestamp() as at")
     topic = kafka.create("refusing", 1)
     cases = [
-        (dict(key="usr"), "key names a column 'usr' that the rows do not have: they have id, user, at"),
-        (dict(partition="user"), "partition is column 'user' of type string, expected integer"),
-        (dict(headers="user"), "headers is column 'user' of type string, expected array"),
-        (dict(topic="missing"), f"Kafka at {kafka.servers} has no topic 'missing'\n  next step: create it"),
-        (dict(servers="127.0.0.1:1"), "Kafka at 127.0.0.1:1 does not answer"),
-        (dict(options={"sasl.password": "hush", "compression.type": "hush"}), "the client refuses its options"),
+        ({"key": "usr"}, "key names a column 'usr' that the rows do not have: they have id, user, at"),
+        ({"partition": "user"}, "partition is column 'user' of type string, expected integer"),
+        ({"headers": "user"}, "headers is column 'user' of type string, expected array"),
+        ({"topic": "missing"}, f"Kafka at {kafka.servers} has no topic 'missing'\n  next step: create it"),
+        ({"servers": "127.0.0.1:1"}, "Kafka at 127.0.0.1:1 does not answer"),
+        ({"options": {"sasl.password": "hush", "compression.type": "hush"}}, "the client refuses its options"),
     ]
     for given, words in cases:
         sink = sl.sinks.kafka(**{"servers": kafka.servers, "topic": topic, **given})

@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pyarrow as pa
@@ -27,6 +28,8 @@ from tests.kafkaserver import PASSWORD, Kafka
 from tests.spark.inprocess import Session
 
 _numbers = itertools.count()
+EXACT = checks(Promise.EXACTLY_ONCE, Promise.LASTING)
+WAITING = [check for check in checks(Promise.WAITS, Promise.LASTING) if check not in EXACT]
 
 
 PATIENCE_S = 20.0
@@ -63,7 +66,8 @@ def expect(kafka: Kafka, topic: str, *values: str) -> None:
         seen = sorted(message.value().decode() for message in kafka.messages(topic))
         if seen == list(values):
             return
-        assert time.monotonic() < until and not set(seen) - set(values), seen
+        assert not set(seen) - set(values), seen
+        assert time.monotonic() < until, seen
 
 
 # -- the record
@@ -260,9 +264,9 @@ def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([texts, texts], ["key", "value"])
 
 
-def sink_of(target: KafkaTarget) -> KafkaSink:
+def sink_of(target: KafkaTarget, patience_s: float = 20) -> KafkaSink:
     sink = KafkaSink(cast(Layout, Numbers()), target)
-    sink.patience_s = sink.start_patience_s = 20
+    sink.patience_s, sink.start_patience_s = patience_s, 20
     return sink
 
 
@@ -283,16 +287,48 @@ def trial(kafka: Kafka, target: KafkaTarget) -> Trial:
         cast(Any, Session()),
         make=lambda: sink_of(target),
         visible=lambda: [int(message.value()) for message in kafka.messages(target.topic or "")],
-        crashes=5,
+        crashes=3,
     )
 
 
 @pytest.mark.parametrize("lanes", ["many lanes", "one lane"])
-@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
+@pytest.mark.parametrize("check", EXACT, ids=name_of)
 def test_exactly_once(kafka: Kafka, target: KafkaTarget, check: Check, lanes: str) -> None:
     # One is written by the thread that the trial sees, to its last line.
     target.parallel = lanes == "many lanes"
     check(trial(kafka, target))
+
+
+@contextmanager
+def frozen(kafka: Kafka) -> Iterator[None]:
+    """It may do later what it was asked to."""
+    kafka.freeze()
+    try:
+        yield
+    finally:
+        kafka.thaw()
+
+
+@contextmanager
+def mute() -> Iterator[None]:
+    def lose() -> None:
+        raise sl.errors.UnavailableError("the answer is lost")
+
+    # Whichever of the lanes it is, once.
+    failpoints.arm("kafka.committed", lose)
+    try:
+        yield
+    finally:
+        failpoints.disarm_all()
+
+
+@pytest.mark.parametrize("check", WAITING, ids=name_of)
+def test_what_waits_for_a_broker_that_is_away(kafka: Kafka, target: KafkaTarget, check: Check) -> None:
+    target.cluster.answer_s = 3.0
+    made = trial(kafka, target)
+    made.away, made.mute = lambda: frozen(kafka), mute
+    made.make = lambda: sink_of(target, patience_s=0)
+    check(made)
 
 
 def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:

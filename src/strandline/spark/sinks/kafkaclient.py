@@ -17,8 +17,6 @@ from strandline.core.errors import (
     UnavailableError,
 )
 
-ANSWER_S = 10.0
-"""For how long one answer of the brokers is waited for."""
 _OURS = {
     "bootstrap.servers": "it is the first argument",
     "transactional.id": "it says whose transaction it is: prefix= begins it",
@@ -44,6 +42,8 @@ class Cluster:
             )
         self.servers = servers
         self.options = _checked(options or {})
+        self.answer_s = 10.0
+        """For how long one answer of the brokers is waited for."""
 
     def __repr__(self) -> str:
         return f"Cluster({self.servers!r})"
@@ -106,11 +106,11 @@ def made(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"sinks.kafka(): the client refuses its options: {text}") from None
 
 
-def answer(future: Any, client: Any, said: Said) -> Any:
+def answer(future: Any, client: Any, said: Said, cluster: Cluster) -> Any:
     """Return what brokers answer to an admin client; what it says meanwhile is heard."""
     from confluent_kafka import KafkaException
 
-    until = time.monotonic() + ANSWER_S + 1
+    until = time.monotonic() + cluster.answer_s + 1
     while not future.done() and time.monotonic() < until:
         client.poll(0.05)
         if said.refused is not None:
@@ -171,7 +171,8 @@ def in_words(error: Any, label: str, cluster: Cluster, said: Said | None = None)
 _DENIED = {
     "TOPIC_AUTHORIZATION_FAILED": "allow its user to Write and Describe the topics, and to Read and Create the sink's "
     "own, whose name ends in -marks",
-    "GROUP_AUTHORIZATION_FAILED": "allow its user to Read groups whose names begin with the sink's prefix, 'strandline'",
+    "GROUP_AUTHORIZATION_FAILED": "allow its user to Read groups whose names begin with the sink's prefix, "
+    "'strandline'",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "allow its user to Write and Describe transactional ids that begin with "
     "the sink's prefix, 'strandline'",
     "CLUSTER_AUTHORIZATION_FAILED": "allow its user IdempotentWrite on the cluster",
@@ -203,11 +204,11 @@ def _codes(*names: str) -> set[int]:
 class Stall:
     """Tells when something that should grow less does not any more."""
 
-    def __init__(self, left: int) -> None:
-        self._left = left
+    def __init__(self, left: int, seconds: float) -> None:
+        self._left, self._seconds = left, seconds
         self._since = time.monotonic()
 
     def is_seen(self, left: int) -> bool:
         if left < self._left:
             self._left, self._since = left, time.monotonic()
-        return time.monotonic() - self._since > ANSWER_S
+        return time.monotonic() - self._since > self._seconds

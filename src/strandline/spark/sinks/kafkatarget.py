@@ -1,8 +1,8 @@
 """Kafka as a target: a transaction holds a lane's rows and the record of how far the lane came.
 
-Whoever writes in a lane has said so to Kafka (`init_transactions`), which ends what another one has open there, and lets
-it commit nothing more. So a lane has one writer at a time, and what it has found on record holds until it is done. A run
-that begins does that in all lanes there ever were, and leaves its number in each lane's record. A driver that was
+Whoever writes in a lane has said so to Kafka (`init_transactions`), which ends what another one has open there, and
+lets it commit nothing more. So a lane has one writer at a time, and what it has found on record holds until it is done.
+A run that begins does that in all lanes there ever were, and leaves its number in each lane's record. A driver that was
 replaced may still come later, and fence a lane: it finds the number there, and stops. In a lane that is new it has to
 put the lane on record first, and then to look whether a newer run has begun; that run looks for lanes once it is on
 record itself. One of the two sees the other.
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, FencedError, UnavailableError
-from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, Stall, in_words, made
+from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.target import Connection, Target, Writer
 
@@ -153,7 +153,7 @@ class KafkaConnection(Connection):
         self._consumer: Any = self._record.consumer(lane, self._said)
         try:
             # 1. Nobody else commits in this lane any more.
-            self._producer.init_transactions(ANSWER_S)
+            self._producer.init_transactions(self._target.cluster.answer_s)
             failpoints.hit("kafka.lane_taken")
             # 2. What holds until then is how far it came; a newer run has left its number.
             self._found = self._record.of_lane(self._consumer) or self._remembered()
@@ -201,7 +201,7 @@ class KafkaConnection(Connection):
             drain(producer, self._target, self._writer.label, self._said, self._failed)
             self._record.put_lane(producer, self._consumer, self._lane, record)
             failpoints.hit("kafka.marked")
-            producer.commit_transaction(ANSWER_S)
+            producer.commit_transaction(self._target.cluster.answer_s)
         except KafkaException as error:
             raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
         failpoints.hit("kafka.committed")
@@ -270,7 +270,7 @@ def produce(producer: Any, batch: pa.RecordBatch, target: KafkaTarget, label: st
 
 def _send_when_there_is_room(producer: Any, given: list[Any], target: KafkaTarget, label: str) -> None:
     """The client holds as much as it may: some must be sent first."""
-    stall = Stall(len(producer))
+    stall = Stall(len(producer), target.cluster.answer_s)
     while True:
         producer.poll(0.1)
         try:
@@ -300,7 +300,7 @@ def drain(producer: Any, target: KafkaTarget, label: str, said: Said, failed: li
     """Wait until all rows are with the brokers, for as long as any arrive."""
     from confluent_kafka import KafkaError, KafkaException
 
-    stall = Stall(len(producer))
+    stall = Stall(len(producer), target.cluster.answer_s)
     while left := producer.flush(0.5):
         if failed or stall.is_seen(left):
             break
