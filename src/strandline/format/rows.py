@@ -1,4 +1,4 @@
-"""Rows that wait for their way into another system: Arrow batches in a frame, as [format.md](docs/format.md) says."""
+"""Rows that wait for their way into another system: Arrow batches in a frame, as docs/format.md says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from strandline.core.errors import CorruptionError
 from strandline.format.frame import frame, unframe
 
-_MAGIC = b"STRLROWS"
+_MAGIC = b"SLSROWS1"
 _VERSION = 1
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 

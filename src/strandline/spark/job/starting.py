@@ -331,7 +331,7 @@ class Starting:
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
     """Say which sinks take nothing back, where a job goes back in time."""
     for name, sink, _ in blueprint.plan.sinks:
-        if sink.visibility != "checkpoint":
+        if sink.visibility != "checkpoint" or not sink.takes_back:
             log.warning(
                 "job '%s' goes back to checkpoint %d: what the sink '%s' has shown since stays, and comes again",
                 blueprint.name, checkpoint, name,

@@ -55,6 +55,8 @@ class Sink(ABC):
     """For how long a commit may wait for what rows go to, where a sink waits at all: the job's next checkpoint does."""
     start_patience_s: float = 30.0
     """And for how long a start may."""
+    takes_back = True
+    """Whether `recover` takes back what later checkpoints have shown; if not, a warning says so."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
 

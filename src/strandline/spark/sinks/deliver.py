@@ -21,7 +21,7 @@ from strandline.spark.sinks.blame import raised, users_lines
 from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.transactional import Transactional
 
-_MAGIC = b"STRLMARK"
+_MAGIC = b"SLSMARK1"
 _VERSION = 1
 _LONGEST_PAUSE_S = 10.0
 

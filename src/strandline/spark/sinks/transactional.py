@@ -59,6 +59,8 @@ class Transactional(Sink):
     `storage_options` are those of both places.
     """
 
+    takes_back = False
+
     def __init__(
         self,
         target: Target,
