@@ -6,6 +6,7 @@ import json
 import logging
 from collections import defaultdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from tests import kafkaserver
 from tests.kafkaserver import Kafka
+from tests.pages import run_page
 from tests.spark import small
 from tests.spark.harness import Case, eventually, settle
 
@@ -119,6 +121,40 @@ def test_from_kafka_to_kafka(with_kafka: Any, kafka: Kafka, case: Case, caplog: 
         settle(run)
         assert shown(kafka, target) == counts(users + "d")
     assert f"oldest that is kept is {before + 2}. The job goes on without them" in caplog.text
+
+
+def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:
+    """Times are told apart by partition, and one without rows holds up the others only for a while."""
+    edits = {
+        'sl.session("fraud", **sl.kafka.session_settings())': "session",
+        "one:9092,two:9092": kafka.servers,
+        '"checkpoints", every="5s"': f'"{tmp_path}", every="200ms"',
+        'idle="30s"': 'idle="1s"',
+    }
+
+    def edit(code: str) -> str:
+        for old, new in edits.items():
+            assert old in code
+            code = code.replace(old, new)
+        return code
+
+    kafka.create("payments", 2)
+    kafka.create("spent", 1)
+
+    def pay(card: str, cents: int, at: str, partition: int) -> None:
+        said = {"card": card, "cents": cents, "at": f"2026-11-01T10:{at}Z"}
+        kafka.put("payments", [(card, json.dumps(said))], partition)
+
+    # The second partition is two minutes behind: nothing of it is late.
+    for card, cents, at, partition in [("a", 5, "02:01", 0), ("b", 1, "00:01", 1), ("a", 7, "04:30", 0)]:
+        pay(card, cents, at, partition)
+    with run_page("kafka.md", 1, edit, session=with_kafka)["job"].start(with_kafka):
+
+        def spent() -> list[tuple[str, int]]:
+            found = [json.loads(message.value()) for message in kafka.messages("spent")]
+            return sorted((each["card"], each["cents"]) for each in found)
+
+        eventually(lambda: spent() == [("a", 5), ("b", 1)], "windows are closed by the first partition alone", 60)
 
 
 def test_what_becomes_of_columns(with_kafka: Any, kafka: Kafka) -> None:
