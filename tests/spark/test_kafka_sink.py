@@ -9,7 +9,7 @@ import string
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import pyarrow as pa
@@ -188,6 +188,34 @@ def forget(kafka: Kafka, target: KafkaTarget) -> None:
         done.result(10)
 
 
+@pytest.mark.parametrize("when", ["between two transactions", *STEPS[1:]])
+def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target: KafkaTarget, when: str) -> None:
+    """A client of it may wait for ever then: it is given up, and another asks how far the lane came."""
+
+    def strike() -> None:
+        kafka.kill()
+        kafka.run()
+
+    target.cluster.answer_s = 5.0
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    if when in STEPS:
+        failpoints.arm(when, strike)
+    else:
+        strike()
+    until = time.monotonic() + 60
+    while connection.reached() != "m2":
+        try:
+            connection.write(batch(("a", "2")), "m1", "m2")
+        except (sl.errors.UnavailableError, sl.errors.ConflictError):
+            assert time.monotonic() < until, "it is not written"
+            connection.close()
+            with suppress(sl.errors.UnavailableError, sl.errors.ConflictError):
+                connection = target.connect(by(1), 0)
+    expect(kafka, topic, "1", "2")
+
+
 def test_many_runs_leave_little_behind(kafka: Kafka, target: KafkaTarget) -> None:
     for generation in range(1, 5):
         target.claim(by(generation))
@@ -324,7 +352,7 @@ def mute() -> Iterator[None]:
 
 @pytest.mark.parametrize("check", WAITING, ids=name_of)
 def test_what_waits_for_a_broker_that_is_away(kafka: Kafka, target: KafkaTarget, check: Check) -> None:
-    target.cluster.answer_s = 3.0
+    target.cluster.answer_s = 5.0
     made = trial(kafka, target)
     made.away, made.mute = lambda: frozen(kafka), mute
     made.make = lambda: sink_of(target, patience_s=0)

@@ -6,8 +6,10 @@ import importlib.util
 import re
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeoutError
+from typing import Any, TypeVar
 
 from strandline.core.errors import (
     ConfigurationError,
@@ -32,6 +34,9 @@ _JAVAS = ("sasl.jaas.config", "ssl.truststore.", "ssl.keystore.location")
 _SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
 
 
+T = TypeVar("T")
+
+
 class Cluster:
     """Where Kafka is, and how to reach it. It goes to executors; what it is shown as has no secrets."""
 
@@ -44,6 +49,10 @@ class Cluster:
         self.options = _checked(options or {})
         self.answer_s = 10.0
         """For how long one answer of the brokers is waited for."""
+
+    def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a call of a client that takes a time-out as its last argument."""
+        return within(self.answer_s + 5, call, *args, self.answer_s)
 
     def __repr__(self) -> str:
         return f"Cluster({self.servers!r})"
@@ -199,6 +208,28 @@ def _names(names: Mapping[str, Any] | tuple[str, ...]) -> dict[int, str]:
 
 def _codes(*names: str) -> set[int]:
     return set(_names(names))
+
+
+def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """Make a call of the client that may never return, whatever time it is given: so it was seen when a broker came back.
+
+    Then the client is given up, and its thread with it. What it does later has no effect: its lane is taken by another.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call(*args))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="strandline-kafka", daemon=True).start()
+    try:
+        return found.result(seconds)
+    except FuturesTimeoutError:
+        if found.done():
+            raise
+        raise UnavailableError(f"Kafka's client does not return from {call.__name__}") from None
 
 
 class Stall:

@@ -74,7 +74,7 @@ class Record:
         """Return what the lane's group has, if it has not been forgotten."""
         from confluent_kafka import TopicPartition
 
-        (found,) = consumer.committed([TopicPartition(self.topic, 0)], self._cluster.answer_s)
+        (found,) = self._cluster.ask(consumer.committed, [TopicPartition(self.topic, 0)])
         if found.error is not None:
             raise in_words(found.error, self._writer.label, self._cluster)
         return self._decoded(found.metadata) if found.offset >= 0 and found.metadata else None
@@ -85,7 +85,7 @@ class Record:
 
         producer.produce(self.topic, record.text, self._key("mark", lane), partition=0)
         at = TopicPartition(self.topic, 0, 0, record.text)
-        producer.send_offsets_to_transaction([at], consumer.consumer_group_metadata(), self._cluster.answer_s)
+        self._cluster.ask(producer.send_offsets_to_transaction, [at], consumer.consumer_group_metadata())
 
     def note_lane(self, lane: int) -> None:
         """Have it on record that there is such a lane, before anything is written there."""

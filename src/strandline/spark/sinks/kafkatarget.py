@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, FencedError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made
+from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made, within
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.target import Connection, Target, Writer
 
@@ -153,7 +153,7 @@ class KafkaConnection(Connection):
         self._consumer: Any = self._record.consumer(lane, self._said)
         try:
             # 1. Nobody else commits in this lane any more.
-            self._producer.init_transactions(self._target.cluster.answer_s)
+            target.cluster.ask(self._producer.init_transactions)
             failpoints.hit("kafka.lane_taken")
             # 2. What holds until then is how far it came; a newer run has left its number.
             self._found = self._record.of_lane(self._consumer) or self._remembered()
@@ -201,7 +201,7 @@ class KafkaConnection(Connection):
             drain(producer, self._target, self._writer.label, self._said, self._failed)
             self._record.put_lane(producer, self._consumer, self._lane, record)
             failpoints.hit("kafka.marked")
-            producer.commit_transaction(self._target.cluster.answer_s)
+            self._target.cluster.ask(producer.commit_transaction)
         except KafkaException as error:
             raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
         failpoints.hit("kafka.committed")
@@ -219,7 +219,7 @@ class KafkaConnection(Connection):
             self._producer.purge()
             self._producer.poll(0)
         with suppress(Exception):
-            self._consumer.close()
+            within(self._target.cluster.answer_s, self._consumer.close)
 
 
 idle = _Idle()
