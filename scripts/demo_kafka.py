@@ -3,10 +3,10 @@
     python scripts/demo_kafka.py [--seconds 40]
 
 It starts a broker of its own on loopback, has payments arrive there, and runs the fraud job from topic to topic in a
-process of its own. The broker is killed with SIGKILL and comes back; the job waits for it. Then the driver is killed and
-started again. At the end a reader of what is committed counts the alerts by card, and every one of them is compared with
-a plain batch computation over the same payments. Exit code 0 only if they are equal. Everything lies in one temporary
-directory, which it removes.
+process of its own. The broker is killed with SIGKILL and comes back; the job waits for it. Then the driver is killed,
+and started again. At the end a reader of what is committed counts the alerts by card, and every one of them is compared
+with a plain batch computation over the same payments. Exit code 0 only if they are equal. Everything lies in one
+temporary directory, which it removes.
 """
 
 from __future__ import annotations
@@ -87,20 +87,6 @@ def run_job(servers: str, home: Path) -> None:
     run = build_job(spark, servers, home).start(spark)
     while not (home / STOP).exists():
         run.await_termination(0.2)
-        if os.environ.get("DEBUG_DEMO"):
-            st = run.status()
-            print(
-                "   ",
-                time.strftime("%X"),
-                st.state,
-                st.epoch,
-                st.generation,
-                st.restarts,
-                [x.failure or x.rows for x in st.sinks],
-                st.last_failure[:200],
-                flush=True,
-            )
-            time.sleep(4)
     run.process_all_available(PATIENCE_S)
     run.stop(checkpoint=True, timeout=PATIENCE_S)
     spark.stop()
@@ -208,14 +194,14 @@ def check(broker: kafkaserver.Kafka, sent: list[Payment]) -> str:
     missing, surplus = expected - found, found - expected
     if missing or surplus or by_card != Counter(alert.card for alert in expected.elements()):
         raise DemoError(
-            f"the topic differs from the batch computation: of {expected.total()} alerts {missing.total()} are missing, "
-            f"{surplus.total()} are too many; {[*missing, *surplus][:3]}"
+            f"the topic differs from the batch computation: of {expected.total()} alerts {missing.total()} are "
+            f"missing, {surplus.total()} are too many; {[*missing, *surplus][:3]}"
         )
     if not expected:
         raise DemoError("there were no alerts: nothing was shown")
     return (
-        f"{found.total():,} alerts of {len(by_card):,} cards from {len(sent):,} payments, as a reader of what is committed "
-        "sees them, equal the batch computation, each once; the broker and the driver were killed"
+        f"{found.total():,} alerts of {len(by_card):,} cards from {len(sent):,} payments, as a reader of what is "
+        "committed sees them, equal the batch computation, each once; the broker and the driver were killed"
     )
 
 

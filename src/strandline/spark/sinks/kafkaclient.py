@@ -211,7 +211,7 @@ def _codes(*names: str) -> set[int]:
 
 
 def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
-    """Make a call of the client that may never return, whatever time it is given: so it was seen when a broker came back.
+    """Make a call of the client that may never return, whatever time it is given: seen when a broker was back.
 
     Then the client is given up, and its thread with it. What it does later has no effect: its lane is taken by another.
     """
