@@ -20,6 +20,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -214,6 +215,20 @@ def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target
             with suppress(sl.errors.UnavailableError, sl.errors.ConflictError):
                 connection = target.connect(by(1), 0)
     expect(kafka, topic, "1", "2")
+
+
+def test_a_record_that_is_older_than_what_was_known_is_not_believed(
+    kafka: Kafka, topic: str, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that come after it are in the topic: they would come twice."""
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    with monkeypatch.context() as stale:
+        stale.setattr(Record, "of_lane", lambda *_: LaneRecord(1, None))
+        with pytest.raises(sl.errors.UnavailableError, match="lane 0 came to nothing"):
+            target.connect(by(1), 0)
+    assert target.connect(by(1), 0).reached() == "m1"
 
 
 def test_many_runs_leave_little_behind(kafka: Kafka, target: KafkaTarget) -> None:

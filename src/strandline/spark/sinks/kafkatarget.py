@@ -127,6 +127,8 @@ class _Idle:
             old = [self._found.pop(key) for key in keys]
         for each in old:
             each.end()
+        for key in [key for key in _known if writer is not None and key[2:4] == (writer.sink, writer.generation)]:
+            _known.pop(key, None)
 
 
 class KafkaConnection(Connection):
@@ -164,10 +166,25 @@ class KafkaConnection(Connection):
         except BaseException:
             self.close()
             raise
-        if self._found.generation > writer.generation:
+        try:
+            self._check_found()
+        except BaseException:
             self.close()
-            raise fenced(writer, self._found.generation)
+            raise
         self._is_whole = True
+
+    def _check_found(self) -> None:
+        writer, known = self._writer, _known.get(self._key)
+        if self._found.generation > writer.generation:
+            raise fenced(writer, self._found.generation)
+        if known is not None and (self._found.mark or "") < (known.mark or ""):
+            # To write what comes after the older one would be to write rows a second time.
+            raise UnavailableError(
+                f"{writer.label}: Kafka at {self._target.cluster.servers} says that lane {self._lane} came to "
+                f"{self._found.mark or 'nothing'}, and has said before that it came to {known.mark}: it is not whole "
+                "yet"
+            )
+        _known[self._key] = self._found
 
     def _remembered(self) -> LaneRecord:
         """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
@@ -206,6 +223,7 @@ class KafkaConnection(Connection):
             raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
         failpoints.hit("kafka.committed")
         self._found, self._is_whole = record, True
+        _known[self._key] = record
 
     def close(self) -> None:
         if self._is_whole:
@@ -222,6 +240,8 @@ class KafkaConnection(Connection):
             within(self._target.cluster.answer_s, self._consumer.close)
 
 
+_known: dict[tuple[Any, ...], LaneRecord] = {}
+"""How far lanes had come when this process last knew: a broker that has just been started may not know it yet."""
 idle = _Idle()
 atexit.register(idle.end)
 
