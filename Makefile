@@ -2,12 +2,13 @@
 # inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
 
-.PHONY: help setup demo test archive lint format soak soak-ends bench clean
+.PHONY: help setup demo demo-kafka test archive lint format soak soak-ends bench clean
 
 help:
 	@printf '%s\n' \
 	  'make setup              create .venv with everything needed; find or install Java 17+' \
 	  'make demo               payments, fraud alerts, checkpoints and a killed keeper, in under two minutes' \
+	  'make demo-kafka         the same from Kafka to Kafka, while the broker and the driver are killed in turn' \
 	  'make test               linters, types, layers, and every test but the soak tests' \
 	  'make lint               linters, types and layers only' \
 	  'make format             rewrite the code in the project format' \
@@ -22,6 +23,9 @@ setup:
 
 demo:
 	$(RUN) python scripts/demo.py $(ARGS)
+
+demo-kafka:
+	$(RUN) python scripts/demo_kafka.py $(ARGS)
 
 # All tests run in three processes, a file in one of them: they wait for each other's processes more than they compute.
 # Those that are named run in one.

@@ -1,7 +1,7 @@
 """How many rows a second `sinks.kafka` commits: its target alone, against a broker on this machine.
 
-Each lane is a process, as Spark's Python workers are: it writes transactions of rows that were staged, of some 100 bytes,
-one after the other. What Spark and staging cost is not in it.
+Each lane is a process, as Spark's Python workers are: it writes transactions of rows that were staged, of some 100
+bytes, one after the other. What Spark and staging cost is not in it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from benchmarks._harness import emit, end_on_sigterm, progress
 from strandline.spark.sinks.kafkaclient import Cluster
 from strandline.spark.sinks.kafkatarget import KafkaTarget
 from strandline.spark.sinks.target import Writer
+from strandline.storage.place import Place
 from tests import kafkaserver
 
 BENCHMARK = "kafka_target"
 SUBJECT = "sinks.kafka"
 LANES = 2
-_WRITER = Writer("benchmark", 1, "a benchmark")
+_WRITER = Writer("benchmark", 1, "out", "benchmark", Place(url="memory:"))
 
 
 def rows(many: int, lane: int) -> pa.RecordBatch:

@@ -40,6 +40,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Settings": ("Checkpoints", "Restart", "Settings", "FollowExecutors"),
     "Aggregates, `sl.agg`": ("agg",),
     "Sinks, `sl.sinks`": ("sinks",),
+    "Kafka as a source, `sl.kafka`": ("kafka",),
     "State from outside, `sl.state`": ("state",),
     "Tests, `strandline.testing`": ("testing",),
     "Errors, `sl.errors`": ("errors",),

@@ -54,6 +54,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 transaction.state.log.num.partitions=4
 group.initial.rebalance.delay.ms=0
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
 log.cleaner.dedupe.buffer.size=4194304
 log.retention.check.interval.ms=500
 log.initial.task.delay.ms=500
@@ -92,7 +94,11 @@ class Kafka:
                 [_java(), *_LIGHT, "-cp", f"{_HOME}/jars/*", "kafka.Kafka", f"{self._directory}/settings"],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent,
             )  # fmt: skip
+        self._await()
+
+    def _await(self) -> None:
         deadline = time.monotonic() + 120
+        assert self._process is not None
         while not _answers(self._ports["broker"]):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError((self._directory / "log").read_text()[-5000:])
@@ -112,6 +118,7 @@ class Kafka:
     def thaw(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
+        self._await()
 
     def stop(self) -> None:
         self.kill()

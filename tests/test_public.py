@@ -13,7 +13,7 @@ PUBLIC = [
     "Aggregating", "BatchContext", "Broadcast", "Checkpoints", "Context", "Early", "FollowExecutors", "Global", "Job",
     "KeyedBatchProcess", "KeyedBroadcastProcess", "KeyedCoProcess", "KeyedProcess", "KeyedStream", "List", "Map", "OnError",
     "Reducing", "Restart", "Run", "Session", "Settings", "Sliding", "Status", "Stream", "TTL", "Timer", "Tumbling", "Value", "Window",
-    "WindowedStream", "agg", "errors", "files_source", "session", "sinks", "spark_settings", "state", "stream", "uid",
+    "WindowedStream", "agg", "errors", "files_source", "kafka", "session", "sinks", "spark_settings", "state", "stream", "uid",
 ]  # fmt: skip
 
 

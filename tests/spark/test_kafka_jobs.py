@@ -6,6 +6,7 @@ import json
 import logging
 from collections import defaultdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from tests import kafkaserver
 from tests.kafkaserver import Kafka
+from tests.pages import run_page
 from tests.spark import small
 from tests.spark.harness import Case, eventually, settle
 
@@ -121,6 +123,40 @@ def test_from_kafka_to_kafka(with_kafka: Any, kafka: Kafka, case: Case, caplog: 
     assert f"oldest that is kept is {before + 2}. The job goes on without them" in caplog.text
 
 
+def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:
+    """Times are told apart by partition, and one without rows holds up the others only for a while."""
+    edits = {
+        'sl.session("fraud", **sl.kafka.session_settings())': "session",
+        "one:9092,two:9092": kafka.servers,
+        '"checkpoints", every="5s"': f'"{tmp_path}", every="200ms"',
+        'idle="30s"': 'idle="1s"',
+    }
+
+    def edit(code: str) -> str:
+        for old, new in edits.items():
+            assert old in code
+            code = code.replace(old, new)
+        return code
+
+    kafka.create("payments", 2)
+    kafka.create("spent", 1)
+
+    def pay(card: str, cents: int, at: str, partition: int) -> None:
+        said = {"card": card, "cents": cents, "at": f"2026-11-01T10:{at}Z"}
+        kafka.put("payments", [(card, json.dumps(said))], partition)
+
+    # The second partition is two minutes behind: nothing of it is late.
+    for card, cents, at, partition in [("a", 5, "02:01", 0), ("b", 1, "00:01", 1), ("a", 7, "04:30", 0)]:
+        pay(card, cents, at, partition)
+    with run_page("kafka.md", 1, edit, session=with_kafka)["job"].start(with_kafka):
+
+        def spent() -> list[tuple[str, int]]:
+            found = [json.loads(message.value()) for message in kafka.messages("spent")]
+            return sorted((each["card"], each["cents"]) for each in found)
+
+        eventually(lambda: spent() == [("a", 5), ("b", 1)], "windows are closed by the first partition alone", 60)
+
+
 def test_what_becomes_of_columns(with_kafka: Any, kafka: Kafka) -> None:
     spark, topic, other = with_kafka, kafka.create("columns", 4), kafka.create("columns-of-spark", 4)
     now = datetime.now(UTC).replace(microsecond=0)
@@ -154,12 +190,12 @@ def test_what_is_refused_before_a_job_starts(with_kafka: Any, kafka: Kafka) -> N
     rows = with_kafka.range(0).selectExpr("id", "cast(id as string) as user", "current_timestamp() as at")
     topic = kafka.create("refusing", 1)
     cases = [
-        (dict(key="usr"), "key names a column 'usr' that the rows do not have: they have id, user, at"),
-        (dict(partition="user"), "partition is column 'user' of type string, expected integer"),
-        (dict(headers="user"), "headers is column 'user' of type string, expected array"),
-        (dict(topic="missing"), f"Kafka at {kafka.servers} has no topic 'missing'\n  next step: create it"),
-        (dict(servers="127.0.0.1:1"), "Kafka at 127.0.0.1:1 does not answer"),
-        (dict(options={"sasl.password": "hush", "compression.type": "hush"}), "the client refuses its options"),
+        ({"key": "usr"}, "key names a column 'usr' that the rows do not have: they have id, user, at"),
+        ({"partition": "user"}, "partition is column 'user' of type string, expected integer"),
+        ({"headers": "user"}, "headers is column 'user' of type string, expected array"),
+        ({"topic": "missing"}, f"Kafka at {kafka.servers} has no topic 'missing'\n  next step: create it"),
+        ({"servers": "127.0.0.1:1"}, "Kafka at 127.0.0.1:1 does not answer"),
+        ({"options": {"sasl.password": "hush", "compression.type": "hush"}}, "the client refuses its options"),
     ]
     for given, words in cases:
         sink = sl.sinks.kafka(**{"servers": kafka.servers, "topic": topic, **given})

@@ -9,6 +9,7 @@ import string
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
 from strandline.spark.sinks.target import Writer
@@ -27,6 +29,8 @@ from tests.kafkaserver import PASSWORD, Kafka
 from tests.spark.inprocess import Session
 
 _numbers = itertools.count()
+EXACT = checks(Promise.EXACTLY_ONCE, Promise.LASTING)
+WAITING = [check for check in checks(Promise.WAITS, Promise.LASTING) if check not in EXACT]
 
 
 PATIENCE_S = 20.0
@@ -63,7 +67,8 @@ def expect(kafka: Kafka, topic: str, *values: str) -> None:
         seen = sorted(message.value().decode() for message in kafka.messages(topic))
         if seen == list(values):
             return
-        assert time.monotonic() < until and not set(seen) - set(values), seen
+        assert not set(seen) - set(values), seen
+        assert time.monotonic() < until, seen
 
 
 # -- the record
@@ -184,6 +189,48 @@ def forget(kafka: Kafka, target: KafkaTarget) -> None:
         done.result(10)
 
 
+@pytest.mark.parametrize("when", ["between two transactions", *STEPS[1:]])
+def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target: KafkaTarget, when: str) -> None:
+    """A client of it may wait for ever then: it is given up, and another asks how far the lane came."""
+
+    def strike() -> None:
+        kafka.kill()
+        kafka.run()
+
+    target.cluster.answer_s = 5.0
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    if when in STEPS:
+        failpoints.arm(when, strike)
+    else:
+        strike()
+    until = time.monotonic() + 60
+    while connection.reached() != "m2":
+        try:
+            connection.write(batch(("a", "2")), "m1", "m2")
+        except (sl.errors.UnavailableError, sl.errors.ConflictError):
+            assert time.monotonic() < until, "it is not written"
+            connection.close()
+            with suppress(sl.errors.UnavailableError, sl.errors.ConflictError):
+                connection = target.connect(by(1), 0)
+    expect(kafka, topic, "1", "2")
+
+
+def test_a_record_that_is_older_than_what_was_known_is_not_believed(
+    kafka: Kafka, topic: str, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that come after it are in the topic: they would come twice."""
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    with monkeypatch.context() as stale:
+        stale.setattr(Record, "of_lane", lambda *_: LaneRecord(1, None))
+        with pytest.raises(sl.errors.UnavailableError, match="lane 0 came to nothing"):
+            target.connect(by(1), 0)
+    assert target.connect(by(1), 0).reached() == "m1"
+
+
 def test_many_runs_leave_little_behind(kafka: Kafka, target: KafkaTarget) -> None:
     for generation in range(1, 5):
         target.claim(by(generation))
@@ -260,9 +307,9 @@ def _messages(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([texts, texts], ["key", "value"])
 
 
-def sink_of(target: KafkaTarget) -> KafkaSink:
+def sink_of(target: KafkaTarget, patience_s: float = 20) -> KafkaSink:
     sink = KafkaSink(cast(Layout, Numbers()), target)
-    sink.patience_s = sink.start_patience_s = 20
+    sink.patience_s, sink.start_patience_s = patience_s, 20
     return sink
 
 
@@ -283,16 +330,48 @@ def trial(kafka: Kafka, target: KafkaTarget) -> Trial:
         cast(Any, Session()),
         make=lambda: sink_of(target),
         visible=lambda: [int(message.value()) for message in kafka.messages(target.topic or "")],
-        crashes=5,
+        crashes=3,
     )
 
 
 @pytest.mark.parametrize("lanes", ["many lanes", "one lane"])
-@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
+@pytest.mark.parametrize("check", EXACT, ids=name_of)
 def test_exactly_once(kafka: Kafka, target: KafkaTarget, check: Check, lanes: str) -> None:
     # One is written by the thread that the trial sees, to its last line.
     target.parallel = lanes == "many lanes"
     check(trial(kafka, target))
+
+
+@contextmanager
+def frozen(kafka: Kafka) -> Iterator[None]:
+    """It may do later what it was asked to."""
+    kafka.freeze()
+    try:
+        yield
+    finally:
+        kafka.thaw()
+
+
+@contextmanager
+def mute() -> Iterator[None]:
+    def lose() -> None:
+        raise sl.errors.UnavailableError("the answer is lost")
+
+    # Whichever of the lanes it is, once.
+    failpoints.arm("kafka.committed", lose)
+    try:
+        yield
+    finally:
+        failpoints.disarm_all()
+
+
+@pytest.mark.parametrize("check", WAITING, ids=name_of)
+def test_what_waits_for_a_broker_that_is_away(kafka: Kafka, target: KafkaTarget, check: Check) -> None:
+    target.cluster.answer_s = 5.0
+    made = trial(kafka, target)
+    made.away, made.mute = lambda: frozen(kafka), mute
+    made.make = lambda: sink_of(target, patience_s=0)
+    check(made)
 
 
 def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:

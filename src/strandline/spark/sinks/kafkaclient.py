@@ -6,8 +6,10 @@ import importlib.util
 import re
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FuturesTimeoutError
+from typing import Any, TypeVar
 
 from strandline.core.errors import (
     ConfigurationError,
@@ -17,8 +19,6 @@ from strandline.core.errors import (
     UnavailableError,
 )
 
-ANSWER_S = 10.0
-"""For how long one answer of the brokers is waited for."""
 _OURS = {
     "bootstrap.servers": "it is the first argument",
     "transactional.id": "it says whose transaction it is: prefix= begins it",
@@ -34,6 +34,9 @@ _JAVAS = ("sasl.jaas.config", "ssl.truststore.", "ssl.keystore.location")
 _SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
 
 
+T = TypeVar("T")
+
+
 class Cluster:
     """Where Kafka is, and how to reach it. It goes to executors; what it is shown as has no secrets."""
 
@@ -44,6 +47,12 @@ class Cluster:
             )
         self.servers = servers
         self.options = _checked(options or {})
+        self.answer_s = 10.0
+        """For how long one answer of the brokers is waited for."""
+
+    def ask(self, call: Callable[..., T], *args: Any) -> T:
+        """Make a call of a client that takes a time-out as its last argument."""
+        return within(self.answer_s + 5, call, *args, self.answer_s)
 
     def __repr__(self) -> str:
         return f"Cluster({self.servers!r})"
@@ -106,11 +115,11 @@ def made(kind: Any, cluster: Cluster, settings: Mapping[str, Any]) -> Any:
         raise ConfigurationError(f"sinks.kafka(): the client refuses its options: {text}") from None
 
 
-def answer(future: Any, client: Any, said: Said) -> Any:
+def answer(future: Any, client: Any, said: Said, cluster: Cluster) -> Any:
     """Return what brokers answer to an admin client; what it says meanwhile is heard."""
     from confluent_kafka import KafkaException
 
-    until = time.monotonic() + ANSWER_S + 1
+    until = time.monotonic() + cluster.answer_s + 1
     while not future.done() and time.monotonic() < until:
         client.poll(0.05)
         if said.refused is not None:
@@ -171,7 +180,8 @@ def in_words(error: Any, label: str, cluster: Cluster, said: Said | None = None)
 _DENIED = {
     "TOPIC_AUTHORIZATION_FAILED": "allow its user to Write and Describe the topics, and to Read and Create the sink's "
     "own, whose name ends in -marks",
-    "GROUP_AUTHORIZATION_FAILED": "allow its user to Read groups whose names begin with the sink's prefix, 'strandline'",
+    "GROUP_AUTHORIZATION_FAILED": "allow its user to Read groups whose names begin with the sink's prefix, "
+    "'strandline'",
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": "allow its user to Write and Describe transactional ids that begin with "
     "the sink's prefix, 'strandline'",
     "CLUSTER_AUTHORIZATION_FAILED": "allow its user IdempotentWrite on the cluster",
@@ -200,14 +210,36 @@ def _codes(*names: str) -> set[int]:
     return set(_names(names))
 
 
+def within(seconds: float, call: Callable[..., T], *args: Any) -> T:
+    """Make a call of the client that may never return, whatever time it is given: seen when a broker was back.
+
+    Then the client is given up, and its thread with it. What it does later has no effect: its lane is taken by another.
+    """
+    found: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call(*args))
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, name="strandline-kafka", daemon=True).start()
+    try:
+        return found.result(seconds)
+    except FuturesTimeoutError:
+        if found.done():
+            raise
+        raise UnavailableError(f"Kafka's client does not return from {call.__name__}") from None
+
+
 class Stall:
     """Tells when something that should grow less does not any more."""
 
-    def __init__(self, left: int) -> None:
-        self._left = left
+    def __init__(self, left: int, seconds: float) -> None:
+        self._left, self._seconds = left, seconds
         self._since = time.monotonic()
 
     def is_seen(self, left: int) -> bool:
         if left < self._left:
             self._left, self._since = left, time.monotonic()
-        return time.monotonic() - self._since > ANSWER_S
+        return time.monotonic() - self._since > self._seconds

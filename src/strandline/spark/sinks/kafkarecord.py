@@ -1,9 +1,9 @@
 """What Kafka has on record of a sink: which of its runs writes, in which lanes, and how far each of these came.
 
-A lane's record is the metadata of an offset that a group of its own has committed, in the transaction of the rows. Kafka
-forgets groups that were silent for a week. So it is also a message of a compacted topic, in the same transaction, which
-is read where the group has nothing. There, too, are the claims of runs, and which lanes there ever were: a run that
-begins must fence them all.
+A lane's record is the metadata of an offset that a group of its own has committed, in the transaction of the rows.
+Kafka forgets groups that were silent for a week. So it is also a message of a compacted topic, in the same transaction,
+which is read where the group has nothing. There, too, are the claims of runs, and which lanes there ever were: a run
+that begins must fence them all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
-from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, answer, in_words, made
+from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, in_words, made
 from strandline.spark.sinks.target import Writer
 
 _LONGEST_S = 90.0
@@ -74,7 +74,7 @@ class Record:
         """Return what the lane's group has, if it has not been forgotten."""
         from confluent_kafka import TopicPartition
 
-        (found,) = consumer.committed([TopicPartition(self.topic, 0)], ANSWER_S)
+        (found,) = self._cluster.ask(consumer.committed, [TopicPartition(self.topic, 0)])
         if found.error is not None:
             raise in_words(found.error, self._writer.label, self._cluster)
         return self._decoded(found.metadata) if found.offset >= 0 and found.metadata else None
@@ -85,7 +85,7 @@ class Record:
 
         producer.produce(self.topic, record.text, self._key("mark", lane), partition=0)
         at = TopicPartition(self.topic, 0, 0, record.text)
-        producer.send_offsets_to_transaction([at], consumer.consumer_group_metadata(), ANSWER_S)
+        self._cluster.ask(producer.send_offsets_to_transaction, [at], consumer.consumer_group_metadata())
 
     def note_lane(self, lane: int) -> None:
         """Have it on record that there is such a lane, before anything is written there."""
@@ -117,7 +117,9 @@ class Record:
         producer = made(
             Producer,
             self._cluster,
-            self._cluster.settings(said, acks="all", linger_ms=0, message_timeout_ms=int(ANSWER_S * 1000)),
+            self._cluster.settings(
+                said, acks="all", linger_ms=0, message_timeout_ms=int(self._cluster.answer_s * 1000)
+            ),
         )
 
         def done(error: Any, _: Any) -> None:
@@ -127,7 +129,7 @@ class Record:
         try:
             for key, value in messages.items():
                 producer.produce(self.topic, value, key, partition=0, on_delivery=done)
-            left = producer.flush(ANSWER_S)
+            left = producer.flush(self._cluster.answer_s)
         except KafkaException as error:
             raise in_words(error, self._writer.label, self._cluster, said) from error
         if failed:
@@ -143,17 +145,19 @@ class Record:
         said = Said()
         admin = made(AdminClient, self._cluster, self._cluster.settings(said))
         try:
-            (found,) = admin.describe_topics(TopicCollection([self.topic]), request_timeout=ANSWER_S).values()
+            (found,) = admin.describe_topics(
+                TopicCollection([self.topic]), request_timeout=self._cluster.answer_s
+            ).values()
             try:
-                answer(found, admin, said)
+                answer(found, admin, said, self._cluster)
                 return
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
             (creating,) = admin.create_topics(
-                [NewTopic(self.topic, 1, config=_SETTINGS)], request_timeout=ANSWER_S
+                [NewTopic(self.topic, 1, config=_SETTINGS)], request_timeout=self._cluster.answer_s
             ).values()
-            answer(creating, admin, said)
+            answer(creating, admin, said, self._cluster)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
@@ -169,9 +173,9 @@ class Record:
 
     def _await_topic(self, admin: Any) -> None:
         """Brokers learn of a new topic one after the other."""
-        until = time.monotonic() + ANSWER_S
+        until = time.monotonic() + self._cluster.answer_s
         while time.monotonic() < until:
-            metadata = admin.list_topics(self.topic, ANSWER_S).topics[self.topic]
+            metadata = admin.list_topics(self.topic, self._cluster.answer_s).topics[self.topic]
             if metadata.error is None and metadata.partitions and metadata.partitions[0].leader >= 0:
                 return
             time.sleep(0.05)
@@ -193,7 +197,7 @@ class Record:
             )
         )  # fmt: skip
         whole = TopicPartition(self.topic, 0, 0)
-        until = time.monotonic() + (_LONGEST_S if committed else ANSWER_S)
+        until = time.monotonic() + (_LONGEST_S if committed else self._cluster.answer_s)
         try:
             end = self._end(said, until)
             consumer.assign([whole])
@@ -230,7 +234,9 @@ class Record:
         try:
             while True:
                 try:
-                    ends: tuple[int, int] = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), ANSWER_S)
+                    ends: tuple[int, int] = consumer.get_watermark_offsets(
+                        TopicPartition(self.topic, 0), self._cluster.answer_s
+                    )
                     return ends[1]
                 except KafkaException as error:
                     # A topic that is new has no leader for a moment, though it is said to have one.

@@ -29,7 +29,7 @@ from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
-from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, answer, check_installed, in_words, made
+from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made
 from strandline.spark.sinks.kafkatarget import KafkaTarget, drain, idle, produce, producer_settings
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional
@@ -86,7 +86,8 @@ class Layout:
 def _column(df: DataFrame, what: str, name: str, kinds: Any = DataType) -> Column:
     if name not in df.columns:
         raise ConfigurationError(
-            f"sinks.kafka(): {what} names a column '{name}' that the rows do not have: they have {', '.join(df.columns)}"
+            f"sinks.kafka(): {what} names a column '{name}' that the rows do not have: they have "
+            f"{', '.join(df.columns)}"
         )
     found = df.schema[name].dataType
     if not isinstance(found, kinds):
@@ -125,14 +126,14 @@ class _Topics:
         admin = made(AdminClient, cluster, cluster.settings(said))
         try:
             if topic is None:
-                admin.list_topics(timeout=ANSWER_S)
+                admin.list_topics(timeout=cluster.answer_s)
                 return
-            (found,) = admin.describe_topics(TopicCollection([topic]), request_timeout=ANSWER_S).values()
-            answer(found, admin, said)
+            (found,) = admin.describe_topics(TopicCollection([topic]), request_timeout=cluster.answer_s).values()
+            answer(found, admin, said, cluster)
             resource = ConfigResource(ResourceType.TOPIC, topic)
-            (config,) = admin.describe_configs([resource], request_timeout=ANSWER_S).values()
+            (config,) = admin.describe_configs([resource], request_timeout=cluster.answer_s).values()
             try:
-                self.target.limit = int(answer(config, admin, said)["max.message.bytes"].value)
+                self.target.limit = int(answer(config, admin, said, cluster)["max.message.bytes"].value)
             except KafkaException as error:
                 # Whoever may write to a topic need not see its settings.
                 if error.args[0].code() not in (
@@ -195,7 +196,8 @@ class _Produce:
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> None:
         del attempt
         # A worker that comes back has the one of the epoch before: a new one takes half a second to begin.
-        said, failed, producer = _producers.pop(self._key, None) or self._made()
+        kept = _producers.pop(self._key) if self._key in _producers else self._made()
+        said, failed, producer = kept
         for batch in batches:
             produce(producer, batch, self.target, self.label)
         drain(producer, self.target, self.label, said, failed)
@@ -239,15 +241,16 @@ def kafka(
 
     Each row is a message in `topic`, or in the one that its `topic_column` names. `key` and `value` are columns: text
     and binary as they are, other single ones as text, and several as a JSON object. Without `value`, all columns are in
-    it that are not said to be elsewhere; a null there is a tombstone. `headers` is a column as Spark's source has it, or
-    a column for each name. `partition` and `timestamp` are columns, too, where Kafka's own choice will not do.
+    it that are not said to be elsewhere; a null there is a tombstone. `headers` is a column as Spark's source has it,
+    or a column for each name. `partition` and `timestamp` are columns, too, where Kafka's own choice will not do.
 
     Rows of a key are in one partition, the one where Java's clients look, and stay in order if they come from an
-    operator with that key. With `visibility="epoch"` rows are written as they come, at least once, without transactions.
+    operator with that key. With `visibility="epoch"` rows are written as they come, at least once, without
+    transactions.
 
-    `options` are settings of librdkafka, as security.protocol, sasl.username and sasl.password. `prefix` begins the names
-    of transactions and groups, and of the topic `strandline-marks`, where it is on record how far the sink came: one,
-    compacted, for all jobs, made if it is not there. `staging`, `on_error` and `dead_letters` are as those of
+    `options` are settings of librdkafka, as security.protocol, sasl.username and sasl.password. `prefix` begins the
+    names of transactions and groups, and of the topic `strandline-marks`, where it is on record how far the sink came:
+    one, compacted, for all jobs, made if it is not there. `staging`, `on_error` and `dead_letters` are as those of
     `sinks.Transactional`: Kafka refuses rows that are larger than the topic's max.message.bytes.
     """
     check_installed()

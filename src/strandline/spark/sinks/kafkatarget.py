@@ -1,8 +1,8 @@
 """Kafka as a target: a transaction holds a lane's rows and the record of how far the lane came.
 
-Whoever writes in a lane has said so to Kafka (`init_transactions`), which ends what another one has open there, and lets
-it commit nothing more. So a lane has one writer at a time, and what it has found on record holds until it is done. A run
-that begins does that in all lanes there ever were, and leaves its number in each lane's record. A driver that was
+Whoever writes in a lane has said so to Kafka (`init_transactions`), which ends what another one has open there, and
+lets it commit nothing more. So a lane has one writer at a time, and what it has found on record holds until it is done.
+A run that begins does that in all lanes there ever were, and leaves its number in each lane's record. A driver that was
 replaced may still come later, and fence a lane: it finds the number there, and stops. In a lane that is new it has to
 put the lane on record first, and then to look whether a newer run has begun; that run looks for lanes once it is on
 record itself. One of the two sees the other.
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, FencedError, UnavailableError
-from strandline.spark.sinks.kafkaclient import ANSWER_S, Cluster, Said, Stall, in_words, made
+from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made, within
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.target import Connection, Target, Writer
 
@@ -127,6 +127,8 @@ class _Idle:
             old = [self._found.pop(key) for key in keys]
         for each in old:
             each.end()
+        for key in [key for key in _known if writer is not None and key[2:4] == (writer.sink, writer.generation)]:
+            _known.pop(key, None)
 
 
 class KafkaConnection(Connection):
@@ -153,7 +155,7 @@ class KafkaConnection(Connection):
         self._consumer: Any = self._record.consumer(lane, self._said)
         try:
             # 1. Nobody else commits in this lane any more.
-            self._producer.init_transactions(ANSWER_S)
+            target.cluster.ask(self._producer.init_transactions)
             failpoints.hit("kafka.lane_taken")
             # 2. What holds until then is how far it came; a newer run has left its number.
             self._found = self._record.of_lane(self._consumer) or self._remembered()
@@ -164,10 +166,25 @@ class KafkaConnection(Connection):
         except BaseException:
             self.close()
             raise
-        if self._found.generation > writer.generation:
+        try:
+            self._check_found()
+        except BaseException:
             self.close()
-            raise fenced(writer, self._found.generation)
+            raise
         self._is_whole = True
+
+    def _check_found(self) -> None:
+        writer, known = self._writer, _known.get(self._key)
+        if self._found.generation > writer.generation:
+            raise fenced(writer, self._found.generation)
+        if known is not None and (self._found.mark or "") < (known.mark or ""):
+            # To write what comes after the older one would be to write rows a second time.
+            raise UnavailableError(
+                f"{writer.label}: Kafka at {self._target.cluster.servers} says that lane {self._lane} came to "
+                f"{self._found.mark or 'nothing'}, and has said before that it came to {known.mark}: it is not whole "
+                "yet"
+            )
+        _known[self._key] = self._found
 
     def _remembered(self) -> LaneRecord:
         """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
@@ -201,11 +218,12 @@ class KafkaConnection(Connection):
             drain(producer, self._target, self._writer.label, self._said, self._failed)
             self._record.put_lane(producer, self._consumer, self._lane, record)
             failpoints.hit("kafka.marked")
-            producer.commit_transaction(ANSWER_S)
+            self._target.cluster.ask(producer.commit_transaction)
         except KafkaException as error:
             raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
         failpoints.hit("kafka.committed")
         self._found, self._is_whole = record, True
+        _known[self._key] = record
 
     def close(self) -> None:
         if self._is_whole:
@@ -219,9 +237,11 @@ class KafkaConnection(Connection):
             self._producer.purge()
             self._producer.poll(0)
         with suppress(Exception):
-            self._consumer.close()
+            within(self._target.cluster.answer_s, self._consumer.close)
 
 
+_known: dict[tuple[Any, ...], LaneRecord] = {}
+"""How far lanes had come when this process last knew: a broker that has just been started may not know it yet."""
 idle = _Idle()
 atexit.register(idle.end)
 
@@ -270,7 +290,7 @@ def produce(producer: Any, batch: pa.RecordBatch, target: KafkaTarget, label: st
 
 def _send_when_there_is_room(producer: Any, given: list[Any], target: KafkaTarget, label: str) -> None:
     """The client holds as much as it may: some must be sent first."""
-    stall = Stall(len(producer))
+    stall = Stall(len(producer), target.cluster.answer_s)
     while True:
         producer.poll(0.1)
         try:
@@ -300,7 +320,7 @@ def drain(producer: Any, target: KafkaTarget, label: str, said: Said, failed: li
     """Wait until all rows are with the brokers, for as long as any arrive."""
     from confluent_kafka import KafkaError, KafkaException
 
-    stall = Stall(len(producer))
+    stall = Stall(len(producer), target.cluster.answer_s)
     while left := producer.flush(0.5):
         if failed or stall.is_seen(left):
             break

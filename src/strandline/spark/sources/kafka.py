@@ -114,9 +114,9 @@ def _check_kept(spark: SparkSession, source: KafkaSource, reached: Offsets) -> N
         return
     raise ConfigurationError(
         what,
-        hint="restore a newer checkpoint or savepoint, if there is one; to lose these rows and go on, start the job once "
-        "with option('failOnDataLoss', 'false'); and have the topic keep rows (retention.ms, retention.bytes) for longer "
-        "than the job may be away",
+        hint="restore a newer checkpoint or savepoint, if there is one; to lose these rows and go on, start the job "
+        "once with option('failOnDataLoss', 'false'); and have the topic keep rows (retention.ms, retention.bytes) for "
+        "longer than the job may be away",
     )
 
 
@@ -136,18 +136,19 @@ class _Client:
     """Kafka's own client for administrators, in Spark's JVM."""
 
     def __init__(self, spark: SparkSession, source: KafkaSource) -> None:
-        self._jvm: Any = spark._jvm
+        jvm: Any = spark._jvm
+        self._jvm = jvm
         self._source = source
         # Where the connector is found is known to Spark, and not to each of the JVM's threads.
         session: Any = spark._jsparkSession
-        self._jvm.java.lang.Thread.currentThread().setContextClassLoader(session.sharedState().jarClassLoader())
-        settings = self._jvm.java.util.Properties()
+        jvm.java.lang.Thread.currentThread().setContextClassLoader(session.sharedState().jarClassLoader())
+        settings = jvm.java.util.Properties()
         own = {"default.api.timeout.ms": str(1000 * _ANSWER_S), "request.timeout.ms": "5000"}
         given = source.relation.options.items()
         given_to_client = {name.removeprefix("kafka."): value for name, value in given if name.startswith("kafka.")}
         for name, value in (given_to_client | own).items():
             settings.setProperty(name, value)
-        self._admin = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
+        self._admin = jvm.org.apache.kafka.clients.admin.AdminClient.create(settings)
 
     def close(self) -> None:
         with suppress(Py4JError):

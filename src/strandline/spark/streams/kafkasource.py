@@ -54,9 +54,9 @@ def read(
     """Return topics, named or by a pattern, as a streaming DataFrame.
 
     Its columns: key and value (binary), topic, partition, offset, timestamp, timestampType, and headers. `starting` is
-    where the job's life begins: "earliest", "latest", or offsets as Spark takes them; from then on, its checkpoints say.
-    With `commit_to`, each checkpoint commits how far it came as the offsets of that group, for tools that watch lag.
-    `options` are Spark's; those that begin with "kafka." are the client's.
+    where the job's life begins: "earliest", "latest", or offsets as Spark takes them; from then on, its checkpoints
+    say. With `commit_to`, each checkpoint commits how far it came as the offsets of that group, for tools that watch
+    lag. `options` are Spark's; those that begin with "kafka." are the client's.
 
     >>> payments = stream(kafka.read(spark, "one:9092", "payments"), name="payments")
     """
