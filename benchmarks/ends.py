@@ -1,17 +1,17 @@
-"""Rows a second into other systems, and how long a row takes until it can be seen there, by the interval of checkpoints.
+"""Rows a second into other systems, and how long a row takes until it can be seen there, by the checkpoints' interval.
 
     python -m benchmarks.ends [--subjects kafka postgresql delta files spark-kafka-sink] [--intervals 1 5 30]
 
-Each system is a real server on this machine, which shares the processors with the job. The pipeline has no operator: what
-is measured is the way from Spark's rows into the target.
+Each system is a real server on this machine, which shares the processors with the job. The pipeline has no operator:
+what is measured is the way from Spark's rows into the target.
 
 1. Throughput: epochs of 200,000 rows, as fast as they go. What the target's own client counts, between the first rows
    that it sees and the last.
-2. Latency: 2,000 rows a second. The target's own client looks for new rows all the time; a row's latency is how old it is,
-   by its event time, when it is seen.
+2. Latency: 2,000 rows a second. The target's own client looks for new rows all the time; a row's latency is how old it
+   is, by its event time, when it is seen.
 
-The peer `spark-kafka-sink` is Spark's own sink for Kafka, at least once, triggered at the same interval: its rows can be
-seen when they are written, before any checkpoint.
+The peer `spark-kafka-sink` is Spark's own sink for Kafka, at least once, triggered at the same interval: its rows can
+be seen when they are written, before any checkpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ PEER = "spark-kafka-sink"
 ROWS_AN_EPOCH = 200_000
 ROWS_A_SECOND = 2_000
 COLUMNS = (
-    "value as id", "concat('user-', value % 100000) as person", "cast(value as double) / 4 as amount", "timestamp as at",
+    "value as id", "concat('user-', value % 100000) as person", "cast(value as double) / 4 as amount",
+    "timestamp as at",
 )  # fmt: skip
 
 
@@ -63,7 +64,8 @@ def writing(spark: Any, subject: str, end: Any, interval: int, directory: Path, 
         query = (
             rows.selectExpr("person as key", "to_json(struct(*)) as value")
             .writeStream.format("kafka").option("kafka.bootstrap.servers", end.servers).option("topic", end.topic)
-            .option("checkpointLocation", str(directory / "spark")).trigger(processingTime=f"{interval} seconds").start()
+            .option("checkpointLocation", str(directory / "spark")).trigger(processingTime=f"{interval} seconds")
+            .start()
         )  # fmt: skip
         try:
             yield

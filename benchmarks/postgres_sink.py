@@ -37,7 +37,7 @@ from benchmarks._harness import (
     report_result,
 )
 
-BENCHMARK = "ends"
+BENCHMARK = "postgres_sink"
 SUBJECT = "postgresql"
 KINDS = ("append", "upsert", "latency")
 INTERVALS = ("1s", "5s", "30s")
@@ -173,7 +173,7 @@ def _latency(run: Any, db: Any, seconds: float) -> Result:
 
 def main() -> None:
     """Measure all, or run one of them (what the measuring process starts)."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ends_postgres", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.postgres_sink", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="seconds of work: shows that it works, measures nothing")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--intervals", nargs="+", default=list(INTERVALS))
@@ -193,7 +193,7 @@ def main() -> None:
         seconds = max(given.seconds, 0 if given.quick else 3 * float(interval.removesuffix("s")))
         options = ["--interval", interval, "--seconds", str(seconds)]
         progress(f"{BENCHMARK}: checkpoints every {interval}")
-        results = measure_in_turn("benchmarks.ends_postgres", KINDS, given.rounds, options)
+        results = measure_in_turn("benchmarks.postgres_sink", KINDS, given.rounds, options)
         for kind in ("append", "upsert"):
             extra: dict[str, Any] = {"rounds": [round(each["rows_per_second"]) for each in results[kind]]}
             if kind == "append":
