@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from strandline.api.config import Restart
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
-from strandline.control.status import Savepoint, Status
+from strandline.control.status import Savepoint, State, Status
 from strandline.control.telling import tell
 from strandline.core.errors import (
     CheckpointError,
@@ -49,6 +50,8 @@ _LOOK_S = 0.02
 _TELL_S = 0.2
 _FOLLOW_S = 300.0
 _SIGNAL_S = 0.5
+_ON_THE_WAY: tuple[State, ...] = ("starting", "restarting", "rescaling")
+"""Who asks something of the job then waits until it works."""
 
 
 class Run(Supervised):
@@ -56,7 +59,9 @@ class Run(Supervised):
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
         super().__init__(blueprint, restart)
-        self._control = ControlServer(self, blueprint.places, self._since_ms)
+        self._control = ControlServer(
+            self, blueprint.places, self._since_ms, show_values=blueprint.settings.show_values
+        )
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
@@ -126,18 +131,35 @@ class Run(Supervised):
     ) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures. Meanwhile, `progress` is called with them.
 
-        It covers at least every epoch that was complete when this was called. Raises CheckpointError if it fails.
+        It covers at least every epoch that was complete when this was called. A job that restarts or is being rescaled,
+        or does so meanwhile, is waited for: then it is of what the job has gone on from, and after. Raises
+        CheckpointError if it fails, is not complete within `timeout` seconds, or the job ends.
         """
-        if self._state != "running" or self._attempt is None:
-            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no checkpoint can be taken")
-        coordinator = self._attempt.coordinator
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            attempt = self._await_attempt(deadline)
+            if attempt is None:
+                raise self._no_checkpoint(timeout)
+            try:
+                return self._checkpoint_of(attempt, deadline, progress)
+            except CheckpointError as error:
+                # What was asked of an attempt that ends is asked of the next one, if there is one.
+                if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
+                    raise
+
+    def _checkpoint_of(
+        self, attempt: Attempt, deadline: float, progress: Callable[[CheckpointStats], object] | None = None
+    ) -> CheckpointStats:
+        """Take a checkpoint of an attempt, and of no other one."""
+        coordinator, started = attempt.coordinator, time.monotonic()
         asked = coordinator.request()
         try:
             if progress is not None:
-                timeout = _tell(asked, timeout, coordinator, progress)
-            number = asked.result(timeout)
+                _tell(asked, deadline, coordinator, progress)
+            number = asked.result(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         except TimeoutError:
-            raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {timeout} s") from None
+            within = f"{max(0.0, deadline - started):.0f} s"
+            raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {within}") from None
         except StrandlineError:
             raise
         except Exception as error:
@@ -147,6 +169,21 @@ class Run(Supervised):
                 hint="the job restarts by itself and commits it again",
             ) from error
         return next(stats for stats in coordinator.history if stats.checkpoint == number)
+
+    def _no_checkpoint(self, timeout: float | None) -> CheckpointError:
+        name, state = self._b.name, self._state
+        if state in _ON_THE_WAY and timeout is not None and not self._is_ending():
+            return CheckpointError(
+                f"job '{name}' is still {state} after {timeout:g} s: no checkpoint was taken",
+                hint="ask again, with a longer timeout; run.status() tells when it works",
+            )
+        return CheckpointError(f"job '{name}' is {state}: no checkpoint can be taken")
+
+    def _is_followed(self, attempt: Attempt, deadline: float) -> bool:
+        """Wait until an attempt that ends is over; return whether another one is to come, or there is one."""
+        while self._attempt is attempt and not self._is_ending() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        return self._attempt is not attempt and not self._is_ending()
 
     def lookup(self, table: str, key: Any) -> Found:
         """Return what the running job has of a key, or of each key of a list, as of the last epoch.
@@ -260,8 +297,8 @@ class Run(Supervised):
             with self._alone(deadline):
                 self._await_attempt(deadline)
                 if not self._ended.is_set():
-                    with self._paused(deadline):
-                        self.checkpoint(timeout)
+                    with self._paused(deadline) as attempt:
+                        self._checkpoint_of(attempt, deadline)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -373,7 +410,7 @@ class Run(Supervised):
         said = parallelism_of(b.settings, b.spark, told)
         b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
         with self._paused(deadline) as attempt:
-            self.checkpoint(max(0.0, deadline - time.monotonic()))
+            self._checkpoint_of(attempt, deadline)
         self._told = told
         self._begin_anew(attempt, what, deadline)
 
@@ -391,10 +428,11 @@ class Run(Supervised):
         at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
         CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, or the job ends before the
         savepoint is complete, and ConflictError if there is anything in the folder; nothing that could be taken for a
-        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing.
+        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
+        one that does so when this is called is waited for.
         """
         target = target_of(self._b, url, format)
-        if not self._is_at_work() or self._attempt is None:
+        if self._state not in (*_ON_THE_WAY, "running"):
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
         report: Any = progress or (lambda _: None)
         form: Any = format
@@ -453,7 +491,7 @@ class Run(Supervised):
 
     def _await_attempt(self, deadline: float) -> Attempt | None:
         """Wait while the job restarts; return what is at work then, if anything is."""
-        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
+        while self._state in _ON_THE_WAY and not self._is_ending() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         return self._attempt if self._is_at_work() else None
 
@@ -476,17 +514,15 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
 
 def _tell(
     asked: Future[CheckpointId],
-    timeout: float | None,
+    deadline: float,
     coordinator: Coordinator,
     progress: Callable[[CheckpointStats], object],
-) -> float | None:
-    """Tell how far a checkpoint is until it has ended or time is up; return how much of that is left."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        done, _ = wait_for([asked], _TELL_S if left is None else min(_TELL_S, left))
-        if done or left == 0.0:
-            return left
+) -> None:
+    """Tell how far a checkpoint is until it has ended or time is up."""
+    while (left := deadline - time.monotonic()) > 0:
+        done, _ = wait_for([asked], min(_TELL_S, left))
+        if done:
+            return
         under_way = [stats for stats in coordinator.history if stats.status in ("triggered", "in_progress")]
         if under_way:
             progress(under_way[-1])
