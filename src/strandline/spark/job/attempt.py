@@ -136,6 +136,9 @@ class Attempt:
                 looked = now
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
+                if not self.driver.is_running and self._fleet.may_have_lost_one():
+                    # Nobody else would ask it anything before the next epoch or checkpoint, which may be far.
+                    self.driver.poll(may_trigger=False)
             if self._is_to_drain():
                 if self._is_drained():
                     return True

@@ -270,7 +270,8 @@ class EpochDriver:
         try:
             epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
-            acks = self._fleet.poll(self._instructions(epoch, trigger))
+            # One that died before any epoch is started anew, as the next epoch would have it.
+            acks = self._fleet.poll(self._instructions(epoch, trigger), start=self._fleet.is_as_restored)
             missing = self._fleet.slots - acks.keys()
             if missing:
                 raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
@@ -397,9 +398,10 @@ class EpochDriver:
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
-            if trigger is None and slot in before and ack.keeper != before[slot].keeper:
+            if slot in before and ack.keeper != before[slot].keeper:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
-                self._coordinator.retake(*slot)
+                if trigger is None:
+                    self._coordinator.retake(*slot)
                 died = self._fleet.death_of(before[slot])
                 log.warning(
                     "%s; process %d took its place, and the job goes on",
