@@ -66,7 +66,8 @@ def write_rows(
 ) -> tuple[list[TableFile], list[TableFile]]:
     """Write rows of a state, of a range of key groups and in any order, into files and pieces in a savepoint's folder.
 
-    Raises StateTypeError for rows that do not fit, and for a second row of a key. What lies in `scratch` is the
+    Raises StateTypeError for rows that do not fit, and for a second row of a key, and StateLimitError for a key group
+    whose rows are too large to be sorted. What lies in `scratch` is the
     caller's to delete. See `RowSorter` for what is in memory.
     """
     sorter = RowSorter(groups, scratch)

@@ -37,6 +37,8 @@ class SinkContext:
     """Where a snapshot is restored: the life that it is of. What that life had shown by then does not come again."""
     from_epoch: int = 0
     """Of which epoch the snapshot is."""
+    beside: frozenset[str] | None = None
+    """The names of all of the job's sinks that write to this sink's path, its own among them; None: not known."""
 
     @property
     def identity(self) -> str:
@@ -96,6 +98,12 @@ class Sink(ABC):
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
         """
         self.commit(pending)
+
+    def tidy(self, epoch: Epoch) -> None:  # noqa: B027
+        """Every sink of the job has recovered: take back what others, which it has no more, have shown after `epoch`.
+
+        The job goes on, and a sink that was renamed, or taken out, is not there to do it.
+        """
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the run held, if it was opened."""

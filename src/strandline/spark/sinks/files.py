@@ -171,6 +171,9 @@ class FileSink(Sink):
         # 4. From here on the run's own epochs count.
         place.begin(epoch)
 
+    def tidy(self, epoch: Epoch) -> None:
+        self._place.forget_gone(epoch)
+
     @property
     def _place(self) -> Place:
         assert self._opened is not None
@@ -202,6 +205,18 @@ class FileSink(Sink):
         if self.format == "parquet" and local is not None:
             return int(pq.read_metadata(local).num_rows) == 0
         return size == 0
+
+
+def left_by(name: str, pending: Sequence[str]) -> FileSink | None:
+    """Return a sink that shows what a file sink has left to be shown, which the program does not have any more.
+
+    None if it was another sink's: only that one knows what to do with it.
+    """
+    try:
+        staged = [msgspec.json.decode(text, type=Committable) for text in pending]
+    except msgspec.DecodeError:
+        return None
+    return FileSink(staged[-1].root, name=name) if staged else None
 
 
 def _is_ordinary(field: StructField) -> bool:
