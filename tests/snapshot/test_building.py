@@ -264,10 +264,13 @@ def test_what_breaks_off_leaves_nothing(tmp_path: Path, step: str) -> None:
 
 
 def test_a_key_group_that_no_column_can_hold_is_refused_in_words(tmp_path: Path) -> None:
-    """Its texts only say that they are so large: what they would hold is never looked at."""
-    claimed = pa.py_buffer(np.array([0, 1_200_000_000], np.int32).tobytes())
-    text = pa.Array.from_buffers(pa.string(), 1, [None, claimed, pa.py_buffer(b"")])
-    rows = pa.RecordBatch.from_arrays([pa.array([7], pa.int32()), text], ["key_group", "value"])
+    """The bytes are a file's that has none: nobody reads them."""
+    with (tmp_path / "empty").open("wb") as file:
+        file.truncate(1_200_000_000)
+    nothing = pa.memory_map(str(tmp_path / "empty")).read_buffer()
+    ends = pa.py_buffer(np.array([0, nothing.size], np.int32).tobytes())
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, ends, nothing])
+    rows = pa.RecordBatch.from_arrays([pa.array([7], pa.int32()), value], ["key_group", "value"])
     sorter = RowSorter(range(5, 9), tmp_path)
     with pytest.raises(StateLimitError, match=r"key group 7 hold .* 2,147,483,647 at most[^$]*max_parallelism"):
         sorter._together([rows, rows], 2)
