@@ -52,9 +52,11 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
         # Between epochs: everything is processed, and nothing more comes until the job is restarted. The last of the kills
         # may have come after that, and its restart be under way. And an epoch after it: a keeper that dies when none has
         # run since the restore is started anew from the same checkpoint, without a restart of the job.
-        case.add(1)
-        settle(run)
-        status = eventually(lambda: at_rest(run, case), "all keepers are there")
+        status = None
+        while status is None or not any(keeper.all_rows_in for keeper in status.keepers):
+            case.add(1)
+            settle(run)
+            status = eventually(lambda: at_rest(run, case), "all keepers are there")
         restarts = status.restarts
         # A few kills may all have come before the first epoch was applied: then keepers are started anew, not the job.
         assert restarts >= 1 or len(moments) < len(MOMENTS)
