@@ -32,17 +32,25 @@ class Asked:
 
     def begin(self) -> Keepers:
         keepers = Keepers(self.store, self.tmp, late_clock(), config=every_epoch(tolerable_failures=None))
-        self.run._attempt = SimpleNamespace(coordinator=keepers.coordinator)
+        driver = SimpleNamespace(paused=threading.Event())
+        self.run._attempt = SimpleNamespace(coordinator=keepers.coordinator, driver=driver)
         self.run._state = "running"
         return keepers
 
     def become(self, state: State) -> None:
         self.run._state, self.run._attempt = state, None
 
-    def ask(self, timeout: float | None = 30.0, **given: Any) -> threading.Thread:
+    def ask(self, timeout: float | None = 30.0, *, last: bool = False, **given: Any) -> threading.Thread:
         def ask() -> None:
             try:
-                self.answer = self.run.checkpoint(timeout, **given)
+                if last:
+                    # As stop(checkpoint=True) and rescale() do: of this attempt, and nothing comes after it.
+                    attempt = self.run._pause_with_checkpoint(time.monotonic() + (timeout or 30.0))
+                    assert attempt is self.run._attempt
+                    assert attempt.driver.paused.is_set()
+                    self.answer = attempt.coordinator.history[-1]
+                else:
+                    self.answer = self.run.checkpoint(timeout, **given)
             except StrandlineError as error:
                 self.answer = error
 
@@ -77,10 +85,10 @@ def test_asked_before_the_job_works(asked: Asked, state: State) -> None:
 
 
 @pytest.mark.parametrize("is_triggered", [False, True])
-@pytest.mark.parametrize("with_progress", [False, True])
-def test_asked_of_an_attempt_that_ends(asked: Asked, is_triggered: bool, with_progress: bool) -> None:
-    keepers, seen = asked.begin(), []
-    asking = asked.ask(**({"progress": seen.append} if with_progress else {}))
+@pytest.mark.parametrize("given", [{}, {"progress": lambda stats: None}, {"last": True}], ids=str)
+def test_asked_of_an_attempt_that_ends(asked: Asked, is_triggered: bool, given: dict[str, Any]) -> None:
+    keepers = asked.begin()
+    asking = asked.ask(**given)
     until(lambda: keepers.coordinator._requests)
     if is_triggered:
         assert keepers.trigger() is not None

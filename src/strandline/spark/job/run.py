@@ -297,8 +297,7 @@ class Run(Supervised):
             with self._alone(deadline):
                 self._await_attempt(deadline)
                 if not self._ended.is_set():
-                    with self._paused(deadline) as attempt:
-                        self._checkpoint_of(attempt, deadline)
+                    self._pause_with_checkpoint(deadline)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -409,8 +408,7 @@ class Run(Supervised):
         b = self._b
         said = parallelism_of(b.settings, b.spark, told)
         b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
-        with self._paused(deadline) as attempt:
-            self._checkpoint_of(attempt, deadline)
+        attempt = self._pause_with_checkpoint(deadline)
         self._told = told
         self._begin_anew(attempt, what, deadline)
 
@@ -488,6 +486,17 @@ class Run(Supervised):
         except BaseException:
             attempt.driver.paused.clear()
             raise
+
+    def _pause_with_checkpoint(self, deadline: float) -> Attempt:
+        """Take a last checkpoint of an attempt, and leave it paused; if it ends on the way, of the one that follows."""
+        while True:
+            with self._paused(deadline) as attempt:
+                try:
+                    self._checkpoint_of(attempt, deadline)
+                    return attempt
+                except CheckpointError as error:
+                    if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
+                        raise
 
     def _await_attempt(self, deadline: float) -> Attempt | None:
         """Wait while the job restarts; return what is at work then, if anything is."""
