@@ -7,9 +7,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +15,12 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
-from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
-from strandline.control.status import Savepoint, State, Status
+from strandline.control.status import Savepoint, Status
 from strandline.control.telling import tell
 from strandline.core.errors import (
     CheckpointError,
-    StrandlineError,
     UnavailableError,
 )
 from strandline.core.ids import CheckpointId
@@ -40,21 +36,18 @@ from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_attempt
-from strandline.spark.job.supervision import Supervised
+from strandline.spark.job.waiting import ON_THE_WAY, Waiting
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _PATIENCE_S = 10.0
 """How long a stop waits before it ends keepers that keep the job from ending."""
 _AGAIN_S = 1.0
 _LOOK_S = 0.02
-_TELL_S = 0.2
 _FOLLOW_S = 300.0
 _SIGNAL_S = 0.5
-_ON_THE_WAY: tuple[State, ...] = ("starting", "restarting", "rescaling")
-"""Who asks something of the job then waits until it works."""
 
 
-class Run(Supervised):
+class Run(Waiting):
     """A started job. Also a context manager that stops it."""
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
@@ -146,44 +139,6 @@ class Run(Supervised):
                 # What was asked of an attempt that ends is asked of the next one, if there is one.
                 if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
                     raise
-
-    def _checkpoint_of(
-        self, attempt: Attempt, deadline: float, progress: Callable[[CheckpointStats], object] | None = None
-    ) -> CheckpointStats:
-        """Take a checkpoint of an attempt, and of no other one."""
-        coordinator, started = attempt.coordinator, time.monotonic()
-        asked = coordinator.request()
-        try:
-            if progress is not None:
-                _tell(asked, deadline, coordinator, progress)
-            number = asked.result(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            within = f"{max(0.0, deadline - started):.0f} s"
-            raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {within}") from None
-        except StrandlineError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"job '{self._b.name}': the checkpoint was taken, but a sink failed to commit it: "
-                f"{type(error).__name__}: {error}",
-                hint="the job restarts by itself and commits it again",
-            ) from error
-        return next(stats for stats in coordinator.history if stats.checkpoint == number)
-
-    def _no_checkpoint(self, timeout: float | None) -> CheckpointError:
-        name, state = self._b.name, self._state
-        if state in _ON_THE_WAY and timeout is not None and not self._is_ending():
-            return CheckpointError(
-                f"job '{name}' is still {state} after {timeout:g} s: no checkpoint was taken",
-                hint="ask again, with a longer timeout; run.status() tells when it works",
-            )
-        return CheckpointError(f"job '{name}' is {state}: no checkpoint can be taken")
-
-    def _is_followed(self, attempt: Attempt, deadline: float) -> bool:
-        """Wait until an attempt that ends is over; return whether another one is to come, or there is one."""
-        while self._attempt is attempt and not self._is_ending() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        return self._attempt is not attempt and not self._is_ending()
 
     def lookup(self, table: str, key: Any) -> Found:
         """Return what the running job has of a key, or of each key of a list, as of the last epoch.
@@ -430,7 +385,7 @@ class Run(Supervised):
         one that does so when this is called is waited for.
         """
         target = target_of(self._b, url, format)
-        if self._state not in (*_ON_THE_WAY, "running"):
+        if self._state not in (*ON_THE_WAY, "running"):
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
         report: Any = progress or (lambda _: None)
         form: Any = format
@@ -450,60 +405,6 @@ class Run(Supervised):
                 self._back_to = CheckpointId(checkpoint)
             self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)
 
-    @contextlib.contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
-        """One at a time: of two with the same checkpoint, one would be told that it has what the other one wanted."""
-        if not self._changing.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise UnavailableError(f"job '{self._b.name}' is still being changed by somebody else")
-        try:
-            yield
-        finally:
-            self._changing.release()
-
-    def _begin_anew(self, before: Attempt, what: str, deadline: float) -> None:
-        """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
-        self._again.set()
-        while self._attempt is before or self._again.is_set() or not self._is_at_work():
-            self._raise_if_failed()
-            if self._ended.is_set():
-                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it {what}")
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"job '{self._b.name}' {what}, and does not work yet",
-                    hint="it goes on restoring; run.status() tells when it is done",
-                )
-            time.sleep(_LOOK_S)
-
-    @contextlib.contextmanager
-    def _paused(self, deadline: float) -> Iterator[Attempt]:
-        """Begin no epochs within and from then on, since the attempt is to end; if something fails, they go on."""
-        attempt = self._await_attempt(deadline)
-        if attempt is None:
-            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-        attempt.driver.paused.set()
-        try:
-            yield attempt
-        except BaseException:
-            attempt.driver.paused.clear()
-            raise
-
-    def _pause_with_checkpoint(self, deadline: float) -> Attempt:
-        """Take a last checkpoint of an attempt, and leave it paused; if it ends on the way, of the one that follows."""
-        while True:
-            with self._paused(deadline) as attempt:
-                try:
-                    self._checkpoint_of(attempt, deadline)
-                    return attempt
-                except CheckpointError as error:
-                    if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
-                        raise
-
-    def _await_attempt(self, deadline: float) -> Attempt | None:
-        """Wait while the job restarts; return what is at work then, if anything is."""
-        while self._state in _ON_THE_WAY and not self._is_ending() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        return self._attempt if self._is_at_work() else None
-
     def __enter__(self) -> Run:
         return self
 
@@ -519,22 +420,6 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
     if not isinstance(parallelism, Mapping):
         return str(parallelism)
     return ", ".join(f"{uid}={number}" for uid, number in parallelism.items())
-
-
-def _tell(
-    asked: Future[CheckpointId],
-    deadline: float,
-    coordinator: Coordinator,
-    progress: Callable[[CheckpointStats], object],
-) -> None:
-    """Tell how far a checkpoint is until it has ended or time is up."""
-    while (left := deadline - time.monotonic()) > 0:
-        done, _ = wait_for([asked], min(_TELL_S, left))
-        if done:
-            return
-        under_way = [stats for stats in coordinator.history if stats.status in ("triggered", "in_progress")]
-        if under_way:
-            progress(under_way[-1])
 
 
 def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:

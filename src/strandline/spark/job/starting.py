@@ -34,12 +34,14 @@ from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
-from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
+from strandline.spark.job.progress import Progress
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
-from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
