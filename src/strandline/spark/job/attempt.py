@@ -148,7 +148,8 @@ class Attempt:
                 self._times.look(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
-                if not self.driver.is_running and self._fleet.may_have_lost_one():
+                is_at_rest = not self.driver.is_running and not self.driver.sealed.is_set()
+                if is_at_rest and self._fleet.may_have_lost_one():
                     # Nobody else would ask it anything before the next epoch or checkpoint, which may be far.
                     self.driver.poll(may_trigger=False)
             if self._is_to_drain():
