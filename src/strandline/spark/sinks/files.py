@@ -47,6 +47,8 @@ _WRITE_ALL = ("json", "parquet", "orc")
 _ORDINARY = (
     StringType, BinaryType, BooleanType, IntegralType, FractionalType, DateType, TimestampType, TimestampNTZType,
 )  # fmt: skip
+_NO_OPTIONS = ("partitionby", "bucketby", "sortby", "clusterby", "mode", "path")
+"""What Spark's writer is told in other ways than by options, without the underscores."""
 _TRIED: set[tuple[int, str, str, str]] = set()
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,13 @@ class FileSink(Sink):
         super().__init__(name=name, visibility=visibility)
         if existing not in ("refuse", "keep", "replace"):
             raise ConfigurationError(f"existing is {existing!r}, expected 'refuse', 'keep' or 'replace'")
+        for option in options:
+            if option.lower().replace("_", "") in _NO_OPTIONS:
+                raise ConfigurationError(
+                    f"sinks.files({path!r}): '{option}' is no option of a file format, and would be ignored: the sink "
+                    "itself says which files there are, each with rows of one epoch",
+                    hint="leave it out; for a directory a value, send stream.where(…) to a sink for each",
+                )
         self.existing = existing
         self.path = absolute(path)
         self.format = format
