@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from strandline.api.config import Checkpoints
@@ -13,7 +14,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
 from strandline.core.errors import CheckpointError, UnavailableError
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.format.manifest import PartitionInfo
+from strandline.format.manifest import PartitionInfo, stored_once
 from tests.checkpoint.helpers import Run, assert_restorable, every_epoch, plan, stored
 from tests.clock import ManualClock
 from tests.storage.faulty import AFTER, BEFORE, FaultyStore
@@ -502,3 +503,20 @@ def test_a_manifest_has_what_was_counted(run: Run) -> None:
     assert read_catalog(run.jobdir).live[checkpoint].totals == {"rows_in": 7, "late_rows": 1}
     other = run.checkpoint()
     assert not read_catalog(run.jobdir).live[other].totals
+
+
+def test_a_file_that_several_partitions_hold_counts_once(run: Run) -> None:
+    """As after a rescale, when each of them has some key groups of one partition of before."""
+    checkpoint = run.trigger()
+    assert checkpoint is not None
+    run.change("detect", 0)
+    first = run.snapshot("detect", 0, checkpoint)
+    run.coordinator.report("detect", 0, checkpoint, first)
+    run.coordinator.report("detect", 1, checkpoint, msgspec.structs.replace(first, index=1))
+    run.deliver_rest(checkpoint)
+    assert run.coordinator.advance() == checkpoint
+    manifest = read_catalog(run.jobdir).live[checkpoint]
+    inline_bytes = sum(file.size for file in manifest.files() if file.inline is not None)
+    all_bytes = inline_bytes + sum(file.size for file in stored_once(manifest.files()))
+    assert manifest.total_bytes == manifest.uploaded_bytes == all_bytes
+    assert all_bytes < sum(file.size for file in manifest.files())

@@ -21,6 +21,7 @@ from strandline.control.commands import CHECKPOINT, COMMANDS, PING, Command, Not
 from strandline.control.wire import Progress
 from strandline.core.errors import (
     ConfigurationError,
+    StrandlineError,
     UnavailableError,
 )
 from strandline.core.version import VERSION
@@ -141,6 +142,8 @@ def test_one_who_does_not_read_costs_others_nothing(
         for _ in range(20):
             assert call(driver, PING, Nothing()).job == "alerts"
         wait_until(lambda: not control._conversations)
+    # Who reads has all the time that he needs.
+    monkeypatch.setattr(server, "_STALLED_S", 30.0)
     assert len(call(driver, much, Nothing())) == 8 << 20
 
 
@@ -183,3 +186,21 @@ def test_more_requests_than_there_are_threads_for_are_refused(
         run.finish.set()
         assert [done.result(10).checkpoint for done in asked] == [7, 7]
     assert call(driver, PING, Nothing()).job == "alerts"
+
+
+@pytest.mark.parametrize("shown", ["errors", "nowhere", "logs"])
+def test_what_a_command_fails_at_quotes_values_only_where_they_may_stand(
+    serve: Serve, local_dir: Path, caplog: pytest.LogCaptureFixture, shown: str
+) -> None:
+    def fail(run: object, arguments: Nothing, report: object) -> Nothing:
+        raise KeyError("ann@example.org")
+
+    failing = Command("fail", Nothing, Nothing, fail)
+    serve(FakeRun(), commands={**COMMANDS, "fail": failing}, show_values=shown)
+    with pytest.raises(StrandlineError, match="'fail' failed: KeyError") as caught:
+        call(find_driver(local_dir, "alerts"), failing, Nothing())
+    assert ("ann@" in str(caught.value)) == (shown != "nowhere")
+    assert "ann@" not in caught.value.discreet
+    assert "'fail' failed" in caplog.text
+    assert "test_control_rubbish.py" in caplog.text
+    assert ("ann@" in caplog.text) == (shown == "logs")

@@ -190,6 +190,13 @@ MISTAKES = [
         lambda: sl.sinks.files("out", visibility="commit"),
         "expected 'checkpoint' or 'epoch'",
     ),
+    made(
+        "partitions of a file sink",
+        lambda: sl.sinks.files("out", partitionBy="day"),
+        "'partitionBy' is no option of a file format, and would be ignored",
+        "leave it out; for a directory a value",
+    ),
+    made("a mode of a file sink", lambda: sl.sinks.files("out", mode="append"), "'mode' is no option of a file format"),
     # -- harnesses
     harness("no schema", lambda: Harness(Count()), "it is not said what the events are", 'schema="user string, n int"'),
     harness(

@@ -69,6 +69,11 @@ def test_functions() -> None:
     count = functions.Count
     twice = events("user string, v int").map(lambda row: row, "user string, v int, V int").key_by("user")
     refused(lambda: twice.process(count(), output="n bigint", uid="n"), "the column v, V is there more than once")
+    refused(lambda: KEYED.process(count(), output="n int, N int", uid="n"), "output: the column n, N is there more")
+    refused(
+        lambda: KEYED.process(count(), output="n int", uid="n", sides={"late": "v int, V int"}),
+        "operator 'n': the side output 'late': the column v, V is there more than once",
+    )
     refused(lambda: KEYED.process(count(), output="n bigint", uid=""), "Count has no uid")
     refused(lambda: KEYED.process(count(), output="n bigint", uid=None), "Count has no uid")  # type: ignore[arg-type]
     refused(lambda: KEYED.process(count, output="n bigint", uid="a"), "class Count, expected an instance")  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.format.manifest import FileRef
 from strandline.keeper import opening
 from strandline.keeper.paths import local_copies, local_copy
+from strandline.keeper.service import PartitionService
 from strandline.keeper.snapshots import Snapshots
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.task.task import EpochTimes
@@ -341,6 +342,49 @@ def test_an_error_that_is_none_of_ours_says_where_writing_failed(bench: Bench) -
     with pytest.raises(StrandlineError, match="operator 'op', partition 0: writing state failed: no space left"):
         snapshots.raise_error()
     snapshots.close()
+
+
+@pytest.mark.parametrize("place", ["keeper.persist.before", "keeper.upload.before"])
+@pytest.mark.parametrize("log_values", [False, True])
+def test_an_error_that_is_none_of_ours_may_quote_values(
+    bench: Bench, caplog: pytest.LogCaptureFixture, place: str, log_values: bool
+) -> None:
+    """What a snapshot fails at goes into the keeper's log, the driver's, and the status."""
+
+    def fail() -> None:
+        raise KeyError("ann@example.org")
+
+    bench.program = msgspec.structs.replace(bench.program, log_values=log_values)
+    snapshots = snapshots_of(bench, bench.backend, write_behind_bytes=MIB)
+    failpoints.arm(place, fail)
+    bench.run([("k", "set_value", 2, 0)])
+    snapshots.trigger(CheckpointId(1))
+    failure = eventually(snapshots.reports, "a report")[0].failure
+    assert "KeyError" in failure or log_values
+    assert ("ann@" in failure) == log_values
+    assert ("ann@" in caplog.text) == log_values
+    if place == "keeper.persist.before":
+        with pytest.raises(StrandlineError) as caught:
+            snapshots.raise_error()
+        assert "ann@" in str(caught.value)
+        assert "ann@" not in caught.value.discreet
+    snapshots.close()
+
+
+@pytest.mark.parametrize("log_values", [False, True])
+def test_the_last_words_of_a_keeper_may_quote_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, log_values: bool
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    monkeypatch.setattr("logging.shutdown", lambda: None)
+    monkeypatch.setattr(PartitionService, "log_values", log_values)
+    with PartitionService(tmp_path / "op-0")._or_end():
+        raise KeyError("ann@example.org")
+    assert codes == [1]
+    assert "the state is of no epoch any more" in caplog.text
+    assert "test_keeper_snapshots.py" in caplog.text
+    assert ("ann@" in caplog.text) == log_values
 
 
 def test_writing_behind_bounds_what_waits_to_be_written(bench: Bench) -> None:

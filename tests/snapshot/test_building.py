@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from strandline.checkpoint.folder import folder_at
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, ConflictError, StateTypeError
+from strandline.core.errors import ConfigurationError, ConflictError, StateLimitError, StateTypeError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import Manifest, StateInfo, TTLInfo
 from strandline.runtime.program import Restore
@@ -260,3 +261,16 @@ def test_what_breaks_off_leaves_nothing(tmp_path: Path, step: str) -> None:
         build(tmp_path, ("seen", [seen(("a", 1, 1))]))
     assert not list((tmp_path / "to").rglob("*.parquet"))
     build(tmp_path)
+
+
+def test_a_key_group_that_no_column_can_hold_is_refused_in_words(tmp_path: Path) -> None:
+    """The bytes are a file's that has none: nobody reads them."""
+    with (tmp_path / "empty").open("wb") as file:
+        file.truncate(1_200_000_000)
+    nothing = pa.memory_map(str(tmp_path / "empty")).read_buffer()
+    ends = pa.py_buffer(np.array([0, nothing.size], np.int32).tobytes())
+    value = pa.Array.from_buffers(pa.binary(), 1, [None, ends, nothing])
+    rows = pa.RecordBatch.from_arrays([pa.array([7], pa.int32()), value], ["key_group", "value"])
+    sorter = RowSorter(range(5, 9), tmp_path)
+    with pytest.raises(StateLimitError, match=r"key group 7 hold .* 2,147,483,647 at most[^$]*max_parallelism"):
+        sorter._together([rows, rows], 2)

@@ -22,7 +22,8 @@ from strandline.keeper.protocol import Ack, Connection, Found, Instructions
 from strandline.runtime.state.lookups import Answered
 from strandline.spark.base.said import find_error
 from strandline.spark.keepers import worker
-from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.keepers.watch import Slot
 from strandline.spark.keepers.worker import ControlWorker, KeeperRef
 
 Answer = Callable[[Connection], None]

@@ -89,6 +89,31 @@ def test_an_expression_that_rows_do_not_fit(spark: Any, case: Case, capfd: Any) 
     assert run.status().restarts == 0
 
 
+@pytest.mark.parametrize("kind", ["bigint", "decimal(38,0)"])
+def test_sums_are_exact_or_refused_whatever_the_session_says_of_overflow(spark: Any, case: Case, kind: str) -> None:
+    """Spark, when it is not ANSI, gave another number, or null, where it had added rows up before they were sent."""
+    most = (1 << 63) - 1 if kind == "bigint" else 10**38 - 1
+    rows = [("ann", "a", 1)] * 20
+    small.write_rows(case.root / "in", 0, rows)
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        values = sl.stream(small.source(spark, case.root / "in"))
+        large = (
+            values.select_expr("user", f"cast('{most}' as {kind}) `it's v`").key_by("user").sum("it's v", uid="large")
+        )
+        run = case.job_of("large", large.to(sl.sinks.memory())).start(spark)
+        with pytest.raises(sl.errors.UserCodeError, match=r"\[ARITHMETIC_OVERFLOW\] the sum of `it's v` is too large"):
+            run.await_termination(60)
+        half = values.select_expr("user", f"cast('{most // 20}' as {kind}) v").key_by("user").sum("v", uid="half")
+        shown = sl.sinks.memory()
+        with case.job_of("half", half.to(shown)).start(spark) as run:
+            settle(run)
+        assert small.rows_of(shown) == {("ann", most // 20 * 20): 1}
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", before)
+
+
 def test_a_state_of_the_wrong_type(spark: Any, case: Case) -> None:
     error = fail(spark, case, functions.BadState(), [("ann", "a", 1)])
     assert type(error) is sl.errors.StateTypeError

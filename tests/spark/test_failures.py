@@ -141,10 +141,17 @@ def test_a_keeper_that_dies_is_one_message_and_another_when_the_job_goes_on(
 ) -> None:
     caplog.set_level(logging.WARNING, "strandline")
     stream = sl.stream(small.source(spark, case.root / "in"))
-    small.write_rows(case.root / "in", 0, [("ann", "a", 1), ("bob", "b", 1)])
     # It dies in each attempt.
     job = asking(case, stream, restart=sl.Restart(attempts=1, delay="10ms"))
     run = job.start(spark)
+    # Before the first epoch another takes its place at once, though nothing comes.
+    first = run.status().keepers[0].pid
+    os.kill(first, signal.SIGKILL)
+    eventually(lambda: first not in [keeper.pid for keeper in run.status().keepers], "another one is there", 10)
+    assert run.status().restarts == 0
+    assert f"process {first} on" in caplog.text
+    assert "took its place, and the job goes on" in caplog.text
+    small.write_rows(case.root / "in", 0, [("ann", "a", 1), ("bob", "b", 1)])
     settle(run)
     pid = next(keeper.pid for keeper in run.status().keepers if keeper.rows_in)
     caplog.clear()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from strandline.core import failpoints
 from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.core.ids import Epoch
+from strandline.spark.sinks.files import FileSink, left_by
 from tests.spark.filesinks import (
     commit_crashing,
+    context,
     records,
     rows,
+    stage,
     staged,
     started,
     visible,
@@ -123,3 +129,53 @@ def test_a_directory_that_is_moved_while_a_commit_is_done_again(tmp_path: Path) 
         started(out, 3, pending, 1)
     started(moved, 4, pending, 1)
     assert visible(moved) == rows(1)
+
+
+def of(path: Path, generation: int, name: str, *beside: str) -> FileSink:
+    """A sink of the job's under a name, opened for a run that has these sinks here."""
+    sink = FileSink(f"file:{path}", format="json")
+    sink.open(replace(context(generation), sink=name, beside=frozenset({name, *beside})))
+    return sink
+
+
+def test_a_sink_of_another_name_takes_back_what_the_one_before_has_shown(tmp_path: Path) -> None:
+    old, beside = of(tmp_path, 1, "old", "beside"), of(tmp_path, 1, "beside", "old")
+    for sink in (old, beside):
+        sink.recover([], Epoch(0), fresh=True)
+    old.commit(staged(old, 1, 2, 3))
+    staged(old, 4)
+    beside.commit([stage(beside, 3, [300])])
+    assert visible(tmp_path) == rows(1, 2, 3) + Counter([300])
+    # The job goes back to a checkpoint of epoch 2: what is beside does that by itself.
+    new, beside = of(tmp_path, 2, "new", "beside"), of(tmp_path, 2, "beside", "new")
+    for _ in range(2):
+        new.recover([], Epoch(2), fresh=False)
+        new.tidy(Epoch(2))
+        assert visible(tmp_path) == rows(1, 2) + Counter([300])
+    assert not list(tmp_path.glob("_strandline/*/g1/epoch-*4"))
+    beside.recover([], Epoch(2), fresh=False)
+    new.commit(staged(new, 3))
+    assert visible(tmp_path) == rows(1, 2, 3)
+    # And under the old name again.
+    old = of(tmp_path, 3, "old", "beside")
+    old.recover([], Epoch(3), fresh=False)
+    old.tidy(Epoch(3))
+    assert visible(tmp_path) == rows(1, 2, 3)
+
+
+def test_what_a_sink_has_left_that_is_no_more_is_shown(tmp_path: Path) -> None:
+    old = of(tmp_path, 1, "old")
+    old.recover([], Epoch(0), fresh=True)
+    old.commit(staged(old, 1))
+    pending = staged(old, 2)
+    old.commit(pending)
+    listed = staged(old, 3)
+    staged(old, 4)
+    for generation, texts, epoch in ((2, listed, 3), (3, listed, 3), (4, pending, 2)):
+        left = left_by("old", texts)
+        assert left is not None
+        left.open(replace(context(generation), sink="old", beside=frozenset()))
+        left.recover(texts, Epoch(epoch), fresh=False)
+        assert visible(tmp_path) == rows(*range(1, epoch + 1))
+    assert left_by("old", []) is None
+    assert left_by("old", ["another's"]) is None

@@ -49,18 +49,20 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
                 # The other kills may all have come before the first checkpoint: nothing would be restored any more.
                 status = eventually(lambda: at_rest(run, case), "all keepers are there")
                 os.kill(rng.choice(status.keepers).pid, signal.SIGKILL)
-        # Between epochs: everything is processed, and nothing more comes until the keeper is dead. The last of the kills
+        # Between epochs: everything is processed, and nothing more comes until the job is restarted. The last of the kills
         # may have come after that, and its restart be under way. And an epoch after it: a keeper that dies when none has
         # run since the restore is started anew from the same checkpoint, without a restart of the job.
-        case.add(1)
-        settle(run)
-        status = eventually(lambda: at_rest(run, case), "all keepers are there")
+        status = None
+        while status is None or not any(keeper.all_rows_in for keeper in status.keepers):
+            case.add(1)
+            settle(run)
+            status = eventually(lambda: at_rest(run, case), "all keepers are there")
         restarts = status.restarts
         # A few kills may all have come before the first epoch was applied: then keepers are started anew, not the job.
         assert restarts >= 1 or len(moments) < len(MOMENTS)
         victim = rng.choice(status.keepers)
         os.kill(victim.pid, signal.SIGKILL)
-        eventually(lambda: victim.pid not in keepers(case.local_dir), "dead")
+        eventually(lambda: run.status().restarts > restarts, "seen though nobody asks it anything", 10)
         case.add(2)
         status = settle(run)
         assert status.restarts > restarts

@@ -301,3 +301,39 @@ def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes
     with job("new", "replace").start(spark) as run:
         settle(run)
         assert shown() == small.counted(["a", "a", "b", "b"])
+
+
+def test_a_sink_that_is_renamed_in_mid_life_shows_each_row_once(spark: Any, case: Case) -> None:
+    """Also where the job goes back to when it had the old name, and where the old one was killed with rows to show."""
+    stream = sl.stream(small.source(spark, case.root / "in"))
+
+    def job(name: str) -> sl.Job:
+        sink = sl.sinks.files(str(case.out), format="json", name=name)
+        return small.job(stream, case.root, case.local_dir, sink=sink, checkpoints=case.checkpoints(None, retain=9))
+
+    def shown() -> Counter[tuple[Any, ...]]:
+        return Counter((row["user"], row["n"]) for row in read_json(case.out))
+
+    def add(number: int) -> None:
+        small.write_rows(case.root / "in", number, [("ann", "a", 1), ("bob", "b", 1)])
+
+    add(0)
+    run = job("old").start(spark)
+    first = settle(run).last_checkpoint
+    assert first is not None
+    add(1)
+    run.process_all_available(60)
+    failpoints.arm("checkpoint.commit_sinks.before", lambda: (_ for _ in ()).throw(KeyError("killed")))
+    with pytest.raises(CheckpointError, match="a sink failed to commit"):
+        run.checkpoint(60)
+    with pytest.raises(sl.errors.StrandlineError):
+        run.await_termination(60)
+    failpoints.disarm_all()
+    assert shown() == small.counted(["ann", "bob"])
+    with job("new").start(spark) as run:
+        assert shown() == small.counted(["ann", "bob"] * 2)
+        run.rollback(first.checkpoint)
+        assert shown() == small.counted(["ann", "bob"])
+        add(2)
+        settle(run)
+        assert shown() == small.counted(["ann", "bob"] * 3)

@@ -54,16 +54,23 @@ def test_what_no_thread_has_caught_goes_to_the_log_and_the_rest_is_passed_on(tmp
         b"Caused by: org.apache.spark.rpc.RpcEnvStoppedException: a-secret.\n",
         b"\t... 8 more\n",
         b"\tindented, of the program's own\n",
+        b"java.util.concurrent.RejectedExecutionException: Task a-secret rejected from a-secret\n",
+        b"\tat scala.concurrent.impl.ExecutionContextImpl.execute(ExecutionContextImpl.scala:21)\n",
+        b"java.lang.Error: of a program that says so itself\n",
         b"and the rest\n",
+        b"java.lang.LastWordsException\n",
     ]
     quiet._pass_on(io.BytesIO(b"".join(lines)), log)
-    passed = "the program's own\n\tindented, of the program's own\nand the rest\n"
+    passed = "the program's own\n\tindented, of the program's own\njava.lang.Error: of a program that says so itself\n"
+    passed += "and the rest\njava.lang.LastWordsException\n"
     assert capfd.readouterr().err == passed
     assert log.read_text().splitlines() == [
         'Exception in thread "stream" org.apache.spark.SparkException',
         "\tat org.apache.spark.X.y(X.scala:1)",
         "Caused by: org.apache.spark.rpc.RpcEnvStoppedException",
         "\t... 8 more",
+        "java.util.concurrent.RejectedExecutionException",
+        "\tat scala.concurrent.impl.ExecutionContextImpl.execute(ExecutionContextImpl.scala:21)",
     ]
 
 

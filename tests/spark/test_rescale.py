@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -98,10 +99,15 @@ def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> N
 @pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
     case.add(2)
-    with case.job(spark).start(spark) as run:
+    with case.job(spark).start(spark) as run, ThreadPoolExecutor() as pool:
         settle(run)
+        asked: list[Future[Any]] = []
 
         def fail() -> None:
+            # Whoever wants something of it meanwhile waits until it works again.
+            asked.append(pool.submit(run.checkpoint, 60))
+            asked.append(pool.submit(run.savepoint, case.root / "saved", timeout=60))
+            time.sleep(0.1)
             raise sl.errors.UnavailableError("struck")
 
         failpoints.arm(place, fail)
@@ -112,6 +118,7 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         case.add(1)
         status = settle(run)
         assert (status.parallelism, status.restarts) == (3, 1)
+        assert [each.result(60).checkpoint > 0 for each in asked] == [True, True]
         case.finish(run)
 
 

@@ -21,7 +21,8 @@ from strandline.plan.parallelism import Told
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
 from strandline.spark.job.attempt import Attempt
 from strandline.spark.job.draining import Draining
-from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.progress import Progress
 from strandline.spark.job.run import Run
 from strandline.spark.job.sourcewatch import SourceWatch
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
 import strandline as sl
 from tests.spark import small
+from tests.spark.harness import Case, settle
 
 pytestmark = pytest.mark.spark
 
@@ -106,3 +108,17 @@ def test_an_operator_gets_all_its_events_whatever_is_read_of_what_it_gives(
             assert counts == list(range(first, first + len(counts)))
     if read is not read_none:
         assert {r.n for r in rows[3]} == {ROWS // 2 + 1}
+
+
+def test_a_function_that_gives_another_number_each_time_gives_all_readers_the_same(spark: Any, case: Case) -> None:
+    small.write_rows(case.root / "in", 0, [(f"u{n}", "a", n) for n in range(20)])
+    source = sl.stream(small.source(spark, case.root / "in"))
+    numbered = source.map(lambda row: (row.user, uuid4().hex), "user string, id string")
+    counted = numbered.key_by("id").count(uid="ids")
+    one, other, ids = sl.sinks.memory(), sl.sinks.memory(), sl.sinks.memory()
+    outputs = numbered.to(one), numbered.where("user is not null").to(other), counted.to(ids)
+    with case.job_of("numbered", *outputs).start(spark) as run:
+        settle(run)
+    assert len(one.rows) == 20
+    assert small.rows_of(one) == small.rows_of(other)
+    assert {row.id for row in one.rows} == {row.id for row in ids.rows}

@@ -279,7 +279,7 @@ class List(Declaration[ListState]):
 
 
 class Map(Declaration[MapState]):
-    """A map from one Spark type to another for each key.
+    """A map from one Spark type to another for each key; in no order that is promised.
 
     >>> class PerType(KeyedProcess):
     ...     by_type = Map("string", "bigint")

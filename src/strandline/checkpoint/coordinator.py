@@ -22,7 +22,7 @@ from strandline.core.errors import CheckpointError, CorruptionError, FencedError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, PartitionInfo, SinkInfo, SourceInfo, size_of
 
 log = logging.getLogger(__name__)
 
@@ -135,21 +135,22 @@ class Coordinator:
             if not closed:
                 self._requests.append(future)
         if closed:
-            resolve([future], CheckpointError(f"the checkpoint that was asked for was not taken: {closed}"))
+            resolve([future], _not_taken(closed))
         return future
 
     def close(self, reason: str) -> None:
         """Give up the pending checkpoint, if any, and those asked for, and take no more requests.
 
-        That does not count as a failure in a row.
+        That does not count as a failure in a row, and the errors say `attempt_ended`: another attempt may be asked.
         """
         with self._lock:
             self._closed = reason
             if (pending := self._undecided) is not None:
-                pending.failure = CheckpointError(f"checkpoint {pending.checkpoint} was aborted: {reason}")
+                what = f"checkpoint {pending.checkpoint} was aborted: {reason}"
+                pending.failure = CheckpointError(what, attempt_ended=True)
                 pending.tolerated = True
             asked, self._requests = self._requests, []
-        resolve(asked, CheckpointError(f"the checkpoint that was asked for was not taken: {reason}"))
+        resolve(asked, _not_taken(reason))
 
     def postpone(self) -> None:
         """Begin the pending checkpoint's time anew: the epoch that carries it still runs, however long it takes."""
@@ -380,7 +381,7 @@ class Coordinator:
             operators=pending.operators(), source=pending.source, sinks=pending.sinks or [],
             watermarks=dict(pending.watermarks), totals=dict(pending.totals) or UNSET,
             triggered_ms=pending.triggered_ms, duration_ms=now_ms - pending.triggered_ms,
-            uploaded_bytes=self._retention.new_bytes(files), total_bytes=sum(f.size for f in files),
+            uploaded_bytes=self._retention.new_bytes(files), total_bytes=size_of(files),
         )  # fmt: skip
 
     def _end_completed(self, pending: Pending, manifest: Manifest) -> None:
@@ -436,3 +437,7 @@ class Coordinator:
                 f"{in_row} checkpoints failed in a row, {tolerable} are tolerated; the last: {failure.message}",
                 hint=failure.hint or "see what failed, or raise tolerable_failures",
             ) from error
+
+
+def _not_taken(reason: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint that was asked for was not taken: {reason}", attempt_ended=True)

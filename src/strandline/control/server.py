@@ -29,8 +29,9 @@ from strandline.control.wire import (
     raw,
     version_error,
 )
-from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
-from strandline.core.failure import to_failure
+from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError, discreet
+from strandline.core.failure import to_failure, whole
+from strandline.core.settings import ShowValues
 from strandline.core.version import VERSION
 from strandline.keeper.paths import Places
 
@@ -59,8 +60,10 @@ class ControlServer:
         places: Places,
         since_ms: int,
         commands: Mapping[str, Command[Any, Any]] = COMMANDS,
+        show_values: ShowValues = "errors",
     ) -> None:
         self._run = run
+        self._show_values = show_values
         self._commands = commands
         self._path = places.run_socket()
         self._places = places
@@ -105,8 +108,8 @@ class ControlServer:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._answer_all())
-        except Exception:
-            log.exception("job '%s' goes on, and commands cannot reach it any more", self._places.job)
+        except Exception as error:
+            self._log_whole(f"job '{self._places.job}' goes on, and commands cannot reach it any more", error)
         finally:
             self._listener.close()
             self._path.unlink(missing_ok=True)
@@ -165,8 +168,11 @@ class ControlServer:
                 writer.transport.abort()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             pass  # He has gone, or says nothing, or does not listen.
-        except Exception:
-            log.exception("a command was not answered")
+        except Exception as error:
+            self._log_whole("a command was not answered", error)
+
+    def _log_whole(self, what: str, error: BaseException) -> None:
+        log.error("%s", whole(what, error, with_values=self._show_values == "logs"))
 
     def _make_room(self) -> None:
         """Part from who has been silent for the longest, where many have connected."""
@@ -216,8 +222,10 @@ class ControlServer:
             except StrandlineError as error:
                 answer = _refused(error)
             except BaseException as error:
-                log.exception("'%s' failed", command.name)
-                answer = _refused(StrandlineError(f"'{command.name}' failed: {type(error).__name__}: {error}"))
+                what = f"'{command.name}' failed"
+                self._log_whole(what, error)
+                said = discreet(error) if self._show_values == "nowhere" else f"{type(error).__name__}: {error}"
+                answer = _refused(StrandlineError(f"{what}: {said}", discreet=f"{what}: {discreet(error)}"))
             finally:
                 self._workers.discard(threading.current_thread())
             with contextlib.suppress(RuntimeError):  # The thread that sends answers has ended.

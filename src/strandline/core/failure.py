@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import msgspec
 
 from strandline.core import errors
-from strandline.core.errors import StrandlineError
+from strandline.core.errors import StrandlineError, discreet
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,17 @@ def from_failure(failure: Failure) -> StrandlineError:
     kind = getattr(errors, failure.kind, StrandlineError)
     error: StrandlineError = kind(failure.message, hint=failure.hint, discreet=failure.discreet, **failure.fields)
     return error
+
+
+def whole(what: str, error: BaseException, *, with_values: bool) -> str:
+    """Return what a log has of an error that nobody expected: its traceback, or only its kind and lines.
+
+    Where no values may stand, nothing of what it says, which may quote any, nor of what it came of.
+    """
+    if with_values:
+        return f"{what}\n{''.join(traceback.format_exception(error)).rstrip()}"
+    lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in traceback.extract_tb(error.__traceback__)]
+    return "\n".join([f"{what}: {discreet(error)}; what it says may quote values, and is not shown here", *lines])
 
 
 def shortened(text: str, most: int = 2000) -> str:

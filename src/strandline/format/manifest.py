@@ -31,6 +31,12 @@ def stored_once(files: Iterable[FileRef]) -> list[FileRef]:
     return list({file.path: file for file in files if file.inline is None}.values())
 
 
+def size_of(files: Iterable[FileRef]) -> int:
+    """Return how many bytes some files are: after a rescale, several partitions have parts of the same one."""
+    found = list(files)
+    return sum(file.size for file in stored_once(found)) + sum(f.size for f in found if f.inline is not None)
+
+
 class TTLInfo(msgspec.Struct, frozen=True, kw_only=True):
     """How long what a state holds lives after it was written."""
 

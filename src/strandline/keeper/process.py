@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, discreet
-from strandline.core.failure import shortened, to_failure
+from strandline.core.failure import shortened, to_failure, whole
 from strandline.core.ids import Generation
 from strandline.keeper import protocol as p
 from strandline.keeper.forks import Unshared
@@ -39,7 +39,6 @@ from strandline.keeper.lock import PartitionLock
 from strandline.keeper.protocol import Begin, Connection, Instructions, Lookup
 from strandline.keeper.service import PartitionService
 from strandline.keeper.watchdog import Watchdog
-from strandline.runtime.task.usererrors import discreetly
 
 log = logging.getLogger("strandline.keeper")
 
@@ -200,10 +199,7 @@ class Keeper:
         return str(error) if self._service.log_values else discreet(error)
 
     def _log_whole(self, what: str, error: Exception) -> None:
-        if self._service.log_values:
-            log.exception("%s", what)
-        else:
-            log.error("%s: %s", what, discreetly("this raised", error, error.__traceback__, everywhere=True))
+        log.error("%s", whole(what, error, with_values=self._service.log_values))
 
     def _say_failed(self, connection: Connection, error: StrandlineError) -> None:
         log.error("%s", self._logged(error))

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from strandline.core import failpoints
 from strandline.core.errors import KeeperError, StrandlineError, UnavailableError, VersionMismatchError
+from strandline.core.failure import whole
 from strandline.core.ids import Epoch, Partition, unique_name
 from strandline.keeper import protocol as p
 from strandline.keeper.memory import resident_bytes
@@ -148,12 +149,12 @@ class PartitionService:
                         connection.send(p.OUTPUT, frame)
         except BaseException:
             # The state stays at the version before: whoever tries again starts from there.
-            with _or_end():
+            with self._or_end():
                 partition.abort()
             kept.close()
             raise
         # 2. Keep it, and what it gave. Until the epoch has its own ack there is nothing to replay.
-        with _or_end():
+        with self._or_end():
             partition.commit()
             if self._kept is not None:
                 self._kept.close()
@@ -265,13 +266,13 @@ class PartitionService:
             next_event_us=next_event_us, next_processing_us=next_processing_us, metrics=self._metrics, **figures,
         )  # fmt: skip
 
-
-@contextmanager
-def _or_end() -> Iterator[None]:
-    """End the process if state was left half changed: whatever it did next would be wrong."""
-    try:
-        yield
-    except BaseException:
-        log.exception("the state is of no epoch any more: ending")
-        logging.shutdown()
-        os._exit(1)
+    @contextmanager
+    def _or_end(self) -> Iterator[None]:
+        """End the process if state was left half changed: whatever it did next would be wrong."""
+        try:
+            yield
+        except BaseException as error:
+            what = "the state is of no epoch any more: ending"
+            log.error("%s", whole(what, error, with_values=self.log_values))
+            logging.shutdown()
+            os._exit(1)

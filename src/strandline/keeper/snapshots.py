@@ -20,7 +20,8 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.kinds import kind_of
 from strandline.checkpoint.upload import upload
 from strandline.core import failpoints
-from strandline.core.errors import StrandlineError
+from strandline.core.errors import StrandlineError, discreet
+from strandline.core.failure import whole
 from strandline.core.ids import CheckpointId, Partition
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef, PartitionInfo
@@ -132,7 +133,7 @@ class Snapshots:
             frozen.release()
         except Exception as error:
             self._fail(error)
-            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {error}"))
+            self._report(Report(checkpoint=checkpoint, failure=f"snapshot failed: {self._said(error)}"))
             return
         self._uploader.submit(self._upload, checkpoint, files, pause_ms, started)
 
@@ -146,8 +147,9 @@ class Snapshots:
             )
             failpoints.hit("keeper.upload.after")
         except Exception as error:
-            log.warning("checkpoint %d: upload failed: %s", checkpoint, error)
-            self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {error}"))
+            said = self._said(error)
+            log.warning("checkpoint %d: upload failed: %s", checkpoint, said)
+            self._report(Report(checkpoint=checkpoint, failure=f"upload failed: {said}"))
             shutil.rmtree(local_copy(self._directory, checkpoint), ignore_errors=True)
             return
         groups = range_of(self._partition, self._program.max_parallelism, self._program.parallelism)
@@ -169,10 +171,15 @@ class Snapshots:
     def _fail(self, error: Exception) -> None:
         if error is self._error:
             return
-        log.error("writing state failed", exc_info=error)
+        log.error("%s", whole("writing state failed", error, with_values=self._program.log_values))
         if not isinstance(error, StrandlineError):
+            what = f"operator '{self._program.uid}', partition {self._partition}: writing state failed"
             error = StrandlineError(
-                f"operator '{self._program.uid}', partition {self._partition}: writing state failed: {error}",
+                f"{what}: {error}", discreet=f"{what}: {discreet(error)}",
                 hint="look for a full disk under local_dir; `strandline logs` shows the keeper's log",
-            )
+            )  # fmt: skip
         self._error = error
+
+    def _said(self, error: Exception) -> str:
+        """Return what a checkpoint's failure says of an error: it stands in logs and in the status."""
+        return str(error) if self._program.log_values else discreet(error)

@@ -68,6 +68,8 @@ class Part:
     """The same in Arrow: accumulators of one row each."""
     empty: Any = field(default=None, compare=False)
     """What it is of no rows."""
+    added_up: str = ""
+    """SQL of what is added up exactly, where a sum may be too large for its type; else nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,10 @@ def _of_column(aggregate: Aggregate, kind: DataType, c: str, name: str) -> tuple
     if how in ("sum", "avg"):
         total = _sum_type(kind, exact=how == "sum")
         many = f"sum(cast({c} as double))" if how == "avg" and not isinstance(kind, DecimalType) else f"sum({c})"
-        summed = Part(total, "sum", many, c, lambda of, n: of[name].cast(to_arrow_type(total)))
+        exactly = c if isinstance(total, LongType | DecimalType) else ""
+        summed = Part(
+            total, "sum", many, c, lambda of, n: of[name].cast(to_arrow_type(total)), added_up=exactly
+        )  # fmt: skip
         return (total, [summed]) if how == "sum" else (_mean_type(kind), [summed, counted])
     if how in SPREADS:
         number = f"cast({c} as double)"

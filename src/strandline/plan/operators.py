@@ -12,7 +12,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
 from strandline.format.keycolumns import key_column
 from strandline.plan.checks import check_inputs, check_numbers, check_on_error, check_process, check_sides, check_uid
-from strandline.plan.columns import Columns
+from strandline.plan.columns import Columns, check_unlike
 from strandline.plan.graph import (
     Keyed,
     LateNode,
@@ -28,7 +28,7 @@ from strandline.plan.graph import (
 from strandline.runtime.program import check_ttl, pickle_process, state_infos
 from strandline.runtime.rowlayout import FIRED, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
-from strandline.types.datatypes import Field, StructType
+from strandline.types.datatypes import Field, StructType, parse_schema
 from strandline.types.given import SparkType, schema_given
 from strandline.types.ordering import check_order
 
@@ -112,6 +112,8 @@ def process_on(
         side: schema_given(ddl, f"operator '{uid}': the side output '{side}'").ddl
         for side, ddl in (sides or {}).items()
     }
+    for what, ddl in (("output", schema), *((f"the side output '{side}'", ddl) for side, ddl in raw_sides.items())):
+        check_unlike(parse_schema(ddl).names, f"operator '{uid}': {what}: ")
     if bears.gives:
         raw_sides[DEAD_LETTERS] = schema_given(DEAD_LETTER, "dead letters").ddl
     check_ttl(process, uid, timed=keyed.columns.is_timed)

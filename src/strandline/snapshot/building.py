@@ -27,7 +27,7 @@ from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId, Epoch, Generation, unique_name
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.core.version import VERSION
-from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile
+from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo, StateInfo, TableFile, size_of
 from strandline.format.names import Named, find_named, name_in
 from strandline.snapshot.cutting import TableWriter
 from strandline.snapshot.rowcodec import RowCodec
@@ -66,7 +66,8 @@ def write_rows(
 ) -> tuple[list[TableFile], list[TableFile]]:
     """Write rows of a state, of a range of key groups and in any order, into files and pieces in a savepoint's folder.
 
-    Raises StateTypeError for rows that do not fit, and for a second row of a key. What lies in `scratch` is the
+    Raises StateTypeError for rows that do not fit, and for a second row of a key, and StateLimitError for a key group
+    whose rows are too large to be sorted. What lies in `scratch` is the
     caller's to delete. See `RowSorter` for what is in memory.
     """
     sorter = RowSorter(groups, scratch)
@@ -161,7 +162,7 @@ class SavepointBuilder:
             for operator in self.manifest.operators
         ]
         made = msgspec.structs.replace(self.manifest, operators=operators)
-        size_bytes = sum(file.size for file in made.files())
+        size_bytes = size_of(made.files())
         made = msgspec.structs.replace(made, uploaded_bytes=size_bytes, total_bytes=size_bytes)
         hit("savepoint.written")
         try:

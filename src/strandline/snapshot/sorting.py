@@ -14,10 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from strandline.core.errors import StateLimitError
 from strandline.core.ids import unique_name
 from strandline.snapshot.parquet import key_groups
 
 _LIMIT_BYTES = 64 << 20
+_MOST_BYTES = (2 << 30) - 1
+"""Of texts and bytes in a column: where each begins is a number of 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,22 @@ class RowSorter:
             self._runs.append(_Run(rows, ends))
         for first, last in self._cuts():
             parts = [run.rows.slice(run.ends[first], run.ends[last] - run.ends[first]) for run in self._runs]
-            batch = pa.concat_batches([part for part in parts if part.num_rows])
+            batch = self._together([part for part in parts if part.num_rows], first)
             del parts
             yield batch
+
+    def _together(self, parts: list[pa.RecordBatch], first: int) -> pa.RecordBatch:
+        try:
+            return pa.concat_batches(parts)
+        except pa.ArrowInvalid:
+            # Sorted as a whole, as a keeper that restores them holds them, a key group has so much room.
+            size_bytes = sum(part.nbytes for part in parts)
+            raise StateLimitError(
+                f"the rows of key group {self._groups.start + first} hold {size_bytes:,} bytes, and a column of a key "
+                f"group {_MOST_BYTES:,} at most",
+                hint="give the operator a larger max_parallelism: its key groups are smaller then; or let a key's "
+                "values be less",
+            ) from None
 
     def _sorted(self) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
         self._bytes += self._waiting_bytes

@@ -26,7 +26,7 @@ from strandline.core.errors import CheckpointError, CorruptionError
 from strandline.core.failpoints import hit
 from strandline.core.ids import Partition
 from strandline.core.version import VERSION
-from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, stored_once
+from strandline.format.manifest import FileRef, Manifest, OperatorInfo, SourceInfo, TableFile, size_of, stored_once
 from strandline.snapshot.export import Files, Part
 from strandline.snapshot.exporters import Exporters
 from strandline.snapshot.progress import Progress
@@ -82,7 +82,7 @@ def take_savepoint(
                 made = _Native(here, folder, directory, cancelled).savepoint(manifest)
             else:
                 made = _Canonical(manifest, source, target, directory, report, local_copy, cancelled).savepoint()
-            size_bytes = sum(file.size for file in made.files())
+            size_bytes = size_of(made.files())
             made = msgspec.structs.replace(
                 made, savepoint=form, engine_version=VERSION, created_ms=(clock or SystemClock()).now_ms(),
                 uploaded_bytes=size_bytes, total_bytes=size_bytes,

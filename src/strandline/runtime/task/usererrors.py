@@ -78,12 +78,12 @@ def told(error: BaseException, trace: TracebackType | None) -> tuple[str, str]:
     return f"{type(error).__name__}: {text_of(error)}", shortened("".join(found.format()).rstrip(), _MOST_TRACE)
 
 
-def discreetly(what: str, error: BaseException, trace: TracebackType | None, *, everywhere: bool = False) -> str:
+def discreetly(what: str, error: BaseException, trace: TracebackType | None) -> str:
     """Return what is said of an error where no values may stand: of which kind it is, and on which lines it arose.
 
-    What an error says may quote any value, and so may the errors that it came of. Lines of ours only `everywhere`.
+    What an error says may quote any value, and so may the errors that it came of.
     """
-    frames = [f for f in traceback.extract_tb(trace) if everywhere or not f.filename.startswith(_PACKAGE)]
+    frames = [f for f in traceback.extract_tb(trace) if not f.filename.startswith(_PACKAGE)]
     lines = [f"  {f.filename}, line {f.lineno}, in {f.name}" for f in frames]
     if isinstance(error, StrandlineError) and error._discreet:
         return "\n".join([f"{what}: {error.discreet}", *lines])

@@ -37,7 +37,9 @@ _STARTUP_LINES = (
 _TRACEBACK = b"Traceback (most recent call last):\n"
 _UNCAUGHT = b'Exception in thread "'
 _OF_UNCAUGHT = (b"\tat ", b"\t...", b"Caused by: ", b"\tSuppressed: ")
-_KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )[\w.$]+")
+_THROWN = re.compile(rb"(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Exception|Error)\b")
+"""How a stack begins that Scala prints of what nobody waits for, as of a task for a pool that is gone."""
+_KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )?(?:[a-zA-Z_]\w*\.)+[\w$]+")
 _jvm_log: Path | None = None
 _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
@@ -155,14 +157,27 @@ def _is_news(record: logging.LogRecord) -> bool:
 def _pass_on(lines: IO[bytes], log_file: Path | None) -> None:
     uncaught = False
     with lines:
-        for line in _without_ends_of_workers(lines):
+        for line, begins in _with_stacks(_without_ends_of_workers(lines)):
             # What belongs to one is indented, or says what it came of.
-            uncaught = line.startswith(_UNCAUGHT) or (uncaught and line.startswith(_OF_UNCAUGHT))
+            uncaught = begins or line.startswith(_UNCAUGHT) or (uncaught and line.startswith(_OF_UNCAUGHT))
             if uncaught:
                 _log(line, log_file)
             elif not line.startswith(_STARTUP_LINES):
                 with contextlib.suppress(OSError):
                     os.write(_STDERR, line)
+
+
+def _with_stacks(lines: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Return each line, and whether it is an error of Java's with a stack below it."""
+    held = b""
+    for line in lines:
+        if held:
+            yield held, line.startswith(b"\tat ")
+        held = line if _THROWN.match(line) else b""
+        if not held:
+            yield line, False
+    if held:
+        yield held, False
 
 
 def _without_ends_of_workers(lines: Iterable[bytes]) -> Iterator[bytes]:

@@ -19,6 +19,8 @@ _TOO_LARGE = re.compile(r"STRANDLINE-ROW:(.*?):END", re.DOTALL)
 _JAVA = re.compile(
     r"^(?:Caused by: |: )?((?:[a-z]\w*\.)+\w[\w$]*(?:Exception|Error|Throwable))(?:: (.*))?$", re.MULTILINE
 )
+_OVERFLOW = "[ARITHMETIC_OVERFLOW]"
+_RAISED = "[USER_RAISED_EXCEPTION] "
 _LOST = re.compile(r"^.*?Lost task \S+ in stage \S+ \(TID \d+\) \(.*?\): ([\w.$]+): ")
 _PYTHON = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+([A-Za-z_][^\n]*)")
 _CONDITION = re.compile(r"\[([A-Z][A-Z_.0-9]*)\]")
@@ -36,6 +38,12 @@ _PERMANENT_CONDITIONS = ("DATA_SOURCE_NOT_FOUND", "UNSUPPORTED_DATA_TYPE_FOR_DAT
 def too_large(said: str) -> str:
     """Return an SQL expression that fails with this text, another SQL expression, as the reason."""
     return f"raise_error(concat('STRANDLINE-ROW:', {said}, ':END'))"
+
+
+def overflow(said: str) -> str:
+    """Return an SQL expression that fails as Spark does where it is not told to be lenient."""
+    text = said.replace("\\", "\\\\").replace("'", "\\'")
+    return f"raise_error('{_OVERFLOW} {text}. SQLSTATE: 22003')"
 
 
 def find_error(error: BaseException) -> BaseException:
@@ -56,7 +64,7 @@ def find_error(error: BaseException) -> BaseException:
             "memory with it: it holds several copies of a row",
             discreet=what,
         )
-    if data := _DATA_EXCEPTION.search(text):
+    if data := _DATA_EXCEPTION.search(text.replace(f"{_RAISED}{_OVERFLOW}", _OVERFLOW)):
         what = "rows do not fit an expression of the program: "
         return UserCodeError(
             f"{what}{data[0]}",

@@ -32,6 +32,7 @@ from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.sourcewatch import SourceWatch
+from strandline.spark.job.timewatch import TimeWatch
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.lower.plan import Plan
 from strandline.spark.sources.cleaning import SourceCleaner
@@ -99,11 +100,18 @@ class Attempt:
     _cleanup: contextlib.ExitStack
     _lag: SourceLag
     _final: Future[CheckpointId] | None = field(default=None, init=False)
+    _times: TimeWatch = field(init=False)
     _has_told: bool = field(default=False, init=False)
     _has_released: bool = field(default=False, init=False)
     _unshown_since: float = field(default=0.0, init=False)
     _finished_us: int | None = field(default=None, init=False)
     """When the source was found to have ended: timers that are set for later do not fire any more."""
+
+    def __post_init__(self) -> None:
+        driver = self.driver
+        self._times = TimeWatch(
+            self._b.name, driver.progress.late_rows, driver.watermarks.reached_us, driver.now_us
+        )  # fmt: skip
 
     @property
     def query(self) -> StreamingQuery:
@@ -140,8 +148,13 @@ class Attempt:
                     self.claim.check()
             if now - looked > _QUERY_LOOK_S:
                 looked = now
+                self._times.look(self.driver.progress.late_rows, self.driver.watermarks.reached_us, self.driver.now_us)
                 if self._finished_us is None and self._query_finished():
                     self._finished_us = self.driver.now_us
+                is_at_rest = not self.driver.is_running and not self.driver.sealed.is_set()
+                if is_at_rest and self._fleet.may_have_lost_one():
+                    # Nobody else would ask it anything before the next epoch or checkpoint, which may be far.
+                    self.driver.poll(may_trigger=False)
             if self._is_to_drain():
                 if self._is_drained():
                     return True

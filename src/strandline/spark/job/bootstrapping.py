@@ -46,9 +46,10 @@ from strandline.spark.base.filesystem import open_filesystem
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Blueprint, end
-from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.failing import Telling
 from strandline.spark.job.history import History, Spool, describe, spool_root
+from strandline.spark.job.progress import Progress
 from strandline.spark.job.saving import told
 from strandline.spark.job.skipping import place_behind
 from strandline.spark.job.staging import Staging

@@ -8,9 +8,10 @@ from shlex import quote
 
 from strandline.checkpoint.start import Start
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, IncompatibleStateError
-from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
+from strandline.format.manifest import Manifest, OperatorInfo, SinkInfo, SourceInfo
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
+from strandline.spark.sinks.files import left_by
 
 
 def check_compatible(
@@ -54,19 +55,28 @@ def differences(
     fork: bool = False,
 ) -> tuple[Upgrade, list[str]]:
     """Return what becomes of what is stored, and all that stands against it; see `check_compatible`."""
-    upgrade = plan_upgrade(manifest.operators, operators, drop)
+    gone = [] if fork else [sink for sink in manifest.sinks if sink.name not in sinks]
+    upgrade = plan_upgrade(manifest.operators, operators, _of_states(manifest, drop, gone))
     found = list(upgrade.refusals)
     for operator in operators:
         stored = upgrade.migrations[operator.uid].stored
         if stored is not None:
             found += _differences(stored, operator)
-    # What is staged is the job's that the snapshot is of: a fork neither shows it nor loses it.
+    # What is staged is the job's that the snapshot is of: a fork neither shows it nor loses it. What a file sink has
+    # left is shown by whoever goes on.
     found += [
-        f"the program has no sink named '{sink.name}', which has {len(sink.pending)} committables pending"
-        for sink in manifest.sinks
-        if sink.pending and sink.name not in sinks and not fork
+        f"the program has no sink named '{sink.name}', and the checkpoint lists rows that it is to show: have one of "
+        f"that name until a checkpoint lists none for it, or give them up with drop={json.dumps([sink.name])}"
+        for sink in gone
+        if sink.pending and sink.name not in drop and left_by(sink.name, sink.pending) is None
     ]
     return upgrade, found + _sources_differ(manifest, sources)
+
+
+def _of_states(manifest: Manifest, drop: Collection[str], gone: Sequence[SinkInfo]) -> list[str]:
+    """Return what `drop` names beside sinks that the program has no more; a name may be both a sink's and a uid."""
+    sinks, uids = {sink.name for sink in gone}, {operator.uid for operator in manifest.operators}
+    return [name for name in drop if name not in sinks or name in uids]
 
 
 def to_regroup(upgrade: Upgrade, operators: Sequence[Operator], url: str) -> str:

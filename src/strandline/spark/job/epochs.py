@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,58 +30,17 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.spark.base.marks import FIRST_FAILURE
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.said import find_error
-from strandline.spark.job.rate import Rate
+from strandline.spark.job.progress import Progress, Work
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
-from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.keepers.watch import Slot
 from strandline.spark.lower.limits import refusal
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
 from strandline.spark.lower.reduction import limit_shuffle
 
 log = logging.getLogger(__name__)
-
-_ROWS_IN = "rows_in"
-_LATE_ROWS = "late_rows"
-_FAILED_EVENTS = "failed_events"
-
-
-@dataclass
-class Work:
-    """What one partition has done in this attempt."""
-
-    rows_in: int = 0
-    rows_out: int = 0
-    took_ms: float = 0.0
-
-
-@dataclass
-class Progress:
-    """What has been done, for people to look at."""
-
-    epoch: Epoch
-    rows_in: int = 0
-    """In the job's whole life, as are late rows: a checkpoint has them, so that each counts once."""
-    late_rows: int = 0
-    last_epoch_ms: float = 0.0
-    last_rows: int = 0
-    failed_events: int = 0
-    epochs: int = 0
-    """Of this attempt."""
-    acks: dict[Slot, Ack] = field(default_factory=dict)
-    work: dict[Slot, Work] = field(default_factory=dict)
-    rate: Rate = field(default_factory=Rate)
-
-    @classmethod
-    def after(cls, epoch: Epoch, totals: Mapping[str, int]) -> Progress:
-        """Return what there is to go on from: a checkpoint's epoch and totals."""
-        counted = totals.get(_ROWS_IN, 0), totals.get(_LATE_ROWS, 0)
-        return cls(epoch, *counted, failed_events=totals.get(_FAILED_EVENTS, 0))
-
-    def totals(self) -> dict[str, int]:
-        """Return what a checkpoint of the last epoch keeps."""
-        failed = {_FAILED_EVENTS: self.failed_events} if self.failed_events else {}
-        return {_ROWS_IN: self.rows_in, _LATE_ROWS: self.late_rows, **failed}
 
 
 class Progressing(Protocol):
@@ -270,7 +229,8 @@ class EpochDriver:
         try:
             epoch = self.progress.epoch
             trigger = self._trigger(epoch, idle=True) if may_trigger else None
-            acks = self._fleet.poll(self._instructions(epoch, trigger))
+            # One that died before any epoch is started anew, as the next epoch would have it.
+            acks = self._fleet.poll(self._instructions(epoch, trigger), start=self._fleet.is_as_restored)
             missing = self._fleet.slots - acks.keys()
             if missing:
                 raise KeeperError(f"no answer from the keepers of {_named(missing)}: they died")
@@ -397,9 +357,10 @@ class EpochDriver:
         before = dict(self.progress.acks)
         self.progress.acks.update(acks)
         for slot, ack in acks.items():
-            if trigger is None and slot in before and ack.keeper != before[slot].keeper:
+            if slot in before and ack.keeper != before[slot].keeper:
                 # One that died before any epoch since its restore is started anew, without a restart of the job.
-                self._coordinator.retake(*slot)
+                if trigger is None:
+                    self._coordinator.retake(*slot)
                 died = self._fleet.death_of(before[slot])
                 log.warning(
                     "%s; process %d took its place, and the job goes on",

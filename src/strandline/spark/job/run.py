@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,12 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.api.config import Restart
-from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.server import ControlServer
 from strandline.control.status import Savepoint, Status
 from strandline.control.telling import tell
 from strandline.core.errors import (
     CheckpointError,
-    StrandlineError,
     UnavailableError,
 )
 from strandline.core.ids import CheckpointId
@@ -39,24 +36,25 @@ from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.status import status_of_attempt
-from strandline.spark.job.supervision import Supervised
+from strandline.spark.job.waiting import ON_THE_WAY, Waiting
 
 _live: weakref.WeakSet[Run] = weakref.WeakSet()
 _PATIENCE_S = 10.0
 """How long a stop waits before it ends keepers that keep the job from ending."""
 _AGAIN_S = 1.0
 _LOOK_S = 0.02
-_TELL_S = 0.2
 _FOLLOW_S = 300.0
 _SIGNAL_S = 0.5
 
 
-class Run(Supervised):
+class Run(Waiting):
     """A started job. Also a context manager that stops it."""
 
     def __init__(self, blueprint: Blueprint, restart: Restart) -> None:
         super().__init__(blueprint, restart)
-        self._control = ControlServer(self, blueprint.places, self._since_ms)
+        self._control = ControlServer(
+            self, blueprint.places, self._since_ms, show_values=blueprint.settings.show_values
+        )
 
     def start(self) -> None:
         """Start for the first time; what is wrong with the program is raised here."""
@@ -126,27 +124,21 @@ class Run(Supervised):
     ) -> CheckpointStats:
         """Take a checkpoint now and wait for it; return its figures. Meanwhile, `progress` is called with them.
 
-        It covers at least every epoch that was complete when this was called. Raises CheckpointError if it fails.
+        It covers at least every epoch that was complete when this was called. A job that restarts or is being rescaled,
+        or does so meanwhile, is waited for: then it is of what the job has gone on from, and after. Raises
+        CheckpointError if it fails, is not complete within `timeout` seconds, or the job ends.
         """
-        if self._state != "running" or self._attempt is None:
-            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no checkpoint can be taken")
-        coordinator = self._attempt.coordinator
-        asked = coordinator.request()
-        try:
-            if progress is not None:
-                timeout = _tell(asked, timeout, coordinator, progress)
-            number = asked.result(timeout)
-        except TimeoutError:
-            raise CheckpointError(f"job '{self._b.name}': the checkpoint was not complete within {timeout} s") from None
-        except StrandlineError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                f"job '{self._b.name}': the checkpoint was taken, but a sink failed to commit it: "
-                f"{type(error).__name__}: {error}",
-                hint="the job restarts by itself and commits it again",
-            ) from error
-        return next(stats for stats in coordinator.history if stats.checkpoint == number)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            attempt = self._await_attempt(deadline)
+            if attempt is None:
+                raise self._no_checkpoint(timeout)
+            try:
+                return self._checkpoint_of(attempt, deadline, progress)
+            except CheckpointError as error:
+                # What was asked of an attempt that ends is asked of the next one, if there is one.
+                if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
+                    raise
 
     def lookup(self, table: str, key: Any) -> Found:
         """Return what the running job has of a key, or of each key of a list, as of the last epoch.
@@ -260,8 +252,7 @@ class Run(Supervised):
             with self._alone(deadline):
                 self._await_attempt(deadline)
                 if not self._ended.is_set():
-                    with self._paused(deadline):
-                        self.checkpoint(timeout)
+                    self._pause_with_checkpoint(deadline)
         self._stopping.set()
         deadline, patience = time.monotonic() + timeout, _PATIENCE_S
         while not self._ended.wait(min(patience, max(0.0, deadline - time.monotonic()))):
@@ -372,8 +363,7 @@ class Run(Supervised):
         b = self._b
         said = parallelism_of(b.settings, b.spark, told)
         b.plan.pipeline.settle(said, [operator.info(b.settings.backend) for operator in attempt.driver.operators])
-        with self._paused(deadline) as attempt:
-            self.checkpoint(max(0.0, deadline - time.monotonic()))
+        attempt = self._pause_with_checkpoint(deadline)
         self._told = told
         self._begin_anew(attempt, what, deadline)
 
@@ -391,10 +381,11 @@ class Run(Supervised):
         at once. Epochs go on meanwhile. It can be copied anywhere and restored with `start(restore=…)`. Raises
         CheckpointError if the checkpoint fails or is not complete within `timeout` seconds, or the job ends before the
         savepoint is complete, and ConflictError if there is anything in the folder; nothing that could be taken for a
-        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing.
+        savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
+        one that does so when this is called is waited for.
         """
         target = target_of(self._b, url, format)
-        if not self._is_at_work() or self._attempt is None:
+        if self._state not in (*ON_THE_WAY, "running"):
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
         report: Any = progress or (lambda _: None)
         form: Any = format
@@ -414,49 +405,6 @@ class Run(Supervised):
                 self._back_to = CheckpointId(checkpoint)
             self._begin_anew(attempt, f"goes back to checkpoint {checkpoint}", deadline)
 
-    @contextlib.contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
-        """One at a time: of two with the same checkpoint, one would be told that it has what the other one wanted."""
-        if not self._changing.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise UnavailableError(f"job '{self._b.name}' is still being changed by somebody else")
-        try:
-            yield
-        finally:
-            self._changing.release()
-
-    def _begin_anew(self, before: Attempt, what: str, deadline: float) -> None:
-        """Have another attempt take the place of one whose epochs are paused, and wait until it works."""
-        self._again.set()
-        while self._attempt is before or self._again.is_set() or not self._is_at_work():
-            self._raise_if_failed()
-            if self._ended.is_set():
-                raise UnavailableError(f"job '{self._b.name}' was {self._state} while it {what}")
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"job '{self._b.name}' {what}, and does not work yet",
-                    hint="it goes on restoring; run.status() tells when it is done",
-                )
-            time.sleep(_LOOK_S)
-
-    @contextlib.contextmanager
-    def _paused(self, deadline: float) -> Iterator[Attempt]:
-        """Begin no epochs within and from then on, since the attempt is to end; if something fails, they go on."""
-        attempt = self._await_attempt(deadline)
-        if attempt is None:
-            raise CheckpointError(f"job '{self._b.name}' is {self._state}: no last checkpoint can be taken")
-        attempt.driver.paused.set()
-        try:
-            yield attempt
-        except BaseException:
-            attempt.driver.paused.clear()
-            raise
-
-    def _await_attempt(self, deadline: float) -> Attempt | None:
-        """Wait while the job restarts; return what is at work then, if anything is."""
-        while self._state in ("restarting", "rescaling") and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        return self._attempt if self._is_at_work() else None
-
     def __enter__(self) -> Run:
         return self
 
@@ -472,24 +420,6 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
     if not isinstance(parallelism, Mapping):
         return str(parallelism)
     return ", ".join(f"{uid}={number}" for uid, number in parallelism.items())
-
-
-def _tell(
-    asked: Future[CheckpointId],
-    timeout: float | None,
-    coordinator: Coordinator,
-    progress: Callable[[CheckpointStats], object],
-) -> float | None:
-    """Tell how far a checkpoint is until it has ended or time is up; return how much of that is left."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        done, _ = wait_for([asked], _TELL_S if left is None else min(_TELL_S, left))
-        if done or left == 0.0:
-            return left
-        under_way = [stats for stats in coordinator.history if stats.status in ("triggered", "in_progress")]
-        if under_way:
-            progress(under_way[-1])
 
 
 def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import shutil
 import sys
@@ -18,7 +19,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.start import Start, load_start
-from strandline.control.telling import tell_everybody
+from strandline.control.telling import tell, tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.ids import CheckpointId, Epoch, Generation
@@ -33,13 +34,16 @@ from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
-from strandline.spark.job.epochs import EpochDriver, Progress
+from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
+from strandline.spark.job.progress import Progress
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
-from strandline.spark.keepers.fleet import Fleet, Slot
+from strandline.spark.keepers.fleet import Fleet
+from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
 from strandline.spark.sources.lag import SourceLag
@@ -263,9 +267,11 @@ class Starting:
 
     def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
         b, manifest = self._b, origin.manifest
+        paths = {name: getattr(sink, "path", None) for name, sink, _ in b.plan.sinks}
         return SinkContext(
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
             manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
+            frozenset(other for other, path in paths.items() if path == paths.get(name)),
         )  # fmt: skip
 
     def _sinks_place(self) -> Place:
@@ -288,7 +294,17 @@ class Starting:
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.get(name, []), epoch, fresh=fresh)
+            sink.recover(pending.pop(name, []), epoch, fresh=fresh)
+        for name, texts in pending.items():
+            gone = None if name in b.wanted.drop else left_by(name, texts)
+            if gone is not None:
+                owned.check()
+                gone.open(self._sink_context(name, origin, owned.life, owned.generation))
+                _show_left(gone, texts, epoch)
+                tell(f"job '{b.name}': sink '{name}', which it has no more, shows what was left to be: {gone.path}")
+        for _, sink, _ in () if fresh else b.plan.sinks:
+            owned.check()
+            sink.tidy(epoch)
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None
@@ -326,6 +342,14 @@ class Starting:
                 hosts.remove(sc.getConf().get("spark.driver.host", ""))
         keepers = most_on_one(parallelisms, len(set(hosts)))
         return max(32 << 20, self._b.settings.state_memory_bytes // max(1, keepers))
+
+
+def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
+    try:
+        sink.recover(pending, epoch, fresh=False)
+    except CorruptionError as error:
+        hint = f"{error.hint}; or give up what the sink was to show with drop={json.dumps([sink.name])}"
+        raise CorruptionError(error.message, hint=hint, **error.fields) from None
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:

@@ -12,7 +12,8 @@ from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import time_text
 from strandline.spark.job.attempt import Attempt
-from strandline.spark.job.epochs import EpochDriver, Work
+from strandline.spark.job.epochs import EpochDriver
+from strandline.spark.job.progress import Work
 
 _OF_ACK = [field.name for field in fields(KeeperStatus) if field.name in Ack.__struct_fields__]
 

@@ -30,6 +30,7 @@ from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.session import has_one_process, is_this_python
 from strandline.spark.keepers.deaths import death_of, is_dead
 from strandline.spark.keepers.exchange import Exchange, Exchanges
+from strandline.spark.keepers.watch import ExecutorWatch, KeeperWatch, Slot
 from strandline.spark.keepers.worker import ControlWorker, EpochWorker, Executor, KeeperRef, LookupWorker
 
 _END_S = 5.0
@@ -37,9 +38,6 @@ _PINGS_A_LEASE = 4
 _EXEC_S = 0.1
 _JOB_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 """What Spark keeps of a thread's job group."""
-
-Slot = tuple[str, Partition]
-"""An operator's uid and a partition."""
 
 
 class AckList(AccumulatorParam[list[bytes]]):
@@ -83,6 +81,10 @@ class Fleet:
         }
         self.last: dict[Slot, Ack] = {}
         self._restored = Epoch(0)
+        self._watch = KeeperWatch()
+        self._executors = None if self._only_executor else ExecutorWatch(sc)
+        self._is_suspicious = False
+        """Whether a keeper may be gone, for whatever reason, since all have answered."""
         self._renew_s = min((program.lease_ms for program in programs), default=0) / 1000 / _PINGS_A_LEASE
         # For all exchanges, also while another thread asks them. Each thread has a connection to the JVM.
         self._pool = ThreadPoolExecutor(2 * max(1, len(programs)), thread_name_prefix="strandline-ask")
@@ -119,7 +121,23 @@ class Fleet:
         for slot, ack in found.items():
             self._refuse_other_keeper(ack, self.last.get(slot))
         self.last.update(found)
+        if found.keys() >= self.slots:
+            self._is_suspicious = False
         return found
+
+    @property
+    def is_as_restored(self) -> bool:
+        """Whether no epoch has been applied since the restore: a keeper that dies can be started anew from it."""
+        return all(ack.epoch == self._restored for ack in self.last.values())
+
+    def may_have_lost_one(self) -> bool:
+        """Whether a keeper may have died since all have answered; for the thread that looks after the run.
+
+        The process of one on this machine is watched, elsewhere its executor, and who has not renewed its lease.
+        """
+        if self._executors is not None and self._executors.has_lost_one(time.monotonic()):
+            self._is_suspicious = True
+        return self._is_suspicious or self._watch.has_lost_one(dict(self.last))
 
     def death_of(self, ack: Ack) -> KeeperError | None:
         """Return what became of the keeper that has answered so, if it was of this machine and is dead."""
@@ -147,12 +165,14 @@ class Fleet:
 
     def _renew(self) -> None:
         while not self._over.wait(self._renew_s):
-            # One that has died, the next epoch or poll will miss.
             with contextlib.suppress(Exception):
-                self.ping()
+                self._is_suspicious |= not self.ping()
 
-    def ping(self) -> None:
-        """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be."""
+    def ping(self) -> bool:
+        """Renew every keeper's lease, whatever it is doing: directly here, through Spark where others may be.
+
+        Return whether all have heard it.
+        """
         instructions = Instructions(generation=self._generation, epoch=Epoch(0))
         direct = ControlWorker(list(self._refs.values()), instructions, p.PING)
         answered: set[Slot] = set()
@@ -162,7 +182,8 @@ class Fleet:
                 if direct.ask(self._refs[uid], partition):
                     answered.add((uid, partition))
         if answered != self.slots:
-            self._control(instructions, p.PING)
+            answered |= {(ack.uid, ack.partition) for ack in self._control(instructions, p.PING)}
+        return answered >= self.slots
 
     def look_up(self, uid: str, asked: Mapping[Partition, Asked]) -> dict[Partition, Answered]:
         """Have keepers of an operator answer from what they last applied, in any thread, without waiting for epochs.
@@ -242,6 +263,7 @@ class Fleet:
     def close(self) -> None:
         """Let go of what the driver holds for the keepers."""
         self._over.set()
+        self._watch.close()
         if self._renewing is not None:
             self._renewing.join(_END_S)
         self._pool.shutdown(wait=False)

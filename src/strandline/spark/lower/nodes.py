@@ -8,6 +8,7 @@ from functools import partial, reduce
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from strandline.plan.aggregates import Part
 from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
 from strandline.plan.columns import quoted
 from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, UnionNode, WatermarkNode
@@ -16,9 +17,10 @@ from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
+from strandline.spark.base.said import overflow
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
-from strandline.types.datatypes import parse_schema
+from strandline.types.datatypes import DecimalType, parse_schema
 
 TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
@@ -94,10 +96,24 @@ def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
     many = {TIME: f"max({TIME})"} if hidden else {}
     many |= {ROWS: "count(1)"}
     many |= {FIRST: f"min({TIME})", LAST: f"max({TIME})"} if cut.sends_span else {}
-    many |= {name: part.many for name, part in node.parts.items()}
+    # As the keepers add up, whatever the session says of overflow: which of them does is nothing that users see.
+    is_exact = df.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
+    many |= {name: part.many if is_exact else _checked(part) for name, part in node.parts.items()}
     groups = [*keys, *by, *(name for name in hidden if name != TIME)]
     grouped = df.groupBy(*map(F.expr, groups)).agg(*(F.expr(f"{sql} as {name}") for name, sql in many.items()))
     return grouped.select(*map(quoted, node.columns.names), *hidden)
+
+
+def _checked(part: Part) -> str:
+    """Return the SQL of many rows that fails where Spark, told to be lenient, makes another number or null of a sum."""
+    c, kind = part.added_up, part.type
+    if not c:
+        return part.many
+    too_much = overflow(f"the sum of {c} is too large for {kind.ddl}")
+    if isinstance(kind, DecimalType):
+        return f"if(sum({c}) is null and count({c}) > 0, {too_much}, sum({c}))"
+    total = f"sum(cast({c} as decimal(38, 0)))"
+    return f"if({total} not between {-(1 << 63)}BD and {(1 << 63) - 1}BD, {too_much}, cast({total} as bigint))"
 
 
 def _pairs(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:

@@ -129,11 +129,15 @@ class Plan:
                 )
 
     def _find_branches(self) -> set[Node]:
-        """Return the nodes behind an operator, or calls of other systems, that more than one reader reads."""
+        """Return the nodes behind an operator, or a function of Python's, that more than one reader reads.
+
+        What calls another system is to do so once a row; and a function that gives a number of its own, or another one
+        each time, is to give the same to all who read it.
+        """
         readers = Counter(parent for node in self.pipeline.nodes for parent in node.parents)
         for output in self._outputs:
             readers[output.stream._node] += 1 if output.sink.reads_once else 2
-        return {node for node, count in readers.items() if count > 1 and _has_operator(node, calls=True)}
+        return {node for node, count in readers.items() if count > 1 and _has_python(node)}
 
     def _named_sinks(self) -> list[tuple[str, Sink, Node]]:
         named: list[tuple[str, Sink, Node]] = []
@@ -175,7 +179,6 @@ def _operators_above(node: Node) -> set[Node]:
     return {found for found in above(node) if isinstance(found, OperatorNode)}
 
 
-def _has_operator(node: Node, *, calls: bool = False) -> bool:
-    """Whether a node's rows come of an operator, or, if that counts, of calls of other systems."""
-    is_one = isinstance(node, OperatorNode) or (calls and isinstance(node, MapNode) and node.calls is not None)
-    return is_one or any(_has_operator(parent, calls=calls) for parent in node.parents)
+def _has_python(node: Node) -> bool:
+    """Whether a node's rows come of an operator, or of a function that is called for each row."""
+    return isinstance(node, OperatorNode | MapNode) or any(map(_has_python, node.parents))

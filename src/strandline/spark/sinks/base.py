@@ -41,6 +41,8 @@ class SinkContext:
     """Of which epoch the snapshot is."""
     staging: Place | None = None
     """Where rows may wait until they are delivered: all machines of the job reach it."""
+    beside: frozenset[str] | None = None
+    """The names of all of the job's sinks that write to this sink's path, its own among them; None: not known."""
 
     @property
     def identity(self) -> str:
@@ -110,6 +112,12 @@ class Sink(ABC):
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
         """
         self.commit(pending)
+
+    def tidy(self, epoch: Epoch) -> None:  # noqa: B027
+        """Every sink of the job has recovered: take back what others, which it has no more, have shown after `epoch`.
+
+        The job goes on, and a sink that was renamed, or taken out, is not there to do it.
+        """
 
     def status(self) -> SinkStatus | None:
         """Return what is delivered and what waits, in any thread; None if that says nothing of this sink."""

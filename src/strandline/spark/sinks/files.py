@@ -49,6 +49,8 @@ _WRITE_ALL = ("json", "parquet", "orc")
 _ORDINARY = (
     StringType, BinaryType, BooleanType, IntegralType, FractionalType, DateType, TimestampType, TimestampNTZType,
 )  # fmt: skip
+_NO_OPTIONS = ("partitionby", "bucketby", "sortby", "clusterby", "mode", "path")
+"""What Spark's writer is told in other ways than by options, without the underscores."""
 _TRIED: set[tuple[int, str, str, str]] = set()
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,13 @@ class FileSink(Sink):
         super().__init__(name=name, visibility=visibility)
         if existing not in ("refuse", "keep", "replace"):
             raise ConfigurationError(f"existing is {existing!r}, expected 'refuse', 'keep' or 'replace'")
+        for option in options:
+            if option.lower().replace("_", "") in _NO_OPTIONS:
+                raise ConfigurationError(
+                    f"sinks.files({path!r}): '{option}' is no option of a file format, and would be ignored: the sink "
+                    "itself says which files there are, each with rows of one epoch",
+                    hint="leave it out; for a directory a value, send stream.where(…) to a sink for each",
+                )
         self.existing = existing
         self.path = absolute(path)
         self.format = format
@@ -194,6 +203,9 @@ class FileSink(Sink):
     def _object_format(self) -> ObjectFormat:
         return ObjectFormat(self.format, {key: _text_of(value) for key, value in self.options.items()})
 
+    def tidy(self, epoch: Epoch) -> None:
+        self._place.forget_gone(epoch)
+
     @property
     def _place(self) -> Place:
         assert self._opened is not None
@@ -230,6 +242,18 @@ class FileSink(Sink):
 def _text_of(option: Any) -> str:
     """Return an option's value as Spark takes it."""
     return str(option).lower() if isinstance(option, bool) else str(option)
+
+
+def left_by(name: str, pending: Sequence[str]) -> FileSink | None:
+    """Return a sink that shows what a file sink has left to be shown, which the program does not have any more.
+
+    None if it was another sink's: only that one knows what to do with it.
+    """
+    try:
+        staged = [msgspec.json.decode(text, type=Committable) for text in pending]
+    except msgspec.DecodeError:
+        return None
+    return FileSink(staged[-1].root, name=name) if staged else None
 
 
 def _is_ordinary(field: StructField) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
 from strandline.core.failpoints import hit
@@ -87,6 +88,22 @@ class Place:
             if found and int(found[1]) > epoch and int(found[2]) < self.run.generation:
                 self.files.delete(name)
         self.files.sync("")
+
+    def forget_gone(self, epoch: Epoch) -> None:
+        """Do both for sinks that this job has had here under other names, and has not any more: nobody else does."""
+        if self.run.beside is None:
+            return
+        for identity in self.files.directories(OURS):
+            newest = ShownRecords(self.files, self.root, f"{OURS}/{identity}").newest
+            owner = newest.owner or None
+            if owner is None or (owner.job, owner.life) != (self.run.job, self.run.life):
+                continue
+            # What was left to be shown may have been in this run already.
+            if owner.sink not in self.run.beside and newest.generation < self.run.generation:
+                gone = Place(replace(self.run, sink=owner.sink), self.root)
+                gone.forget_staged()
+                gone.take_back(epoch)
+                gone.begin(epoch)
 
     def replace_others(self) -> list[Other]:
         """Delete what other lives have here, if this one begins here; return what it was.

@@ -1,0 +1,96 @@
+"""Keepers that die while nobody asks them anything: their driver sees it at once where they are on its machine."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strandline.core.ids import Partition
+from strandline.keeper.protocol import Ack
+from strandline.keeper.watchdog import process_start
+
+Slot = tuple[str, Partition]
+"""An operator's uid and a partition."""
+
+_EXECUTORS_S = 1.0
+
+
+@dataclass
+class _Watched:
+    """A keeper, by the answer that it was first seen in."""
+
+    ack: Ack
+    fd: int
+    """Of its process; -1 where the system knows no such thing, or no such process."""
+
+    def close(self, poll: select.poll) -> None:
+        if self.fd >= 0:
+            poll.unregister(self.fd)
+            os.close(self.fd)
+
+    def is_gone(self, ended: set[int], newest: Ack) -> bool:
+        if self.fd >= 0:
+            return self.fd in ended
+        # Who answers though he is not there is in a container, with processes of its own.
+        return newest is self.ack and not process_start(self.ack.pid)
+
+
+class KeeperWatch:
+    """Watches the processes of this machine that have answered. For one thread; a look costs a system call."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll()
+        self._watched: dict[Slot, _Watched] = {}
+
+    def has_lost_one(self, last: Mapping[Slot, Ack]) -> bool:
+        """Whether one of the keepers that have answered so is gone. Of those of other machines nothing is known."""
+        for slot, ack in last.items():
+            known = self._watched.get(slot)
+            if known is None or known.ack.keeper != ack.keeper:
+                self._watch(slot, ack, known)
+        ended = {fd for fd, _ in self._poll.poll(0)}
+        return any(one.is_gone(ended, last[slot]) for slot, one in self._watched.items())
+
+    def close(self) -> None:
+        """Watch nobody any more."""
+        while self._watched:
+            _, one = self._watched.popitem()
+            one.close(self._poll)
+
+    def _watch(self, slot: Slot, ack: Ack, known: _Watched | None) -> None:
+        if known is not None:
+            known.close(self._poll)
+            del self._watched[slot]
+        if ack.host != socket.gethostname():
+            return
+        try:
+            fd = os.pidfd_open(ack.pid)
+        except (OSError, AttributeError):
+            fd = -1
+        else:
+            self._poll.register(fd, select.POLLIN)
+        self._watched[slot] = _Watched(ack, fd)
+
+
+class ExecutorWatch:
+    """Notices that executors have gone, and their keepers with them; asks Spark's driver, seldom, and no executor."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._known = self._executors()
+        self._looked = 0.0
+
+    def has_lost_one(self, now_s: float) -> bool:
+        """Whether one that was there at the last look is not there any more."""
+        if now_s - self._looked < _EXECUTORS_S:
+            return False
+        self._looked = now_s
+        there, self._known = self._known, self._executors()
+        return bool(there - self._known)
+
+    def _executors(self) -> set[str]:
+        return set(self._context._jsc.sc().getExecutorMemoryStatus().keys().mkString(",").split(","))

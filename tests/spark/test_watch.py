@@ -1,0 +1,109 @@
+"""Keepers whose death is seen though nobody asks them anything: without Spark."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from strandline.core.ids import Epoch, Partition
+from strandline.keeper.protocol import Ack
+from strandline.spark.keepers.watch import ExecutorWatch, KeeperWatch, Slot
+
+
+@pytest.fixture
+def watch() -> Iterator[KeeperWatch]:
+    made = KeeperWatch()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[bytes]]]:
+    made = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
+    yield made
+    for child in made:
+        child.kill()
+        child.wait()
+
+
+def acks_of(children: list[subprocess.Popen[bytes]], host: str = socket.gethostname()) -> dict[Slot, Ack]:
+    return {
+        ("op", Partition(i)): Ack(
+            uid="op", partition=Partition(i), epoch=Epoch(3), pid=child.pid, host=host, keeper=f"keeper-{child.pid}"
+        )
+        for i, child in enumerate(children)
+    }
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_one_that_dies_is_missed_until_another_answers(
+    watch: KeeperWatch, children: Any, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
+) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    acks = acks_of(children)
+    assert not watch.has_lost_one(acks)
+    children[1].kill()
+    deadline = time.monotonic() + 10
+    while not watch.has_lost_one(acks):
+        assert time.monotonic() < deadline
+    assert watch.has_lost_one(acks), "until somebody has done something about it"
+    again = subprocess.Popen(["sleep", "60"])
+    children.append(again)
+    acks = acks_of([children[0], again, children[2]])
+    assert not watch.has_lost_one(acks)
+    again.kill()
+    again.wait()
+    assert watch.has_lost_one(acks)
+
+
+def test_one_that_has_died_before_it_was_looked_at(watch: KeeperWatch, children: Any) -> None:
+    acks = acks_of(children)
+    children[0].kill()
+    children[0].wait()
+    assert watch.has_lost_one(acks)
+    # Unless it answers all the same: it is in a container, with processes of its own.
+    assert not watch.has_lost_one({slot: msgspec.structs.replace(ack) for slot, ack in acks.items()})
+
+
+def test_of_other_machines_nothing_is_known(watch: KeeperWatch, children: Any) -> None:
+    acks = acks_of(children, host="elsewhere")
+    for child in children:
+        child.kill()
+        child.wait()
+    assert not watch.has_lost_one(acks)
+
+
+def test_no_descriptors_are_left(children: Any) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    watch = KeeperWatch()
+    watch.has_lost_one(acks_of(children))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + len(children)
+    watch.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_an_executor_that_goes_is_missed_once() -> None:
+    there = ["a:1", "b:1"]
+    core = SimpleNamespace(
+        getExecutorMemoryStatus=lambda: SimpleNamespace(
+            keys=lambda: SimpleNamespace(mkString=lambda _: ",".join(there))
+        )
+    )
+    watch = ExecutorWatch(SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: core)))
+    assert not watch.has_lost_one(10)
+    there.append("c:1")
+    assert not watch.has_lost_one(11.5)
+    there.remove("b:1")
+    assert not watch.has_lost_one(11.6), "not that often"
+    assert watch.has_lost_one(13)
+    assert not watch.has_lost_one(15)
