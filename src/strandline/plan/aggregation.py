@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strandline.api.aggregates import Aggregate
+from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import OURS, declare
-from strandline.plan.checks import check_uid
+from strandline.plan.checks import check_on_error, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Cut, Keyed, LateNode, Node, OperatorNode, PartialNode, sources_of
+from strandline.plan.maps import keyless
 from strandline.plan.operators import make_operator
 from strandline.plan.windows import bounds_of, check_window_keys
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
@@ -23,11 +25,11 @@ from strandline.runtime.operators.aggregates.running import CountedAggregation, 
 from strandline.runtime.operators.aggregates.sessions import SessionAggregation
 from strandline.runtime.operators.aggregates.windows import WindowedAggregation
 from strandline.runtime.operators.windows.operator import Rules
-from strandline.runtime.rowlayout import ORIGIN
+from strandline.runtime.rowlayout import ORIGIN, ROWS
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.types.datatypes import Field, StructType, TimestampType, parse_type
 
-PANE, ROWS = "__strandline_pane", "__strandline_rows"
+PANE = "__strandline_pane"
 FIRST, LAST = "__strandline_first", "__strandline_last"
 
 
@@ -50,6 +52,7 @@ def aggregate_on(
     name: str,
     parallelism: int | None,
     max_parallelism: int | None,
+    on_error: OnError | str = "fail",
 ) -> OperatorNode:
     """Return the node of an aggregation of keyed rows, or of a kind of window of them."""
     columns, keys = keyed.columns, keyed.keys
@@ -71,6 +74,9 @@ def aggregate_on(
     if rules.late is not None:
         unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
         late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid)
+    bears = check_on_error(operator, uid, on_error, late)
+    if bears.gives:
+        late[DEAD_LETTERS] = keyless(keyed, uid)
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
     return make_operator(
@@ -84,6 +90,7 @@ def aggregate_on(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         sides_before=late,
+        on_error=bears,
     )
 
 

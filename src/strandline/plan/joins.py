@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strandline.api.badrecords import OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
-from strandline.plan.checks import check_uid
+from strandline.plan.checks import check_on_error, check_uid
 from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
-from strandline.plan.operators import make_operator, movers_of
+from strandline.plan.operators import make_operator, movers_of, with_dead_letters
 from strandline.plan.windows import bounds_of
 from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
 from strandline.runtime.operators.joins import BOUNDS, HOWS, LEFT, RIGHT, Bounds, IntervalJoin, Layout, WindowJoin
@@ -62,6 +63,7 @@ class Said:
     late: Any
     parallelism: int | None
     max_parallelism: int | None
+    on_error: OnError | str = "fail"
 
 
 def interval_join(left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, said: Said) -> OperatorNode:
@@ -121,16 +123,19 @@ def as_of_join(left: Keyed, versions: Keyed, max_age: str | None, said: Said) ->
 
 
 def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, said: Said) -> OperatorNode:
-    sides = zip(said.late, (layout.left.ddl, layout.right.ddl), strict=True)
+    late = zip(said.late, (layout.left.ddl, layout.right.ddl), strict=True)
+    sides = {name: parse_schema(ddl).ddl for name, ddl in late if name is not None}
+    bears = check_on_error(join, said.uid, said.on_error, sides)
     return make_operator(
         pairs.node,
         said.uid,
         parse_schema(output).ddl,
         process=join,
-        name=type(join).__name__,
+        name=said.what,
         keys=pairs.keys,
         order_by=pairs.order_by,
-        sides={name: parse_schema(ddl).ddl for name, ddl in sides if name is not None},
+        sides=with_dead_letters(sides, bears),
+        on_error=bears,
         parallelism=said.parallelism,
         max_parallelism=said.max_parallelism,
     )

@@ -7,11 +7,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from strandline.api.badrecords import DEAD_LETTERS
 from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.plan.graph import LateNode, Movers, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
+from strandline.plan.graph import (
+    FailedNode,
+    LateNode,
+    Movers,
+    Node,
+    OperatorNode,
+    OutputNode,
+    SourceNode,
+    WatermarkNode,
+    above,
+    sources_of,
+)
 from strandline.plan.operators import movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
@@ -88,7 +100,8 @@ class Operator:
             input_schema=node.input_schema,
             output_schema=node.output_schema,
             sides=node.sides,
-            on_error=node.on_error,
+            # Where others make dead letters of its bad rows, they are only counted.
+            on_error=replace(node.on_error, then="skip") if DEAD_LETTERS in node.sides_before else node.on_error,
             layout=node.layout,
             measured=self.is_measured,
             broadcast_order=list(node.broadcast_order or ()),
@@ -223,7 +236,10 @@ def _sources_of(*nodes: Node) -> set[Node]:
     for node in nodes:
         if isinstance(node, SourceNode):
             found.add(node)
-        elif not isinstance(node, OperatorNode | LateNode):
+        elif not isinstance(node, OperatorNode | LateNode | FailedNode) and not (
+            # A row that failed is no row of the source's for whoever counts these.
+            isinstance(node, OutputNode) and node.side
+        ):
             found |= _sources_of(*node.parents)
     return found
 

@@ -42,6 +42,8 @@ class OwnOperator:
     """Of what its states hold accumulators, if they do."""
     own_metrics: Mapping[str, int] = MappingProxyType({})
     """Figures for people to look at, since this process began."""
+    own_step: str = ""
+    """The method that users call for it: of what no function of theirs does, errors say that it failed."""
     own_function: str = ""
     """What the user's function that it calls is called in errors, if it calls one."""
 

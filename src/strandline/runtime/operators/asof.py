@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from strandline.api.states import Map
-from strandline.runtime.operators.joins import LateSides, Layout, Row, TimedJoin, own_entry, time_of
+from strandline.runtime.operators.joins import LateSides, Layout, Row, TimedJoin, insert, time_of
 from strandline.runtime.state.maps import MapTable
 
 AsOfHow = Literal["inner", "left"]
@@ -21,6 +21,8 @@ AS_OF_HOWS: tuple[AsOfHow, ...] = ("inner", "left")
 
 class AsOfJoin(TimedJoin):
     """The left rows are joined, the right ones are versions, each valid from its time on until the next one's."""
+
+    own_step = "as_of_join"
 
     def __init__(
         self, layout: Layout, how: AsOfHow = "inner", max_age_us: int | None = None, late: LateSides = (None, None)
@@ -47,7 +49,7 @@ class AsOfJoin(TimedJoin):
         if waiting is None:
             self._waiting.put(key, time, [event])
         else:
-            own_entry(self._waiting, key, time, waiting).append(event)
+            insert(self._waiting, key, time, waiting, len(waiting), event)
         # A version of the same time may come while the watermark is there.
         ctx.timers.set_us(time)
 

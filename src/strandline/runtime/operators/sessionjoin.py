@@ -31,6 +31,8 @@ class _Halves(Keeping):
 class SessionJoin(SessionWindows, TimedJoin):
     """Pairs all rows of a key that are in one session; results come when the watermark has passed its end."""
 
+    own_step = "window_join"
+
     def __init__(self, layout: Layout, kind: Session, how: How = "inner", late: LateSides = (None, None)) -> None:
         TimedJoin.__init__(self, layout, how, late)
         SessionWindows.__init__(self, kind, _Halves(layout, self), Rules())

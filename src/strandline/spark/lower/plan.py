@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
@@ -13,6 +14,7 @@ from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, OutputNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
+from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
@@ -91,8 +93,17 @@ class Plan:
         self._kept |= nodes
         return is_new
 
-    def build(self, df: DataFrame, run: RunOperator, operators: Mapping[OperatorNode, Operator]) -> Built:
-        """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once."""
+    def build(
+        self,
+        df: DataFrame,
+        run: RunOperator,
+        operators: Mapping[OperatorNode, Operator],
+        reports: Mapping[Node, Report] = MappingProxyType({}),
+    ) -> Built:
+        """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once.
+
+        `reports`: what steps tell of rows that fail.
+        """
         copies = _copies(operators)
         kept: list[DataFrame] = []
         if self.sources.are_several:
@@ -107,7 +118,8 @@ class Plan:
             if isinstance(node, OperatorNode | LateNode):
                 made[node] = run(node, *parents)
             elif not isinstance(node, SourceNode):
-                made[node] = lowered(node, parents, copies.get(node, 0), reduced=node in reduced)
+                report = reports.get(node)
+                made[node] = lowered(node, parents, copies.get(node, 0), reduced=node in reduced, report=report)
             if node in self._kept:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
@@ -120,13 +132,14 @@ class Plan:
     def _check_dead_letters(self) -> None:
         """Refuse dead letters that go nowhere: whoever asked for them does not mean to lose them."""
         read = {(node.parent, node.side) for node in self.pipeline.nodes if isinstance(node, OutputNode)}
-        for node in self.pipeline.operators:
-            if node.on_error.gives and (node, 1 + list(node.sides).index(DEAD_LETTERS)) not in read:
-                raise ConfigurationError(
-                    f"operator '{node.uid}': on_error is 'dead-letter', and its dead letters go to no sink",
-                    hint='send them to one, as in totals.dead_letters.to(sl.sinks.files("dead/", format="json")), '
-                    "or say on_error='skip'",
-                )
+        for each in self.pipeline.operators:
+            side = each.sides_before.get(DEAD_LETTERS)
+            is_read = side in self.pipeline.nodes if side else (each, 1 + _index(each.sides, DEAD_LETTERS)) in read
+            if each.on_error.gives and not is_read:
+                raise _unread(f"operator '{each.uid}'")
+        for node in self.pipeline.nodes:
+            if isinstance(node, MapNode) and node.on_error.gives and (node, 1) not in read:
+                raise _unread(f"{node.step} ({node.name}, in {node.line})")
 
     def _find_branches(self) -> set[Node]:
         """Return the nodes behind an operator, or calls of other systems, that more than one reader reads."""
@@ -162,6 +175,19 @@ class Built:
             df.unpersist()
 
 
+def _unread(where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where}: on_error is 'dead-letter', and its dead letters go to no sink",
+        hint='send them to one, as in totals.dead_letters.to(sl.sinks.files("dead/", format="json")), or say '
+        "on_error='skip'",
+    )
+
+
+def _index(names: Iterable[str], name: str) -> int:
+    """Return a name's place; -1 if it is not there."""
+    return next((at for at, each in enumerate(names) if each == name), -1)
+
+
 def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:
     """Return, for what every partition hears of, how many there are: the most that an operator behind it has."""
     found: dict[Node, int] = {}
@@ -176,6 +202,9 @@ def _operators_above(node: Node) -> set[Node]:
 
 
 def _has_operator(node: Node, *, calls: bool = False) -> bool:
-    """Whether a node's rows come of an operator, or, if that counts, of calls of other systems."""
-    is_one = isinstance(node, OperatorNode) or (calls and isinstance(node, MapNode) and node.calls is not None)
+    """Whether a node's rows come of an operator, or, if that counts, of calls that each row is to have once."""
+    is_one = isinstance(node, OperatorNode)
+    if calls and isinstance(node, MapNode):
+        # What fails now may not fail when it is called once more.
+        is_one = node.calls is not None or node.on_error.gives
     return is_one or any(_has_operator(parent, calls=calls) for parent in node.parents)
