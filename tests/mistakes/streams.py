@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ NARROW = events("user string, w int, ts timestamp").watermark("ts").key_by("user
 TUMBLING = TIMED_KEYED.window(sl.Tumbling("1s"))
 JOIN = ("0s", "1s")
 N = sl.agg.count()
+LOCK = threading.Lock()
 
 
 class Each(sl.KeyedProcess):
@@ -51,6 +53,26 @@ def asked(name: str, ask: Callable[[], Any], *said: str) -> Mistake:
 
 
 MISTAKES = [
+    # -- functions of each row
+    written(
+        "a fallback that does not fit",
+        lambda: PLAIN.map_async(len, "n int", fallback={"m": 0}),
+        "map_async: fallback: the output row {'m': 0} misses n and has unknown m",
+        "give a row that fits `output`, None for no row, or a function of (row, error)",
+    ),
+    written("a retry in words", lambda: PLAIN.map_async(len, "n int", retry="twice"), "write retry=3, or sl.Retry(3,"),
+    written(
+        "a function with a lock",
+        lambda: PLAIN.map_async(LOCK.__enter__, "n int"),
+        "cannot be sent",
+        "at its first call",
+    ),
+    written(
+        "bad rows that are ignored", lambda: PLAIN.map(len, "n int", on_error="ignore"), "map: on_error is 'ignore'"
+    ),  # type: ignore[arg-type]
+    written(
+        "dead letters nobody asked for", lambda: PLAIN.map(len, "n int").dead_letters, 'on_error="dead-letter"', "map()"
+    ),
     # -- names that are not there
     asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
     asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),

@@ -17,8 +17,16 @@ from strandline.runtime.task.outputs import OutputBuilder
 from strandline.types.given import SparkType, schema_given
 
 _MOST = 10_000
-FAIL: Any = object()
-"""Of a fallback: there is none."""
+
+
+class _Fail:
+    """Of a fallback: there is none."""
+
+    def __repr__(self) -> str:
+        return "FAIL"
+
+
+FAIL: Any = _Fail()
 
 
 def map_async(

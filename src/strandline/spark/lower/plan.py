@@ -12,7 +12,17 @@ from pyspark.sql import DataFrame
 
 from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
-from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, OutputNode, PartialNode, SourceNode, above
+from strandline.plan.graph import (
+    LateNode,
+    MapNode,
+    Node,
+    OperatorNode,
+    OutputNode,
+    PartialNode,
+    SourceNode,
+    above,
+    sources_of,
+)
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.quiet import errors_reported
@@ -23,7 +33,7 @@ from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.blame import named
 from strandline.spark.sinks.simple import NoopSink
-from strandline.spark.streams.frames import probe_of
+from strandline.spark.streams.frames import FrameStep, probe_of
 from strandline.spark.streams.stream import Output
 
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
@@ -140,6 +150,9 @@ class Plan:
         for node in self.pipeline.nodes:
             if isinstance(node, MapNode) and node.on_error.gives and (node, 1) not in read:
                 raise _unread(f"{node.step} ({node.name}, in {node.line})")
+            if isinstance(node, FrameStep) and node.failed is not None and node.failed not in self.pipeline.nodes:
+                source = sources_of(node)[0].name
+                raise _unread(f"the source '{source}'" if source else "the job's source")
 
     def _find_branches(self) -> set[Node]:
         """Return the nodes behind an operator, or calls of other systems, that more than one reader reads."""
@@ -179,7 +192,7 @@ def _unread(where: str) -> ConfigurationError:
     return ConfigurationError(
         f"{where}: on_error is 'dead-letter', and its dead letters go to no sink",
         hint='send them to one, as in totals.dead_letters.to(sl.sinks.files("dead/", format="json")), or say '
-        "on_error='skip'",
+        "on_error='skip'; sl.sinks.noop() keeps nothing, and they are counted",
     )
 
 

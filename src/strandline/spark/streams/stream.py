@@ -29,7 +29,8 @@ from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
-from strandline.spark.streams.frames import read
+from strandline.spark.streams.frames import FrameStep, read, readable
+from strandline.spark.streams.malformed import check_malformed, corrupt_column
 from strandline.spark.streams.steps import Steps
 from strandline.spark.streams.words import Worded
 from strandline.types.given import SparkType, check_names
@@ -48,12 +49,10 @@ class Output:
 class Stream(Steps):
     """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
 
-    def __init__(self, node: Node, operator: OperatorNode | MapNode | None = None, failed: Node | None = None) -> None:
+    def __init__(self, node: Node, operator: OperatorNode | MapNode | None = None) -> None:
         super().__init__(node)
         self._operator = operator
         """What this is the main output of, if there is nothing in between."""
-        self._failed = failed
-        """Of a source: the rows that cannot be read, if they are dead letters."""
 
     def side(self, name: str) -> Stream:
         """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
@@ -71,8 +70,8 @@ class Stream(Steps):
         Rows of `operator`, `step` (the method that failed, or "key_by", "read"), `reason`, `key` and `event` as JSON,
         `event_time` and `traceback`: the same columns of every operator. Each failing event gives exactly one.
         """
-        if self._failed is not None:
-            return Stream(self._failed)
+        if isinstance(self._node, FrameStep) and self._node.failed is not None:
+            return Stream(self._node.failed)
         if self._operator is None or not self._operator.on_error.gives:
             raise ConfigurationError(
                 "dead_letters: there are none here",
@@ -541,18 +540,28 @@ def _keyed_of(other: object, what: str) -> Keyed:
     return other._keyed
 
 
-def stream(df: DataFrame, name: str | None = None) -> Stream:
+def stream(df: DataFrame, name: str | None = None, *, on_error: OnError | Then | None = None) -> Stream:
     """Begin a pipeline with a Structured Streaming DataFrame: any source, any stateless steps.
 
     In a job that reads several, each needs a `name`, for the life of the job: how far it was read is found by it.
+    `on_error` says what becomes of rows that could not be read, whose text Spark has put into `_corrupt_record`:
+    "fail", or "dead-letter", see `dead_letters`. The stream has not got this column.
 
     >>> payments = stream(spark.readStream.schema(schema).json("in/"), name="payments")
     """
-    return source_stream(df, name)
+    return source_stream(df, name, on_error=on_error)
 
 
-def source_stream(df: DataFrame, name: str | None = None, cleaning: Cleaning | None = None) -> Stream:
+def source_stream(
+    df: DataFrame,
+    name: str | None = None,
+    cleaning: Cleaning | None = None,
+    on_error: OnError | Then | None = None,
+) -> Stream:
     """Return the stream of a source, checked."""
     check_source(df)
     check_names(df.columns, "stream()")
-    return Stream(read(df, check_source_name(name), cleaning))
+    source = read(df, check_source_name(name), cleaning)
+    if on_error is None:
+        return Stream(source)
+    return Stream(readable(source, corrupt_column(df), check_malformed("stream()", on_error)))
