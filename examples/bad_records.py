@@ -56,10 +56,10 @@ def build(spark: Any, home: Path) -> sl.Job:
         # 500 bad payments a minute are no bad records: something is broken, and the job ends.
         on_error=sl.OnError("dead-letter", at_most=500, per="1 min"),
     )
-    good = limited.to(sl.sinks.files(home / "out", format="json", name="out"))
+    good = limited.to(sl.sinks.files(str(home / "out"), format="json", name="out"))
     # All have the same columns: sinks may share a directory.
     bad = [
-        stream.dead_letters.to(sl.sinks.files(home / "dead", format="json", name=f"dead-{name}"))
+        stream.dead_letters.to(sl.sinks.files(str(home / "dead"), format="json", name=f"dead-{name}"))
         for name, stream in zip(LETTERS, (read, payments, limited), strict=True)
     ]
     return sl.Job(
