@@ -281,7 +281,6 @@ REFUSED: list[tuple[Any, list[tuple[Any, ...]], str, str, int]] = [
     (codec_of("broadcast", "bigint", key_type="string"), [(None, "a", 5), (1, "b", 5)], "key_group", "no key group", 1),
     (codec_of("list", "bigint"), [(1, 1, 0, 5), (1, 1, 1, None)], "value", "it is null", 1),
     (codec_of("list", "bigint"), [(1, 1, 0, 5), (1, 1, 0, 6)], "id", "row 0 has the same key", 1),
-    (codec_of("list", "bigint", ttl=HOUR), [(1, 1, 0, 5, AT), (1, 1, 1, 6, None)], "expires_at", "as a whole", 1),
     (codec_of("timers", ""), [(1, 1, AT), (1, 1, None)], "time", "it is null", 1),
     (codec_of("panes", "struct<id:bigint,n:bigint>"), [(1, 1, AT, {"n": 1}), (1, None, AT, {"n": 1})], "id", "a mark", 1),
     (codec_of("panes", "struct<id:bigint,n:bigint>"), [(1, 1, AT, {"n": 1}), (1, 1, AT, None)], "value", "a mark", 1),
