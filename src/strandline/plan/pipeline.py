@@ -20,6 +20,7 @@ from strandline.plan.graph import (
     OperatorNode,
     OutputNode,
     SourceNode,
+    UnionNode,
     WatermarkNode,
     above,
     sources_of,
@@ -184,14 +185,18 @@ class Pipeline:
             specs.append(replace(node.spec, name=name))
         return specs
 
-    def _find_counting(self) -> set[str]:
-        """Return uids of operators whose rows are the job's: if there are such, they get each source's rows once."""
-        counting: set[str] = set()
+    def _find_counting(self) -> dict[str, int]:
+        """Return uids of operators whose rows are the job's, and how often they get each row.
+
+        If there are such, they get each source's rows once, but where a stream is united with itself.
+        """
+        counting: dict[str, int] = {}
         counted: set[Node] = set()
         read = {operator.uid: _sources_of(*operator.parents) for operator in self.operators}
-        for uid, sources in sorted(read.items(), key=lambda item: -len(item[1])):
+        copies = {operator.uid: _copies_to(*operator.parents) for operator in self.operators}
+        for uid, sources in sorted(read.items(), key=lambda item: (-len(item[1]), copies[item[0]])):
             if sources and not sources & counted:
-                counting.add(uid)
+                counting[uid] = copies[uid]
                 counted |= sources
         return counting
 
@@ -242,6 +247,20 @@ def _sources_of(*nodes: Node) -> set[Node]:
         ):
             found |= _sources_of(*node.parents)
     return found
+
+
+def _copies_to(*nodes: Node) -> int:
+    """Return how often each row of the sources reaches these nodes, where that is the same of all; else 1."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, UnionNode):
+            often = Counter(node.parents)
+            found.add(_copies_to(*often) * often[node.parents[0]] if len(set(often.values())) == 1 else 1)
+        elif isinstance(node, SourceNode | OperatorNode | LateNode | FailedNode):
+            found.add(1)
+        else:
+            found.add(_copies_to(*node.parents))
+    return found.pop() if len(found) == 1 else 1
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ list is the epoch's own and is changed in place: a key with many rows costs a co
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
@@ -60,14 +60,20 @@ def _half(pair: Any) -> Any:
 
 
 class Layout:
-    """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both."""
+    """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both.
 
-    def __init__(self, left: StructType, right: StructType, shared: Sequence[str] = ()) -> None:
+    And apart from those that results are to be `without`.
+    """
+
+    def __init__(
+        self, left: StructType, right: StructType, shared: Sequence[str] = (), without: Collection[str] = ()
+    ) -> None:
         self.left = left
         self.right = right
         self.shared = tuple(shared)
-        self._kept = [at for at, name in enumerate(right.names) if name not in self.shared]
+        self._kept = [at for at, name in enumerate(right.names) if name not in (*self.shared, *without)]
         self._filled = [(left.names.index(name), right.names.index(name)) for name in self.shared]
+        self._picks = len(self._kept) < len(right.fields)
         self._left_nulls = (None,) * len(left.fields)
         self._right_nulls = (None,) * len(self._kept)
 
@@ -79,7 +85,7 @@ class Layout:
 
     def pair(self, left: Row, right: Row) -> Row:
         """Return the result of two rows."""
-        return left + self._picked(right) if self.shared else left + right
+        return left + self._picked(right) if self._picks else left + right
 
     def left_alone(self, left: Row) -> Row:
         """Return the result of a left row without a partner."""
@@ -87,7 +93,7 @@ class Layout:
 
     def right_alone(self, right: Row) -> Row:
         """Return the result of a right row without a partner: the shared keys have its values."""
-        if not self.shared:
+        if not self._picks:
             return self._left_nulls + right
         row, plain = list(self._left_nulls), tuple(right)
         for to, at in self._filled:

@@ -418,7 +418,10 @@ class EpochDriver:
 
     def _note(self, epoch: Epoch, acks: dict[Slot, Ack], failed_rows: int, took_ms: float) -> None:
         pipeline = self._plan.pipeline
-        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in pipeline.counting)
+        counted: dict[str, int] = {}
+        for (uid, _), ack in acks.items():
+            counted[uid] = counted.get(uid, 0) + (ack.source_rows or ack.rows_in)
+        rows = sum(counted[uid] // copies for uid, copies in pipeline.counting.items() if uid in counted)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1

@@ -369,7 +369,8 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
-        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of.
+        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of. Where
+        the gap is a function, it is asked about the rows of both.
         Arguments and columns are as in join(), and behind the columns `window_start` and `window_end`. Results have the
         time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
         side outputs as in join().
@@ -384,6 +385,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         how: AsOfHow = "inner",
         max_age: str | None = None,
+        deleted: str | None = None,
         prefixes: tuple[str, str] = ("", ""),
         late: joins.Late = (None, None),
         parallelism: int | None = None,
@@ -395,12 +397,13 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         Each row of `versions` is a new version of its key, valid from its event time on until that of the next one. Of
         two with the same time, the one that comes last counts. A row waits until the watermark has passed its time,
         and is given with that time; one without a version is left out, or comes with nulls if `how` is "left", and so
-        if the version is older than `max_age`. Rows older than the watermark are left out; versions older than it
-        count from now on, and do not change what was given. With late=("a", "b"), both kinds are side outputs.
-        Columns, `uid` and the others are as in join().
+        if the version is older than `max_age`. `deleted` names a boolean column of the versions, which the result has
+        not: where it is true, the key has no version from that time on. Rows older than the watermark are left out;
+        versions older than it count from now on, and do not change what was given. With late=("a", "b"), both kinds are
+        side outputs. Columns, `uid` and the others are as in join().
         """
         said = joins.Said("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
-        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, said))
+        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, deleted, said))
 
 
 @dataclass(frozen=True)
