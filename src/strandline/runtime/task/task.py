@@ -17,6 +17,7 @@ from strandline.core.errors import NullKeyError, StateTypeError
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.runtime.operators.joins import given_event
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process, Program
 from strandline.runtime.rowlayout import ROWS
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
@@ -411,7 +412,8 @@ class Task:
             if columns[at].null_count:
                 row = columns[at].is_null().index(True).as_py()
                 # Operators of ours get more than users know of.
-                known = range(len(columns)) if self._columnar is None else self._key_at
+                is_ours = isinstance(self._process, OwnOperator) and self._process.own_hides_events
+                known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
                 names = [self._schema.names[i] for i in known]
                 values = [to_python(columns[i].slice(row, 1), self._schema.fields[i].type)[0] for i in known]
                 event = given_event(record_type(names)._make(values), names)

@@ -29,9 +29,14 @@ def user_error(
 ) -> StrandlineError:
     """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
     method, event = called(process, method, event)
+    if isinstance(process, OwnOperator) and process.own_hides_events and method != "on_timer":
+        event = None
     what = "for the timer" if method == "on_timer" else "in the event"
     shown_key, shown_event = shortened(repr(key)), shortened(repr(event))
+    is_own = isinstance(process, OwnOperator) and process.own_hides_events
     where = f" for key {shown_key}, {what} {shown_event}" if event is not None else ""
+    if is_own and event is None and key is not None:
+        where = f" for key {shown_key}"
     trace = error.__traceback__
     if isinstance(process, OwnOperator) and process.own_function:
         whose, error = f"{process.own_function} raised", process.explained(error)
