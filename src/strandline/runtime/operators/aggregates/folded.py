@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from strandline.api.windows import Window
+from strandline.core.errors import StateTypeError
 from strandline.format.values import ValueCodec
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.grouping import Groups
@@ -79,7 +80,14 @@ class Accumulating(Contents):
             columns = [build(list(pair), kind) for pair, kind in zip(pairs, self._kinds, strict=True)]
             merged = self._accumulators.merge(columns, _PAIR)
             found = [to_python(column, kind)[0] for column, kind in zip(merged, self._kinds, strict=True)]
-        return self._coerce(tuple(found))
+        try:
+            return self._coerce(tuple(found))
+        except StateTypeError:
+            # Of the names of our columns, nobody knows.
+            where = [kind.ddl for kind, part in zip(self._kinds, found, strict=True) if isinstance(part, int)]
+            raise StateTypeError(
+                f"a sum does not fit into {where[0]}", hint="cast the column to a wider decimal or to double"
+            ) from None
 
 
 class OfRow:
