@@ -133,6 +133,22 @@ def test_a_gap_that_each_event_says() -> None:
                 h.push(("x", bad, at(600)))
 
 
+def test_aggregates_keep_other_state_where_they_look_at_each_event() -> None:
+    def counted(*windows: Any, **said: Any) -> Operator:
+        node = TIMED.window(*windows, **said).count(uid="n")._node
+        return Pipeline([node]).settle(Parallelism(default=1))[0]
+
+    for kind in (MINUTE, sl.Session("10s"), sl.Global(count=5)):
+        usual, by_event = counted(kind), counted(kind, early=sl.Early(events=5))
+        parts = counted(kind, early=sl.Early("1s", events=7), accumulate=False)
+        for before, now, said in (
+            (usual, by_event, "its windows look at each event now, as with early=Early(events=…)"),
+            (by_event, usual, "its windows looked at each event, as with early=Early(events=…)"),
+        ):
+            assert f"operator 'n': {said}" in plan_upgrade([before.info("rocksdb")], [now]).refusals[0]
+        assert not plan_upgrade([by_event.info("rocksdb")], [parts]).refusals
+
+
 KINDS = {
     "tumbling": sl.Tumbling("20s"),
     "sliding": sl.Sliding("20s", every="10s"),

@@ -15,7 +15,7 @@ from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
-from strandline.runtime.own import Aggregated
+from strandline.runtime.own import Aggregated, OwnOperator
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type
 from strandline.types.evolution import Refusal, checked, evolve
@@ -276,8 +276,18 @@ class _Planner:
             if state.kind == "timers":
                 which = "event" if state.name == EVENT_TIMERS else "processing"
                 gone = f"it has no on_timer any more, and timers of {which} time may be set ('{state.name}')"
-            self._refuse(uid, state.name, gone)
+            self._refuse(uid, state.name, self._of_other_windows(uid, state) or gone)
         return False
+
+    def _of_other_windows(self, uid: str, state: StateInfo) -> str:
+        """Say of a state of agg() that results are to come at other moments now, for which it is of no use."""
+        process = next((each.node.process for each in self._operators if each.uid == uid), None)
+        is_agg = isinstance(process, OwnOperator) and process.own_step == "agg"
+        if is_agg and state.name == "windows":
+            return "its windows looked at each event, as with early=Early(events=…) or accumulate=False, and do not now"
+        if is_agg and state.name in ("panes", "newest", "older", "totals"):
+            return "its windows look at each event now, as with early=Early(events=…) or accumulate=False, and did not"
+        return ""
 
     def _gone(self, info: OperatorInfo) -> None:
         if Named(info.uid) in self._drop or not info.states:
