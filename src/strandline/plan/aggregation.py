@@ -154,7 +154,7 @@ def _folded(
         what = "the function of a session's gap" if isinstance(kind, Session) else "when= of Global windows"
         check_function(what, function, ["event"] if isinstance(kind, Session) else ["event", "n"])
         of_row = OfRow(function, names, [sent.index(name) for name in names])
-        kind = Session(of_row) if isinstance(kind, Session) else replace(kind, when=of_row)  # type: ignore[type-var]
+        kind = Global(kind.count, of_row) if isinstance(kind, Global) else Session(of_row)
     # Late events are told from the stream's own rows.
     rules = replace(rules, several_keys=len(keys) > 1, late=None)
     operator = operator_of(kind, Accumulating(accumulators, len(keys) + 1), rules)

@@ -15,7 +15,7 @@ from strandline.format.names import Named, everything_in, find_named, name_in
 from strandline.format.schemas import Schemas
 from strandline.plan.aggregatestate import AggregateChanges, plan_aggregates
 from strandline.plan.changes import Action, Change
-from strandline.runtime.own import Aggregated, OwnOperator
+from strandline.runtime.own import Aggregated
 from strandline.runtime.program import EVENT_TIMERS
 from strandline.types.datatypes import parse_type
 from strandline.types.evolution import Refusal, checked, evolve
@@ -281,11 +281,10 @@ class _Planner:
 
     def _of_other_windows(self, uid: str, state: StateInfo) -> str:
         """Say of a state of agg() that results are to come at other moments now, for which it is of no use."""
-        process = next((each.node.process for each in self._operators if each.uid == uid), None)
-        is_agg = isinstance(process, OwnOperator) and process.own_step == "agg"
-        if is_agg and state.name == "windows":
+        now = next((each for each in self._operators if each.uid == uid), None)
+        if now is not None and state.name == "windows" and now.aggregated is not None:
             return "its windows looked at each event, as with early=Early(events=…) or accumulate=False, and do not now"
-        if is_agg and state.name in ("panes", "newest", "older", "totals"):
+        if now is not None and state.aggregates and "windows" in now.declared:
             return "its windows look at each event now, as with early=Early(events=…) or accumulate=False, and did not"
         return ""
 
