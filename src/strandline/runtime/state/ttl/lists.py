@@ -137,6 +137,9 @@ class ExpiringListHandle(ListHandle):
         number = self._last_number(key)
         if self._table.is_ours(key, number):
             number += 1
+        if self._table.journal is not None:
+            # Else what comes after a call that failed would not be as if there had been none.
+            self._table.journal.note((self._last.__setitem__, key, self._last_number(key)))
         self._last[key] = number
         self._watch(number, expires_us)
         self._table.put_new(key, number, (expires_us, elements))
