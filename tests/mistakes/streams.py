@@ -15,6 +15,7 @@ TIMED = PLAIN.watermark("ts")
 KEYED, TIMED_KEYED = PLAIN.key_by("user"), TIMED.key_by("user")
 NARROW = events("user string, w int, ts timestamp").watermark("ts").key_by("user")
 TUMBLING = TIMED_KEYED.window(sl.Tumbling("1s"))
+TUMBLING_EARLY = TIMED_KEYED.window(sl.Tumbling("1s"), early=sl.Early(events=5))
 JOIN = ("0s", "1s")
 N = sl.agg.count()
 LOCK = threading.Lock()
@@ -339,15 +340,28 @@ MISTAKES = [
     ),
     written("a function as a column", lambda: sl.agg.sum(len), "sum() was given", 'write sl.agg.sum("amount")'),  # type: ignore[arg-type]
     written(
-        "early results of a count",
-        lambda: KEYED.window(sl.Global(count=3), early="1s").count(uid="n"),
-        "no early results",
+        "dead letters of aggregates by event",
+        lambda: TUMBLING_EARLY.count(uid="n", on_error="dead-letter"),
+        "on_error is not for agg() of windows that look at each event",
+        "or use fold() of the window",
     ),
     written(
-        "aggregates until a function says so",
-        lambda: KEYED.window(sl.Global(when=lambda e, n: n == 3)).count(uid="n"),
-        "when= runs Python",
-        "use fold()",
+        "a renamed aggregate by event",
+        lambda: TUMBLING_EARLY.agg(n=N.renamed(was="m"), uid="n"),
+        "the aggregate 'n' is renamed",
+        "leave .renamed(…) out",
+    ),
+    written(
+        "a list that expires as a whole, without a TTL",
+        lambda: sl.List("int", expires="list"),
+        "and no ttl",
+        "ttl=TTL('1h')",
+    ),
+    written(
+        "versions that a number ends",
+        lambda: TIMED_KEYED.as_of_join(NARROW, "j", deleted="w"),
+        "deleted='w' is int, expected a boolean",
+        "give the name of a boolean column",
     ),
     # -- names
     written("a uid that was itself", lambda: sl.uid("a", was="a"), "which is the same", "leave was= out"),
