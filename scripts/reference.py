@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Jobs": ("Job", "Run", "Status"),
     "Functions": (
         "KeyedProcess", "KeyedBatchProcess", "KeyedCoProcess", "KeyedBroadcastProcess", "Context", "BatchContext",
-        "Timer", "OnError",
+        "Timer", "OnError", "Retry",
     ),
     "State": ("Value", "List", "Map", "Reducing", "Aggregating", "Broadcast", "TTL"),
     "Windows": ("Tumbling", "Sliding", "Session", "Global", "Early", "Window"),

@@ -13,6 +13,7 @@ from strandline.api.badrecords import OnError
 from strandline.api.config import Checkpoints, Restart
 from strandline.api.joins import Broadcast, KeyedBroadcastProcess, KeyedCoProcess
 from strandline.api.process import BatchContext, Context, KeyedBatchProcess, KeyedProcess, Timer
+from strandline.api.retries import Retry
 from strandline.api.states import TTL, Aggregating, List, Map, Reducing, Value
 from strandline.api.uids import uid
 from strandline.api.windows import Early, Global, Session, Sliding, Tumbling, Window
@@ -53,6 +54,7 @@ __all__ = [  # noqa: RUF022
     "OnError",
     "Reducing",
     "Restart",
+    "Retry",
     "Run",
     "Session",
     "Settings",

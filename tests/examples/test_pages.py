@@ -61,7 +61,7 @@ def test_databases() -> None:
 
 
 def test_bad_records() -> None:
-    page = run_page("bad-records.md", 4)
+    page = run_page("bad-records.md", 6)
     with Harness(page["sums"]) as h:
         h.push(
             ("ann", "1", dt.datetime(2026, 1, 1, tzinfo=dt.UTC)), ("ann", "x", dt.datetime(2026, 1, 1, tzinfo=dt.UTC))
@@ -75,7 +75,7 @@ def test_rows_that_cannot_be_read(spark: Any, tmp_path: Path, local_dir: Path) -
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "0.json").write_text('{"customer": "ann", "amount": "1"}\n{"customer": "bo\n')
     df = spark.readStream.schema("customer string, amount string, _corrupt_record string").json(str(tmp_path / "in"))
-    good, bad = run_page("bad-records.md", 4)["readable_and_not"](sl.stream(df), ["customer", "amount"])
+    good, bad = run_page("bad-records.md", 6)["readable_and_not"](sl.stream(df), ["customer", "amount"])
     kept, dead = sl.sinks.memory(name="kept"), sl.sinks.memory(name="dead")
     checkpoints, settings = sl.Checkpoints(tmp_path / "ck"), sl.Settings(parallelism=1, local_dir=local_dir)
     job = sl.Job("reading", sinks=[good.to(kept), bad.to(dead)], checkpoints=checkpoints, settings=settings)

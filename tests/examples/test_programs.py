@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
-from examples import balances, critical_alerts, first_program, states, two_operators, vectorised
+from examples import bad_records, balances, critical_alerts, first_program, states, two_operators, vectorised
 from examples._inputs import write_json
 from tests.soak import soaking
 from tests.spark.harness import settle
@@ -56,6 +57,43 @@ def test_first_program(spark, home):
     found = Counter((row["producer"], row["seen"]) for row in parquet(home / "out"))
     assert found == Counter(expected)
     assert len(expected) > 50
+
+
+def test_bad_records(spark, home):
+    """Each line is in the sums, or is a dead letter that says where it failed."""
+    lines = bad_records.lines()
+    bad_records.write_lines(home / "in", lines)
+    assert bad_records.build(spark, home).start(spark).await_termination(120)
+    paid: Counter[str] = Counter()
+    expected: Counter[Any] = Counter()
+    for line in (line for number in range(3) for line in lines[number::3]):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            expected["read", line] += 1
+            continue
+        if row["amount"] == "a lot":
+            expected["map", line] += 1
+        elif row["customer"] is None:
+            expected["key_by", json.dumps({"customer": None, "cents": round(100 * float(row["amount"]))})] += 1
+    dead = list(from_json(home / "dead"))
+    found = Counter((row["step"], row["event"]) for row in dead if row["step"] != "on_event")
+    assert found == expected
+    assert {step for step, _ in expected} == {"read", "map", "key_by"}
+    # Which payments are above the limit depends on their order; none of them is in a sum.
+    for row in from_json(home / "out"):
+        paid[row["customer"]] = max(row["paid"], paid[row["customer"]])
+    above = [json.loads(row["event"]) for row in dead if row["step"] == "on_event"]
+    assert above
+    every: Counter[str] = Counter()
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError, ValueError):
+            row = json.loads(line)
+            every[row["customer"]] += round(100 * float(row["amount"]))
+    for customer in ("ann", "bob", "cid"):
+        refused = sum(row["cents"] for row in above if row["customer"] == customer)
+        assert paid[customer] + refused == every[customer]
+        assert 0 < paid[customer] <= 100_000
 
 
 def test_two_operators(spark, home):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,10 @@ TIMED = PLAIN.watermark("ts")
 KEYED, TIMED_KEYED = PLAIN.key_by("user"), TIMED.key_by("user")
 NARROW = events("user string, w int, ts timestamp").watermark("ts").key_by("user")
 TUMBLING = TIMED_KEYED.window(sl.Tumbling("1s"))
+TUMBLING_EARLY = TIMED_KEYED.window(sl.Tumbling("1s"), early=sl.Early(events=5))
 JOIN = ("0s", "1s")
 N = sl.agg.count()
+LOCK = threading.Lock()
 
 
 class Each(sl.KeyedProcess):
@@ -51,6 +54,26 @@ def asked(name: str, ask: Callable[[], Any], *said: str) -> Mistake:
 
 
 MISTAKES = [
+    # -- functions of each row
+    written(
+        "a fallback that does not fit",
+        lambda: PLAIN.map_async(len, "n int", fallback={"m": 0}),
+        "map_async: fallback: the output row {'m': 0} misses n and has unknown m",
+        "give a row that fits `output`, None for no row, or a function of (row, error)",
+    ),
+    written("a retry in words", lambda: PLAIN.map_async(len, "n int", retry="twice"), "write retry=3, or sl.Retry(3,"),
+    written(
+        "a function with a lock",
+        lambda: PLAIN.map_async(LOCK.__enter__, "n int"),
+        "cannot be sent",
+        "at its first call",
+    ),
+    written(
+        "bad rows that are ignored", lambda: PLAIN.map(len, "n int", on_error="ignore"), "map: on_error is 'ignore'"
+    ),  # type: ignore[arg-type]
+    written(
+        "dead letters nobody asked for", lambda: PLAIN.map(len, "n int").dead_letters, 'on_error="dead-letter"', "map()"
+    ),
     # -- names that are not there
     asked("groupBy", lambda: PLAIN.groupBy("user"), "a stream has no 'groupBy': write .key_by(…)"),
     asked("withColumn", lambda: PLAIN.withColumn("a", 1), "write .with_column(…)"),
@@ -317,15 +340,28 @@ MISTAKES = [
     ),
     written("a function as a column", lambda: sl.agg.sum(len), "sum() was given", 'write sl.agg.sum("amount")'),  # type: ignore[arg-type]
     written(
-        "early results of a count",
-        lambda: KEYED.window(sl.Global(count=3), early="1s").count(uid="n"),
-        "no early results",
+        "dead letters of aggregates by event",
+        lambda: TUMBLING_EARLY.count(uid="n", on_error="dead-letter"),
+        "on_error is not for agg() of windows that look at each event",
+        "or use fold() of the window",
     ),
     written(
-        "aggregates until a function says so",
-        lambda: KEYED.window(sl.Global(when=lambda e, n: n == 3)).count(uid="n"),
-        "when= runs Python",
-        "use fold()",
+        "a renamed aggregate by event",
+        lambda: TUMBLING_EARLY.agg(n=N.renamed(was="m"), uid="n"),
+        "the aggregate 'n' is renamed",
+        "leave .renamed(…) out",
+    ),
+    written(
+        "a list that expires as a whole, without a TTL",
+        lambda: sl.List("int", expires="list"),
+        "and no ttl",
+        "ttl=TTL('1h')",
+    ),
+    written(
+        "versions that a number ends",
+        lambda: TIMED_KEYED.as_of_join(NARROW, "j", deleted="w"),
+        "deleted='w' is int, expected a boolean",
+        "give the name of a boolean column",
     ),
     # -- names
     written("a uid that was itself", lambda: sl.uid("a", was="a"), "which is the same", "leave was= out"),

@@ -65,13 +65,13 @@ def stored(bench: Bench) -> dict[str, list[tuple[bytes, bytes]]]:
 class Living(Everything):
     """Everything, with one TTL for all of it."""
 
-    def __init__(self, ttl: TTL | None) -> None:
+    def __init__(self, ttl: TTL | None, expires: Any = "element") -> None:
         mean = Everything.__dict__["mean"]
         self.own_states: dict[str, State] = {
             "value": Value("bigint", default=7, ttl=ttl),
             "pair": Value("struct<a: bigint, s: string>", ttl=ttl),
             "tags": Value("array<bigint>", ttl=ttl),
-            "history": List("bigint", ttl=ttl),
+            "history": List("bigint", ttl=ttl, expires="element" if ttl is None else expires),
             "by_kind": Map("bigint", "bigint", ttl=ttl),
             "top": Reducing("bigint", max, ttl=ttl),
             "mean": Aggregating(mean.value_type, create=mean.create, add=mean.add, result=mean.result, ttl=ttl),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from strandline.runtime.operators.aggregates import grouping
 from strandline.runtime.operators.aggregates.accumulators import Accumulators, FieldSpec, ResultSpec
 from strandline.runtime.operators.aggregates.grouping import Groups, group_by
 from strandline.runtime.rowlayout import FIRED, TIME
+from strandline.runtime.state.panebytes import MARK_END, key_of, pack_mark
 from strandline.runtime.state.panes import PaneTable
+from tests.backends.conftest import open_backend
 from tests.runtime.aggregating import COUNTS, Aggregating, rows_of
 from tests.runtime.bench import KINDS, Bench
 
@@ -341,3 +344,18 @@ def test_aggregates_say_what_they_expect() -> None:
 
     with pytest.raises(ConfigurationError, match="sum\\(\\) was given 3, expected a column's name"):
         sl.agg.sum(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_marks_that_differ_the_least_counts(tmp_path: Path, kind: str) -> None:
+    """As where key groups come of several snapshots: what one of them has not given is given."""
+    marks = ((0, 30), (1, 10), (2, 20))
+    entries: list[Any] = [(key_of(group, MARK_END, 0), pack_mark(at)) for group, at in marks]
+    backend = open_backend(kind, tmp_path / "state", ("panes",))
+    backend.write({"panes": entries})
+    nothing: Any = SimpleNamespace(schema=pa.schema([]))
+    table = PaneTable("panes", backend, range(3), nothing, nothing, 1 << 20)
+    if backend.keeps_all:
+        table.adopt(entries)
+    assert table.mark_us == 10
+    backend.close()

@@ -310,7 +310,7 @@ def test_a_key_with_many_rows_costs_a_copy_an_epoch(
 def test_a_row_without_time_is_refused(tmp_path: Path) -> None:
     layout = Layout(LEFTS, RIGHTS)
     bench = bench_of("memory", tmp_path, IntervalJoin(layout, 0, 0), layout, uid="pairs")
-    with pytest.raises(UserCodeError, match=r"operator 'pairs': on_right .* for key 'a', .* has no time") as caught:
+    with pytest.raises(UserCodeError, match=r"operator 'pairs': join\(\) failed for key 'a', .* has no time") as caught:
         run(bench, [Arrival(False, "a", None, 1)], None)
     assert "where(" in caught.value.hint
     bench.close()

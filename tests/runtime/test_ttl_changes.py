@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from typing import Any
 
 import pytest
@@ -27,15 +28,54 @@ ALL = repr(((1, True, (1, "1"), [1], 1, 1), (1, True, [1]), (1, [(1, 1)])))
 NONE = repr(((7, False, None, None, None, None), (0, False, []), (0, [])))
 
 
-def test_a_ttl_that_is_added_later_counts_from_the_next_write(make: Make) -> None:
+@pytest.mark.parametrize("expires", ["element", "list"])
+def test_a_ttl_that_is_added_later_counts_from_the_next_write(make: Make, expires: str) -> None:
     bench = make(Living(None))
     epoch(bench, WRITE_ALL, now_s=100)
-    bench = then(make, Living(TTL("10s")), bench)
+    bench = then(make, Living(TTL("10s"), expires), bench)
     assert answers(epoch(bench, [READ_ALL], now_s=1000)) == [ALL]
     assert "ttl.processing" not in stored(bench)
     rows = answers(epoch(bench, [*WRITE_ALL, READ_ALL], now_s=1000))
     assert rows[-1] == repr(((1, True, (1, "1"), [1, 1], 1, 1), (2, True, [1, 1]), (1, [(1, 1)])))
-    assert answers(epoch(bench, [READ_ALL], now_s=1010)) == [NONE]
+    # What is in a list is written again with the list alone.
+    left = repr(((7, False, None, None, None, None), (1, True, [1]), (0, [])))
+    assert answers(epoch(bench, [READ_ALL], now_s=1010)) == [NONE if expires == "list" else left]
+    epoch(bench, [("k", "set_list", 0, 1)], now_s=1010)
+    epoch(bench, now_s=1030)
+    assert stored(bench) == {}
+
+
+@pytest.mark.parametrize(("before", "after"), [("element", "list"), ("list", "element")])
+def test_lists_may_change_how_they_expire(make: Make, before: str, after: str) -> None:
+    """What is there keeps the time that it had; what is added then follows the program."""
+    bench = make(Living(TTL("10s"), before))
+
+    def lists(events: list[Event], now_s: float) -> Any:
+        rows = answers(epoch(bench, [*events, ("k", "read", 0, 0)], now_s=now_s))
+        return literal_eval(rows[-1])[1][2]
+
+    add: list[Event] = [("k", "append", 1, 0)]
+    assert [lists(add, 100), lists(add, 105)] == [[1], [1, 1]]
+    bench = then(make, Living(TTL("10s"), after), bench)
+    add = [("k", "append", 2, 0)]
+    if before == "element":
+        # Of those that were there, one goes at 110 and one at 115; what is added prolongs what was added.
+        assert [lists(add, 109), lists(add, 112), lists([], 116), lists([], 121)] == [
+            [1, 1, 2],
+            [1, 2, 2],
+            [2, 2],
+            [2, 2],
+        ]
+    else:
+        # Those that were there go at 115, together.
+        assert [lists(add, 109), lists(add, 112), lists([], 116), lists([], 121)] == [
+            [1, 1, 2],
+            [1, 1, 2, 2],
+            [2, 2],
+            [2],
+        ]
+    assert lists([], 122) == []
+    epoch(bench, now_s=200)
     assert stored(bench) == {}
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from strandline.api.process import KeyedProcess
-from strandline.api.states import TTL, Value
+from strandline.api.states import TTL, List, Value
 from strandline.runtime.state import timers
 from strandline.runtime.state.table import ObjectTable
 from strandline.runtime.state.ttl import cleaning as expiry
 from tests.runtime.bench import Bench
 from tests.runtime.conftest import Make
-from tests.runtime.living import WAKE_S, Asked, S, epoch, stored
+from tests.runtime.living import WAKE_S, Asked, S, answers, epoch, stored
 
 
 def test_cleaning_follows_in_memory_too(make: Make) -> None:
@@ -48,13 +48,43 @@ def test_the_bytes_are_those_of_the_format(make: Make) -> None:
     found = stored(bench)
     group, key = found["log"][0][0][:2], b"k\0\0"
     chunks = [(entry.removeprefix(group + key).hex(), value.hex()) for entry, value in found["log"]]
+    times = [(int(at * S) | 1 << 63).to_bytes(8, "big") for at in (110, 111.5, 112)]
+    assert chunks == [
+        ("8000000010000000", f"0100{times[0].hex()}9108"),
+        ("8000000020000000", f"0100{times[1].hex()}9109"),
+    ]
+    assert found["ttl.processing"] == [
+        (group + times[0] + b"log\0" + key + bytes.fromhex("8000000010000000"), b"\0\0"),
+        (group + times[2] + b"log\0" + key + bytes.fromhex("8000000020000000"), b"\0\0"),
+    ]
+
+
+class Whole(KeyedProcess):
+    """Its list expires as a whole."""
+
+    log = List("bigint", ttl=TTL("10s"), expires="list")
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.log.append(event.a)
+        yield ctx.key, repr(list(self.log))
+
+
+def test_the_bytes_of_a_list_that_expires_as_a_whole(make: Make) -> None:
+    """When stands with its head, and its chunks are as without a TTL."""
+    bench = make(Whole())
+    epoch(bench, [("k", "append", 8, 0)], now_s=100)
+    assert answers(epoch(bench, [("k", "append", 9, 0)], now_s=101.5)) == ["[8, 9]"]
+    found = stored(bench)
+    group, key = found["log"][0][0][:2], b"k\0\0"
+    chunks = [(entry.removeprefix(group + key).hex(), value.hex()) for entry, value in found["log"]]
     head = "0100" + (int(111.5 * S) | 1 << 63).to_bytes(8, "big").hex() + "90"
     assert chunks == [
         ("7f" + "ff" * 7, head),
-        ("80" + "00" * 6 + "01", "00009108"),
-        ("80" + "00" * 6 + "02", "00009109"),
+        ("8000000010000000", "00009108"),
+        ("8000000020000000", "00009109"),
     ]
     assert found["ttl.processing"] == [(group + (110 * S | 1 << 63).to_bytes(8, "big") + b"log\0" + key, b"\0\0")]
+    assert answers(epoch(bench, [("k", "append", 7, 0)], now_s=111.5)) == ["[7]"]
 
 
 def test_much_is_cleaned_over_several_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,13 +281,31 @@ REFUSED: list[tuple[Any, list[tuple[Any, ...]], str, str, int]] = [
     (codec_of("broadcast", "bigint", key_type="string"), [(None, "a", 5), (1, "b", 5)], "key_group", "no key group", 1),
     (codec_of("list", "bigint"), [(1, 1, 0, 5), (1, 1, 1, None)], "value", "it is null", 1),
     (codec_of("list", "bigint"), [(1, 1, 0, 5), (1, 1, 0, 6)], "id", "row 0 has the same key", 1),
-    (codec_of("list", "bigint", ttl=HOUR), [(1, 1, 0, 5, AT), (1, 1, 1, 6, None)], "expires_at", "as a whole", 1),
     (codec_of("timers", ""), [(1, 1, AT), (1, 1, None)], "time", "it is null", 1),
     (codec_of("panes", "struct<id:bigint,n:bigint>"), [(1, 1, AT, {"n": 1}), (1, None, AT, {"n": 1})], "id", "a mark", 1),
     (codec_of("panes", "struct<id:bigint,n:bigint>"), [(1, 1, AT, {"n": 1}), (1, 1, AT, None)], "value", "a mark", 1),
     (codec_of("value", "map<string,bigint>"), [(1, 1, []), (1, 2, [("a", 1), ("a", 2)])], "value", "more than once", 1),
     (codec_of("list", "map<string,bigint>"), [(1, 1, 0, []), (1, 1, 1, [("a", 1), ("a", 2)])], "value", "more than once", 1),
 ]  # fmt: skip
+
+
+def test_elements_of_a_list_may_expire_one_by_one() -> None:
+    """A chunk for those that do together; a list of which all do has a head; what has expired is no row."""
+    codec = codec_of("list", "bigint", ttl=HOUR)
+    late, later = AT + dt.timedelta(hours=1), AT + dt.timedelta(hours=2)
+    times = {1: [AT, AT, None, late, AT], 2: [late, late], 3: [None], 4: [later, None]}
+    rows = [(1, key, place, 10 * key + place, at) for key, some in times.items() for place, at in enumerate(some)]
+    entries = codec.encode(rows_like(codec, *rows))
+    assert codec.decode(entries).to_pylist() == rows_like(codec, *rows).to_pylist()
+    numbers = [int.from_bytes(key[-8:], "big") - (1 << 63) for key, _ in entries]
+    assert numbers == [0, 1, 2, 3, -1, 0, 0, 0, 1]
+    assert len(codec.cleaning_of(entries)) == 5
+    state = StateInfo(name="s", kind="list", value_type="bigint", ttl=HOUR)
+    after = rows_of(
+        operator_of(parse_schema("id bigint"), state), state, now_us=0, watermark_us=int(late.timestamp() * 1e6)
+    )
+    left = [tuple(row.values()) for row in after.decode(entries).to_pylist()]
+    assert left == [(1, 1, 0, 12, None), (1, 3, 0, 30, None), (1, 4, 0, 40, later), (1, 4, 1, 41, None)]
 
 
 @pytest.mark.parametrize("at", range(len(REFUSED)))

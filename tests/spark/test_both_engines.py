@@ -79,7 +79,17 @@ def epochs(seed: int) -> list[list[Event]]:
 
 
 def plain(rows: Any) -> Counter[tuple[Any, ...]]:
-    return Counter(tuple(v.astimezone(dt.UTC) if isinstance(v, dt.datetime) else v for v in row) for row in rows)
+    return Counter(tuple(map(_plain, row)) for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    return (
+        value.astimezone(dt.UTC)
+        if isinstance(value, dt.datetime)
+        else repr(value)
+        if isinstance(value, list)
+        else value
+    )
 
 
 async def asked(row: Any) -> Any:
@@ -114,8 +124,11 @@ def combining(rows: sl.Stream) -> dict[str, sl.Stream]:
         .window(sl.Tumbling("20s"), early=sl.Early("5s", time="event", events=2), lateness="5s", accumulate=False)
         .fold("vs string", "", lambda found, e: f"{found} {e.v}", uid="parts")
     )
+    counted = whole.window(sl.Tumbling("20s"), early=sl.Early("5s", time="event", events=2), accumulate=False).agg(
+        n=sl.agg.count(), vs=sl.agg.collect_list("v"), top=sl.agg.max("v"), uid="counted"
+    )
     return {
-        "rated": rated, "late_orders": rated.side("late_orders"), "late_ships": rated.side("late_ships"),
+        "rated": rated, "counted": counted, "late_orders": rated.side("late_orders"), "late_ships": rated.side("late_ships"),
         "rolled": rolled, "parts": parts,
     }  # fmt: skip
 

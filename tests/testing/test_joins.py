@@ -6,6 +6,8 @@ import datetime as dt
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.testing import Harness, events
@@ -136,3 +138,66 @@ def test_a_row_without_time_is_named() -> None:
     ):
         with Harness(joined) as h, pytest.raises(sl.errors.UserCodeError, match="has no time, and a join is by time"):
             h.push(orders=[("EUR", 1, None)])
+
+
+VERSIONS = (
+    events("currency string, rate int, gone boolean, at timestamp", "rates")
+    .watermark("at", delay="1 min")
+    .key_by("currency")
+)
+LATE_ORDERS = events("currency string, amount int, at timestamp", "orders").watermark("at", delay="1 min")
+VERSION = st.tuples(st.integers(0, 20), st.booleans() | st.none())
+
+
+@given(epochs=st.lists(st.tuples(st.lists(VERSION, max_size=3), st.lists(st.integers(0, 20), max_size=3)), max_size=4))
+def test_a_version_may_end_without_another(epochs: list[tuple[list[Any], list[int]]]) -> None:
+    """None is late: each row finds the newest version of its time, or none if that is a deletion."""
+    orders = LATE_ORDERS.key_by("currency")
+    joined = orders.as_of_join(VERSIONS, "rated", how="left", prefixes=PREFIXES, deleted="gone")
+    assert joined.columns == ["currency", "amount", "at", "rate_rate", "rate_at"]
+    known: list[tuple[int, int, bool]] = []
+    asked: list[int] = []
+    with Harness(joined) as h:
+        for versions, wanted in epochs:
+            rates = [("EUR", len(known) + n, gone, at(second)) for n, (second, gone) in enumerate(versions)]
+            h.push(rates=rates, orders=[("EUR", second, at(second)) for second in wanted])
+            known += [(second, len(known) + n, bool(gone)) for n, (second, gone) in enumerate(versions)]
+            asked += wanted
+        found = [(row.amount, row.rate_rate) for row in h.advance_to_end()]
+    expected = []
+    for second in asked:
+        _, number, gone = max([version for version in known if version[0] <= second], default=(0, None, True))
+        expected.append((second, None if gone else number))
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_sessions_of_two_streams_may_have_a_gap_by_row() -> None:
+    """Each row says how long it keeps its session open, whichever stream it is of; one that cannot is a bad record."""
+    orders = events("k string, wait int, at timestamp", "orders").watermark("at").key_by("k")
+    clicks = events("k string, page string, wait int, at timestamp", "clicks").watermark("at").key_by("k")
+    gap = sl.Session(lambda row: f"{row.wait}s")
+    joined = orders.window_join(clicks, gap, "j", prefixes=("", "click_"), on_error="dead-letter")
+    with Harness(joined) as h:
+        h.push(
+            orders=[("a", 2, at(0)), ("a", 1, at(9)), ("a", None, at(1))],
+            clicks=[("a", "/1", 5, at(1)), ("a", "/2", 1, at(7)), ("a", "/3", 1, at(10))],
+        )
+        rows = h.advance_to_end()
+        assert sorted(seconds(rows, "click_page", "at", "window_start", "window_end")) == [
+            ("/1", 0, 0, 6), ("/3", 9, 9, 11)
+        ]  # fmt: skip
+        assert [(letter.step, letter.event.partition(",")[0]) for letter in h.dead_letters] == [
+            ("window_join", '{"k": "a"')
+        ]
+        assert "the function of a session's gap gave 'Nones'" in h.dead_letters[0].reason
+
+
+def test_what_cannot_end_a_version_is_refused() -> None:
+    for deleted, said in (
+        ("lost", "deleted='lost' is no column of the versions, which have currency, rate, gone, at"),
+        ("rate", "deleted='rate' is int, expected a boolean"),
+        (True, "deleted=True is no column"),
+        ("currency", "deleted='currency' is a column of the key"),
+    ):
+        with pytest.raises(sl.errors.ConfigurationError, match=f"as_of_join: {said}"):
+            ORDERS.as_of_join(VERSIONS, "rated", prefixes=PREFIXES, deleted=deleted)  # type: ignore[arg-type]

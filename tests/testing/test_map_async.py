@@ -20,7 +20,11 @@ ROWS = events("k string, v int")
 
 
 class Gauge:
-    """Counts the calls that are under way; is not pickled: a harness calls the function itself."""
+    """Counts the calls that are under way."""
+
+    def __reduce__(self) -> Any:
+        """Of functions, it is looked at whether they can be sent; a harness calls the one that it was given."""
+        return Gauge, ()
 
     def __init__(self) -> None:
         self.lock, self.now, self.most = threading.Lock(), 0, 0
@@ -66,11 +70,21 @@ def test_no_more_at_once_than_said_and_in_order(vs: list[int], concurrency: int,
     assert gauge.now == 0
 
 
+class Here:
+    """Something of this process, which functions cannot take along when they are sent."""
+
+    def __init__(self, its: Any = None) -> None:
+        self.its = its
+
+    def __reduce__(self) -> Any:
+        return Here, ()
+
+
 def test_calls_do_run_at_once() -> None:
-    all_there = threading.Barrier(4, timeout=20)
+    all_there = Here(threading.Barrier(4, timeout=20))
 
     def ask(row: Any) -> Any:
-        all_there.wait()
+        all_there.its.wait()
         return row
 
     met = asyncio.Event()
@@ -139,13 +153,13 @@ def test_an_error_names_the_row_and_gives_up_the_others() -> None:
 
 @pytest.mark.parametrize("threads", [False, True])
 def test_what_does_not_answer_in_time_is_not_the_functions_fault(threads: bool) -> None:
-    released = threading.Event()
+    released = Here(threading.Event())
 
     async def ask(row: Any) -> Any:
         await asyncio.sleep(30)
 
     def ask_in_thread(row: Any) -> Any:
-        released.wait(30)
+        released.its.wait(30)
 
     function = ask_in_thread if threads else ask
     with Harness(ROWS.map_async(function, "k string, v int", timeout="50 ms")) as h:
@@ -153,7 +167,7 @@ def test_what_does_not_answer_in_time_is_not_the_functions_fault(threads: bool) 
             sl.errors.UnavailableError, match=r"no answer within 0.05 s for the row Record\(k='a', v=1\)"
         ):
             h.push(("a", 1))
-        released.set()
+        released.its.set()
 
     async def own(row: Any) -> Any:
         raise TimeoutError("theirs")
@@ -190,3 +204,118 @@ def test_mistakes() -> None:
         with pytest.raises(sl.errors.ConfigurationError) as caught:
             make()  # type: ignore[no-untyped-call]
         assert said in str(caught.value)
+
+
+class Service:
+    """Answers when it was asked often enough; counts how often it was."""
+
+    def __init__(self, failing: int, error: Exception | None = None) -> None:
+        self.failing, self.error, self.asked = failing, error or ConnectionError("refused"), 0
+
+    def __reduce__(self) -> Any:
+        return Service, (self.failing, self.error)
+
+    def answer(self, row: Any) -> Any:
+        self.asked += 1
+        if self.asked <= self.failing:
+            raise self.error
+        return row
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_call_that_fails_is_made_again_as_often_as_said(asynchronous: bool) -> None:
+    def function(service: Service) -> Any:
+        async def ask(row: Any) -> Any:
+            return service.answer(row)
+
+        return ask if asynchronous else service.answer
+
+    patient = sl.Retry(3, backoff="1ms", longest="2ms", on=OSError)
+    service = Service(3)
+    with Harness(ROWS.map_async(function(service), "k string, v int", retry=patient)) as h:
+        assert h.push(("a", 1)) == [("a", 1)]
+        assert (service.asked, h.failed_events) == (4, 0)
+    for service, asked in ((Service(4), 4), (Service(1, ValueError("no")), 1)):
+        with Harness(ROWS.map_async(function(service), "k string, v int", retry=patient)) as h:
+            with pytest.raises(sl.errors.UserCodeError, match="map_async: the function raised on the row"):
+                h.push(("a", 1))
+            assert service.asked == asked
+
+
+def test_a_call_without_an_answer_is_made_again_too() -> None:
+    tried: list[int] = []
+
+    async def ask(row: Any) -> Any:
+        tried.append(row.v)
+        await asyncio.sleep(0 if len(tried) > 2 else 30)
+        return row
+
+    asked = ROWS.map_async(ask, "k string, v int", timeout="30ms", retry=sl.Retry(2, backoff="1ms"))
+    with Harness(asked) as h:
+        assert h.push(("a", 7)) == [("a", 7)]
+        assert tried == [7, 7, 7]
+
+
+async def never_or_odd(row: Any) -> Any:
+    """Hang for a null, fail for an even number, misfit for a seven."""
+    if row.v is None:
+        await asyncio.sleep(30)
+    if row.v % 2 == 0:
+        raise ValueError("even")
+    return (row.k, "seven" if row.v == 7 else row.v)
+
+
+GIVEN = [("a", 1), ("b", 2), ("c", None), ("d", 3)]
+
+
+@pytest.mark.parametrize(
+    ("fallback", "expected"),
+    [
+        (None, [("a", 1), ("d", 3)]),
+        (("?", 0), [("a", 1), ("?", 0), ("?", 0), ("d", 3)]),
+        ([("x", 1), {"k": "y", "v": 2}], [("a", 1), ("x", 1), ("y", 2), ("x", 1), ("y", 2), ("d", 3)]),
+        (lambda row, error: (f"{row.k}:{type(error).__name__}", 0),
+         [("a", 1), ("b:ValueError", 0), ("c:NoAnswer", 0), ("d", 3)]),
+    ],
+    ids=["no row", "a row", "rows", "a function"],
+)  # fmt: skip
+def test_what_fails_for_good_is_given_its_fallback(fallback: Any, expected: list[Any]) -> None:
+    with Harness(ROWS.map_async(never_or_odd, "k string, v int", timeout="50ms", fallback=fallback)) as h:
+        assert h.push(*GIVEN) == expected
+        assert h.failed_events == 0
+
+
+def test_what_fails_for_good_may_be_a_dead_letter_also_without_an_answer() -> None:
+    asked = ROWS.map_async(never_or_odd, "k string, v int", timeout="50ms", on_error="dead-letter")
+    with Harness(asked) as h:
+        assert h.push(*GIVEN, ("e", 7)) == [("a", 1), ("d", 3)]
+        found = {letter.event: letter.reason for letter in h.dead_letters}
+        assert found['{"k": "b", "v": 2}'] == "ValueError: even"
+        assert found['{"k": "c", "v": null}'] == "TimeoutError: no answer within 0.05 s"
+        assert "expected int" in found['{"k": "e", "v": 7}']
+        assert {(letter.operator, letter.step) for letter in h.dead_letters} == {("never_or_odd", "map_async")}
+        assert h.failed_events == 3
+
+
+def test_what_cannot_be_sent_or_does_not_fit_is_refused_as_it_is_written() -> None:
+    lock = threading.Lock()
+
+    async def ask(row: Any) -> Any:
+        with lock:
+            return row
+
+    refused: list[tuple[Any, str]] = [
+        (lambda: ROWS.map_async(ask, "k string"), "map_async: the function cannot be sent to other processes"),
+        (lambda: ROWS.map_async(never_or_odd, "k string", fallback=("a", 1)), "map_async: fallback: the output row"),
+        (lambda: ROWS.map_async(never_or_odd, "k string", fallback=lambda row: row), "fallback is called with"),
+        (lambda: ROWS.map_async(lambda: 1, "k string"), r"map_async: the function is called with \(row\)"),
+        (lambda: ROWS.map_async(never_or_odd, "k string", retry=-1), "Retry: times is -1"),
+        (lambda: ROWS.map_async(never_or_odd, "k string", retry="3"), "retry is '3', expected a number or a Retry"),
+        (lambda: sl.Retry(1, backoff="0s"), "backoff is '0s', expected more than 0"),
+        (lambda: sl.Retry(1, backoff="1 min"), "longest is '30s', and backoff"),
+        (lambda: sl.Retry(1, on="OSError"), "expected types of exceptions"),
+        (lambda: ROWS.map_async(never_or_odd, "k string", on_error="ignore"), "map_async: on_error is 'ignore'"),
+    ]
+    for write, said in refused:
+        with pytest.raises(sl.errors.ConfigurationError, match=said):
+            write()

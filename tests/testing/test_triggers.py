@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.plan.parallelism import Parallelism
@@ -131,6 +133,82 @@ def test_a_gap_that_each_event_says() -> None:
                 h.push(("x", bad, at(600)))
 
 
+def test_aggregates_keep_other_state_where_they_look_at_each_event() -> None:
+    def counted(*windows: Any, **said: Any) -> Operator:
+        node = TIMED.window(*windows, **said).count(uid="n")._node
+        return Pipeline([node]).settle(Parallelism(default=1))[0]
+
+    for kind in (MINUTE, sl.Session("10s"), sl.Global(count=5)):
+        usual, by_event = counted(kind), counted(kind, early=sl.Early(events=5))
+        parts = counted(kind, early=sl.Early("1s", events=7), accumulate=False)
+        for before, now, said in (
+            (usual, by_event, "its windows look at each event now, as with early=Early(events=…)"),
+            (by_event, usual, "its windows looked at each event, as with early=Early(events=…)"),
+        ):
+            assert f"operator 'n': {said}" in plan_upgrade([before.info("rocksdb")], [now]).refusals[0]
+        assert not plan_upgrade([by_event.info("rocksdb")], [parts]).refusals
+
+
+KINDS = {
+    "tumbling": sl.Tumbling("20s"),
+    "sliding": sl.Sliding("20s", every="10s"),
+    "sessions": sl.Session("5s"),
+    "sessions by a function": sl.Session(lambda event: f"{1 + event.v}s"),
+    "by count": sl.Global(count=4),
+    "by a function": sl.Global(when=lambda event, n: event.v == 3 or n == 5),
+}
+EARLY = st.sampled_from([None, sl.Early(events=2), sl.Early("10s", time="event"), sl.Early("10s", events=3)])
+ROWS = st.lists(st.tuples(st.sampled_from("xy"), st.integers(0, 3), st.integers(0, 60)), max_size=5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@hypothesis.given(
+    epochs=st.lists(st.tuples(ROWS, st.sampled_from(["push", "crash", "snapshot", "clock"])), max_size=6), early=EARLY,
+    accumulate=st.booleans(), late=st.booleans(),
+)  # fmt: skip
+def test_built_in_aggregates_come_when_functions_results_do(
+    kind: str, epochs: Any, early: Any, accumulate: bool, late: bool
+) -> None:
+    """Whatever says when: the same results, in the same epochs."""
+    by_event = early in (sl.Early(events=2), sl.Early("10s", time="event"), sl.Early("10s", events=3))
+    accumulate = accumulate and (by_event or "function" in kind)
+    rules: dict[str, Any] = {"early": early, "accumulate": accumulate}
+    if not isinstance(KINDS[kind], sl.Global):
+        rules |= {"lateness": "10s"} if late else {}
+    windows = TIMED.window(KINDS[kind], **rules)
+    ours = windows.agg(
+        n=sl.agg.count(), total=sl.agg.sum("v"), top=sl.agg.max("v"), vs=sl.agg.collect_list("v"),
+        mean=sl.agg.avg("v"), first=sl.agg.first("v"), uid="ours",
+    )  # fmt: skip
+    theirs = windows.aggregate(
+        "array<int>",
+        create=list,
+        add=lambda vs, e: [*vs, e.v],
+        merge=lambda a, b: [*a, *b],
+        result=lambda vs: (len(vs), sum(vs), max(vs), vs, sum(vs) / len(vs), vs[0]),
+        output="n bigint, total bigint, top int, vs array<int>, mean double, first int",
+        uid="theirs",
+    )
+    assert ours.columns == theirs.columns
+
+    def steps(h: Harness) -> Any:
+        yield h.watermark
+        for rows, then in epochs:
+            yield h.push(*((k, v, at(second)) for k, v, second in rows))
+            yield h.tick()
+            if then in ("crash", "snapshot"):
+                getattr(h, then)()
+            if then == "clock":
+                yield h.advance_clock("10s")
+        for k in "xy":
+            yield h.state(k)
+        yield h.advance_to_end()
+
+    with Harness(ours) as one, Harness(theirs) as other:
+        for mine, yours in zip(steps(one), steps(other), strict=True):
+            assert mine == yours
+
+
 def test_mistakes() -> None:
     for make, said in (
         (lambda: sl.Early(), "Early: it is not said when"),
@@ -148,12 +226,18 @@ def test_mistakes() -> None:
             "and windows follow the clock",
         ),
         (
-            lambda: TIMED.window(MINUTE, early=sl.Early(events=5)).count(uid="n"),
-            "early=Early(events=…) is not for agg()",
+            lambda: TIMED.window(MINUTE, early=sl.Early(events=5)).count(uid="n", on_error="skip"),
+            "on_error is not for agg() of windows that look at each event",
         ),
-        (lambda: TIMED.window(MINUTE, accumulate=False).count(uid="n"), "accumulate=False is not for agg()"),
-        (lambda: TIMED.window(sl.Session(len)).count(uid="n"), "a session's gap by a function is not for agg()"),
-        (lambda: TIMED.window_join(TIMED, sl.Session(len), "j"), "window_join: the sessions' gap is a function"),
+        (
+            lambda: TIMED.window(MINUTE, accumulate=False).agg(n=sl.agg.count().renamed(was="m"), uid="n"),
+            "the aggregate 'n' is renamed, and windows that look at each event",
+        ),
+        (
+            lambda: TIMED.window(sl.Session(lambda: "1s")).count(uid="n"),  # type: ignore[misc, arg-type]
+            "the function of a session's gap is called with (event)",
+        ),
+        (lambda: TIMED.window_join(TIMED, sl.Session(lambda: "1s"), "j"), "the sessions' gap is called with"),  # type: ignore[misc, arg-type]
     ):
         with pytest.raises(sl.errors.ConfigurationError) as caught:
             make()  # type: ignore[no-untyped-call]

@@ -67,6 +67,9 @@ class OnError:
         return self.then == "dead-letter"
 
 
+FAIL = OnError("fail")
+
+
 def on_error_of(where: str, given: Any) -> OnError:
     """Return what somebody said about errors; refuse what nobody can have meant, naming where it was said."""
     try:

@@ -135,9 +135,9 @@ class AggregatingState(Protocol):
 class TTL:
     """What a state holds expires this long after it was last written; expired values are never returned.
 
-    Each key's value or list, and each entry of a map, expires on its own. `refresh="read"`: reading a value counts as
-    writing it, unless that would prolong it by less than a sixteenth of the duration. `time="event"`: the time is the
-    stream's event time and passes with the watermark; else it is the processing time, as in `ctx.now`.
+    Each key's value, each entry of a map and each element of a list expires on its own. `refresh="read"`: reading a
+    value counts as writing it, unless that would prolong it by less than a sixteenth of the duration. `time="event"`:
+    the time is the stream's event time and passes with the watermark; else it is the processing time, as in `ctx.now`.
 
     >>> seen = Value("bigint", ttl=TTL("1h"))
     """
@@ -267,6 +267,9 @@ class Value(Declaration[ValueState]):
 class List(Declaration[ListState]):
     """A list of elements of a Spark type for each key.
 
+    With a `ttl`, each element expires on its own, so long after it was added; with `expires="list"`, the list does as a
+    whole, and whatever is added to it prolongs all of it.
+
     >>> class Recent(KeyedProcess):
     ...     history = List("struct<ts: timestamp, v: int>")
     """
@@ -274,8 +277,23 @@ class List(Declaration[ListState]):
     kind = "list"
     change = "self.{0}.set(…), or self.{0}.append(…)"
 
-    def __init__(self, type: str | SparkType, *, ttl: TTL | None = None, **before: Unpack[Before]) -> None:
+    def __init__(
+        self,
+        type: str | SparkType,
+        *,
+        ttl: TTL | None = None,
+        expires: Literal["element", "list"] = "element",
+        **before: Unpack[Before],
+    ) -> None:
         super().__init__(type, ttl=ttl, **before)
+        if expires not in ("element", "list"):
+            raise ConfigurationError(
+                f"List: expires is {expires!r}, expected 'element' or 'list'",
+                hint="say 'list' if whatever is added is to prolong the whole list",
+            )
+        if expires == "list" and ttl is None:
+            raise ConfigurationError("List: expires was given, and no ttl", hint="write ttl=TTL('1h'), or leave it out")
+        self.expires = expires
 
 
 class Map(Declaration[MapState]):

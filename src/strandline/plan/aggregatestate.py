@@ -21,7 +21,7 @@ from strandline.types.hints import Hints
 
 BEGINS_EMPTY = "begins empty in what is stored"
 _OF_VALUES = "_valid"
-_OWN_WORDS = ("uid", "name", "parallelism", "max_parallelism")
+_OWN_WORDS = ("uid", "name", "parallelism", "max_parallelism", "on_error")
 """What agg() itself is told by these keywords: results of such names are given in a dict."""
 
 

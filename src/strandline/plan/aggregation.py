@@ -7,27 +7,32 @@ makes them fewer, else each row on its own. Both have the same columns, so it ca
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from strandline.api.aggregates import Aggregate
+from strandline.api.badrecords import DEAD_LETTERS, OnError, on_error_of
 from strandline.api.windows import Global, Session, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.plan.aggregates import OURS, declare
-from strandline.plan.checks import check_uid
+from strandline.plan.callables import check_function
+from strandline.plan.checks import check_on_error, check_uid
 from strandline.plan.columns import Columns
 from strandline.plan.graph import Cut, Keyed, LateNode, Node, OperatorNode, PartialNode, sources_of
+from strandline.plan.maps import keyless
 from strandline.plan.operators import make_operator
-from strandline.plan.windows import bounds_of, check_window_keys
+from strandline.plan.windows import bounds_of, check_window_keys, operator_of
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
+from strandline.runtime.operators.aggregates.folded import Accumulating, OfRow
 from strandline.runtime.operators.aggregates.running import CountedAggregation, RunningAggregation
 from strandline.runtime.operators.aggregates.sessions import SessionAggregation
 from strandline.runtime.operators.aggregates.windows import WindowedAggregation
-from strandline.runtime.operators.windows.operator import Rules
-from strandline.runtime.rowlayout import ORIGIN
+from strandline.runtime.operators.windows.operator import Rules, WindowOperator
+from strandline.runtime.rowlayout import ORIGIN, ROWS
 from strandline.runtime.state.columnar import ColumnarProcess
 from strandline.types.datatypes import Field, StructType, TimestampType, parse_type
 
-PANE, ROWS = "__strandline_pane", "__strandline_rows"
+PANE = "__strandline_pane"
 FIRST, LAST = "__strandline_first", "__strandline_last"
 
 
@@ -50,6 +55,7 @@ def aggregate_on(
     name: str,
     parallelism: int | None,
     max_parallelism: int | None,
+    on_error: OnError | str = "fail",
 ) -> OperatorNode:
     """Return the node of an aggregation of keyed rows, or of a kind of window of them."""
     columns, keys = keyed.columns, keyed.keys
@@ -58,9 +64,17 @@ def aggregate_on(
     declared = declare(columns, given, uid, lambda expression, what: source.type_of(keyed.node, expression, what))
     accumulators = Accumulators(declared.fields, declared.results)
     key_fields = [Field(key, columns.type_of(key)) for key in keys]
-    operator = _operator_of(kind, rules, StructType(tuple(key_fields)), accumulators)
-    cut = _cut_of(kind, rules, operator, keyed.order_by)
-    more = tuple(column for column in cut.order_by if column not in keys)
+    folded = _is_folded(kind, rules)
+    if folded:
+        _check_folded(given, uid, on_error)
+        cut = Cut(order_by=keyed.order_by, is_whole=True)
+        asked = columns.names if _function_of(kind) else cut.order_by
+        more = tuple(column for column in asked if column not in keys)
+        operator: Any = _folded(kind, rules, keys, declared.parts, more, accumulators, columns.names)
+    else:
+        operator = _operator_of(kind, rules, StructType(tuple(key_fields)), accumulators)
+        cut = _cut_of(kind, rules, operator, keyed.order_by)
+        more = tuple(column for column in cut.order_by if column not in keys)
     times = [PANE] * cut.sends_pane + [ROWS] + [FIRST, LAST] * cut.sends_span
     types = [(key, columns.ddl_of(key)) for key in keys]
     types += [(time, "bigint") for time in times]
@@ -71,6 +85,9 @@ def aggregate_on(
     if rules.late is not None:
         unseen = (hidden for hidden in columns.hidden if hidden != ORIGIN)
         late[rules.late] = LateNode(columns.carrying(*unseen), keyed.node, kind, rules.lateness_us, uid)
+    bears = check_on_error(operator, uid, on_error, late)
+    if bears.gives:
+        late[DEAD_LETTERS] = keyless(keyed, uid)
     bounds = [Field(bound, TimestampType()) for bound in bounds_of(kind)]
     results = [Field(result.name, parse_type(result.ddl)) for result in accumulators.results]
     return make_operator(
@@ -84,7 +101,65 @@ def aggregate_on(
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         sides_before=late,
+        on_error=bears,
     )
+
+
+def _is_folded(kind: WindowKind | None, rules: Rules) -> bool:
+    """Whether it matters after which event a result is given, so that events are not aggregated before."""
+    by_event = rules.early_events > 0 or rules.early_by_event_time or not rules.accumulate
+    early_by_clock = isinstance(kind, Global) and rules.early_us > 0
+    return kind is not None and (by_event or early_by_clock or _function_of(kind) is not None)
+
+
+def _function_of(kind: WindowKind | None) -> Any:
+    """Return the user's function that says when a window ends, if there is one."""
+    if isinstance(kind, Session):
+        return kind.gap if callable(kind.gap) else None
+    return kind.when if isinstance(kind, Global) else None
+
+
+def _check_folded(given: Mapping[str, Aggregate], uid: str, on_error: OnError | str) -> None:
+    """Refuse what is not offered of aggregates whose state is a value a window, as that of functions is."""
+    for result, aggregate in given.items():
+        if aggregate.was:
+            raise ConfigurationError(
+                f"operator '{uid}': the aggregate '{result}' is renamed, and windows that look at each event, as with "
+                "early=Early(events=…) or accumulate=False, cannot tell whose state it was",
+                hint="leave .renamed(…) out: it begins empty; or go on with the old name, and rename the column behind",
+            )
+    if not on_error_of(f"operator '{uid}'", on_error).fails:
+        raise ConfigurationError(
+            f"operator '{uid}': on_error is not for agg() of windows that look at each event, as with "
+            "early=Early(events=…) or accumulate=False",
+            hint='drop rows without a key before key_by, as with where("key is not null"), or use fold() of the window',
+        )
+
+
+def _folded(
+    kind: WindowKind | None,
+    rules: Rules,
+    keys: Sequence[str],
+    parts: Mapping[str, Any],
+    more: Sequence[str],
+    accumulators: Accumulators,
+    names: Sequence[str],
+) -> WindowOperator:
+    """Return the windows of functions, with an accumulator each."""
+    assert kind is not None
+    # As PartialNode has them: the key, how many rows, the accumulator, and what else is sent.
+    sent = [*keys, ROWS, *parts, *more]
+    function = _function_of(kind)
+    if function is not None:
+        what = "the function of a session's gap" if isinstance(kind, Session) else "when= of Global windows"
+        check_function(what, function, ["event"] if isinstance(kind, Session) else ["event", "n"])
+        of_row = OfRow(function, names, [sent.index(name) for name in names])
+        kind = Global(kind.count, of_row) if isinstance(kind, Global) else Session(of_row)
+    # Late events are told from the stream's own rows.
+    rules = replace(rules, several_keys=len(keys) > 1, late=None)
+    operator = operator_of(kind, Accumulating(accumulators, len(keys) + 1), rules)
+    operator.own_function, operator.own_step, operator.own_hides_events = "", "agg", True
+    return operator
 
 
 def _operator_of(
@@ -151,25 +226,7 @@ def _check(kind: WindowKind | None, rules: Rules, keys: Sequence[str], given: Ma
 
 
 def _check_window(kind: WindowKind | None, rules: Rules, uid: str) -> None:
-    """Refuse what no built-in aggregation can do: calls of Python, or events that Spark has aggregated already."""
-    if isinstance(kind, Global) and (kind.when is not None or rules.early_us):
-        what = "when= runs Python for each event" if kind.when is not None else "Global windows have no early results"
-        raise ConfigurationError(
-            f"operator '{uid}': {what}, and agg() runs none",
-            hint="use fold() or aggregate() of the window, or Global(count=…) alone",
-        )
-    only_by_function = {
-        "early=Early(events=…)": rules.early_events > 0,
-        'early=Early(…, time="event")': rules.early_by_event_time,
-        "accumulate=False": not rules.accumulate,
-        "a session's gap by a function": isinstance(kind, Session) and callable(kind.gap),
-    }
-    for what, is_said in only_by_function.items():
-        if is_said:
-            raise ConfigurationError(
-                f"operator '{uid}': {what} is not for agg(): Spark has aggregated events before their windows get them",
-                hint="leave it out, or use fold(), aggregate(), reduce() or process() of the window",
-            )
+    """Refuse what no built-in aggregation can do."""
     if isinstance(kind, Session) and rules.late is not None:
         raise ConfigurationError(
             f"operator '{uid}': agg() of sessions has no late events to give: which they are shows when they have "

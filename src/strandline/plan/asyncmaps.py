@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from strandline.core.errors import ConfigurationError
+from strandline.api.badrecords import OnError
+from strandline.api.retries import Retry, retry_of
+from strandline.core.errors import ConfigurationError, OutputError
 from strandline.core.settings import parse_duration_ms
-from strandline.plan.columns import Columns
+from strandline.plan.callables import check_called_with, check_function, check_shippable
 from strandline.plan.graph import MapNode, Node
-from strandline.runtime.task.asyncfunction import Calls
+from strandline.plan.maps import map_on
+from strandline.runtime.task.asyncfunction import Calls, Fallback
+from strandline.runtime.task.outputs import OutputBuilder
 from strandline.types.given import SparkType, schema_given
 
 _MOST = 10_000
+
+
+class _Fail:
+    """Of a fallback: there is none."""
+
+    def __repr__(self) -> str:
+        return "FAIL"
+
+
+FAIL: Any = _Fail()
 
 
 def map_async(
@@ -22,10 +36,15 @@ def map_async(
     concurrency: int,
     timeout: str | None,
     ordered: bool,
+    retry: int | Retry,
+    fallback: Any,
+    on_error: OnError | str,
 ) -> MapNode:
     """Return the node of a function of which several calls run at once; refuse what cannot run."""
     if not callable(function):
         raise ConfigurationError(f"map_async: it was given {function!r}, expected a function, async or not")
+    check_called_with("map_async: the function", function, ["row"])
+    check_shippable("map_async: the function", function)
     if type(concurrency) is not int or not 0 < concurrency <= _MOST:
         raise ConfigurationError(
             f"map_async: concurrency is {concurrency!r}, expected a number from 1 to {_MOST}",
@@ -36,7 +55,24 @@ def map_async(
         raise ConfigurationError(f"map_async: timeout is {timeout!r}, expected more than 0")
     if not isinstance(ordered, bool):
         raise ConfigurationError(f"map_async: ordered is {ordered!r}, expected True or False")
-    given, ddl = node.columns.schema("map_async").ddl, schema_given(output, "map_async: output").ddl
-    columns = Columns.of(ddl, node.columns.hidden)
-    calls = Calls(concurrency, timeout_ms, ordered)
-    return MapNode(columns, node, function=function, input=given, output=ddl, step="map_async", calls=calls)
+    stands_for = None if fallback is FAIL else _fallback(fallback, output)
+    calls = Calls(concurrency, timeout_ms, ordered, retry_of(retry), stands_for)
+    return map_on(node, "map_async", function, function, output, on_error, calls)
+
+
+def _fallback(given: Any, output: str | SparkType) -> Fallback:
+    """Return what stands for an answer; refuse a row that does not fit, now and not when it is needed."""
+    if callable(given):
+        check_function("map_async: fallback", given, ["row", "error"])
+        check_shippable("map_async: fallback", given)
+        return Fallback(function=given)
+    rows = OutputBuilder("", schema_given(output, "map_async: output"), "map_async: fallback")
+    try:
+        for row in given if isinstance(given, list) else [] if given is None else [given]:
+            rows.fitting(row)
+    except OutputError as error:
+        raise ConfigurationError(
+            error.message,
+            hint="give a row that fits `output`, None for no row, or a function of (row, error) that returns one",
+        ) from None
+    return Fallback(given)

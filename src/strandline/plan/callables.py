@@ -23,6 +23,12 @@ def check_function(what: str, function: Any, args: Sequence[str], example: str =
             f"{what} is an async function, and calls are not awaited",
             hint="write it with def; ask other systems in batches, in a KeyedBatchProcess or in a sink",
         )
+    check_called_with(what, function, args)
+
+
+def check_called_with(what: str, function: Any, args: Sequence[str]) -> None:
+    """Refuse a function, be it async, that cannot be called with these arguments."""
+    called = f"({', '.join(args)})"
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -45,7 +51,7 @@ def check_shippable(what: str, function: Any) -> None:
         raise ConfigurationError(
             f"{what} cannot be sent to other processes: {_why(error)}",
             hint="let it use no connection, lock, open file, session or DataFrame of the program: make those where it "
-            "runs, as open() of a KeyedProcess does",
+            "runs: at its first call, or in open() of a KeyedProcess",
         ) from None
 
 

@@ -122,7 +122,8 @@ def check_sides(uid: str, sides: Any) -> None:
 def check_on_error(process: Any, uid: str, given: Any, sides: Mapping[str, Any]) -> OnError:
     """Return what becomes of events that a function fails for; refuse what cannot be done."""
     found = on_error_of(f"operator '{uid}'", given)
-    if not found.fails and isinstance(process, KeyedBatchProcess):
+    # Of operators of ours, which are columnar, rows without a key can be told apart.
+    if not found.fails and isinstance(process, KeyedBatchProcess) and not isinstance(process, OwnOperator):
         raise ConfigurationError(
             f"operator '{uid}': on_error is '{found.then}', and {type(process).__name__} is a KeyedBatchProcess, which "
             "fails for a whole batch, not for an event",

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from strandline.api.badrecords import OnError
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, FAIL, OnError
 from strandline.api.process import KeyedBatchProcess, KeyedProcess
 from strandline.core.program import line_of_program
 from strandline.plan.aggregates import Part
 from strandline.plan.columns import Columns
-from strandline.runtime.rowlayout import RowLayout
+from strandline.runtime.rowlayout import TIME, RowLayout
 from strandline.runtime.task.asyncfunction import AsyncRowFunction, Calls
 from strandline.runtime.task.outputs import raw_ddl
-from strandline.runtime.task.rowfunction import RowFunction
+from strandline.runtime.task.rowfunction import Report, RowFunction
 from strandline.runtime.watermarks import WatermarkSpec
 
 
@@ -66,11 +66,44 @@ class MapNode(Node):
     """What users call it."""
     calls: Calls | None = None
     """Of a function that waits for other systems: how many of its calls run at once."""
+    on_error: OnError = FAIL
+    """What becomes of a row that the function fails for."""
+    name: str = ""
+    """What dead letters, and the job's own words, call the function."""
+    is_counted: bool = True
+    """Whether rows that fail are counted here, and not by an operator that gets them too."""
+    line: str = field(default_factory=line_of_program, kw_only=True)
+    """Where in the program it was written."""
 
-    def row_function(self, carried: int) -> RowFunction:
-        """Return what runs on batches of rows with so many columns behind that the function does not see."""
-        given = (self.function, self.input, self.output, carried, self.step)
-        return RowFunction(*given) if self.calls is None else AsyncRowFunction(*given, self.calls)
+    @property
+    def raw_ddl(self) -> str:
+        """DDL of what the function's rows travel as, dead letters among them; and behind, what rows carry unseen."""
+        sides = {DEAD_LETTERS: DEAD_LETTER} if self.on_error.gives else {}
+        return Columns.of(raw_ddl(self.output, sides, timed=False), self.columns.hidden).ddl
+
+    def row_function(self, carried: Sequence[str], report: Report | None = None) -> RowFunction:
+        """Return what runs on batches of rows with these columns behind, which the function does not see."""
+        time_at = carried.index(TIME) - len(carried) if TIME in carried else None
+        given = (self.function, self.input, self.output, len(carried), self.step)
+        more = (self.on_error, self.name, time_at, report)
+        return RowFunction(*given, *more) if self.calls is None else AsyncRowFunction(*given, *more, self.calls)
+
+
+@dataclass(frozen=True, eq=False)
+class KeylessNode(Node):
+    """The rows of which some column of the key is null."""
+
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class FailedNode(Node):
+    """Rows that could not be read, as dead letters: they pass as they are, and each is counted."""
+
+    on_error: OnError = field(kw_only=True)
+    name: str = ""
+    """What dead letters call the source."""
+    step: str = "read"
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +239,7 @@ class OperatorNode(Node):
     parallelism: int | None = None
     """Its own; None: as the job says."""
     max_parallelism: int | None = None
-    on_error: OnError = field(default_factory=lambda: OnError("fail"))
+    on_error: OnError = FAIL
     """What becomes of an event that its function fails for."""
     line: str = field(default_factory=line_of_program, kw_only=True)
     """Where in the program it was written."""
@@ -234,7 +267,7 @@ class OperatorNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class OutputNode(Node):
-    """The main output of an operator, or a side output; its parent is the operator."""
+    """The main output of an operator, or a side output; its parent is the operator, or a function of each row."""
 
     side: int = 0
     """0 for the main one."""

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strandline.api.badrecords import OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Session, Sliding, Tumbling, WindowKind
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import parse_duration_ms
-from strandline.plan.checks import check_uid
+from strandline.plan.callables import check_function, check_shippable
+from strandline.plan.checks import check_on_error, check_uid
 from strandline.plan.columns import Columns, quoted
 from strandline.plan.graph import Keyed, Node, OperatorNode, PairNode
-from strandline.plan.operators import make_operator, movers_of
+from strandline.plan.operators import make_operator, movers_of, with_dead_letters
 from strandline.plan.windows import bounds_of
 from strandline.runtime.operators.asof import AS_OF_HOWS, AsOfJoin
 from strandline.runtime.operators.joins import BOUNDS, HOWS, LEFT, RIGHT, Bounds, IntervalJoin, Layout, WindowJoin
@@ -62,6 +64,7 @@ class Said:
     late: Any
     parallelism: int | None
     max_parallelism: int | None
+    on_error: OnError | str = "fail"
 
 
 def interval_join(left: Keyed, right: Keyed, within: tuple[str, str], bounds: Bounds, said: Said) -> OperatorNode:
@@ -100,10 +103,8 @@ def window_join(left: Keyed, right: Keyed, kind: WindowKind, said: Said) -> Oper
             hint='write window_join(other, Tumbling("10s"), …); without time, use connect()',
         )
     if isinstance(kind, Session) and callable(kind.gap):
-        raise ConfigurationError(
-            "window_join: the sessions' gap is a function, and rows of two streams are no events of one kind",
-            hint='give one gap for both: window_join(other, Session("30 min"), …)',
-        )
+        check_function("window_join: the function of the sessions' gap", kind.gap, ["row"])
+        check_shippable("window_join: the function of the sessions' gap", kind.gap)
     pairs, layout, output = _joined(left, right, said, HOWS, *bounds_of(kind))
     join: KeyedProcess
     if isinstance(kind, Session):
@@ -113,24 +114,43 @@ def window_join(left: Keyed, right: Keyed, kind: WindowKind, said: Said) -> Oper
     return _operator(pairs, join, layout, output, said)
 
 
-def as_of_join(left: Keyed, versions: Keyed, max_age: str | None, said: Said) -> OperatorNode:
+def as_of_join(left: Keyed, versions: Keyed, max_age: str | None, deleted: str | None, said: Said) -> OperatorNode:
     """Join each row with the version that was valid at its time."""
     max_age_us = None if max_age is None else parse_duration_ms(max_age, "as_of_join: max_age") * 1000
-    pairs, layout, output = _joined(left, versions, said, AS_OF_HOWS)
-    return _operator(pairs, AsOfJoin(layout, said.how, max_age_us, said.late), layout, output, said)
+    if deleted is not None:
+        _check_deleted(versions, deleted)
+    pairs, layout, output = _joined(left, versions, said, AS_OF_HOWS, without=() if deleted is None else (deleted,))
+    return _operator(pairs, AsOfJoin(layout, said.how, max_age_us, said.late, deleted), layout, output, said)
+
+
+def _check_deleted(versions: Keyed, column: Any) -> None:
+    """Refuse a column that cannot say that a version ends."""
+    columns = versions.columns
+    kind = columns.ddl_of(column) if isinstance(column, str) and column in columns.names else None
+    if kind == "boolean" and column not in versions.keys:
+        return
+    known = ", ".join(columns.names)
+    what = f"is {kind}, expected a boolean" if kind else f"is no column of the versions, which have {known}"
+    raise ConfigurationError(
+        f"as_of_join: deleted={column!r} " + ("is a column of the key" if column in versions.keys else what),
+        hint="give the name of a boolean column that is true in a row from whose time on its key has no version",
+    )
 
 
 def _operator(pairs: Keyed, join: KeyedProcess, layout: Layout, output: str, said: Said) -> OperatorNode:
-    sides = zip(said.late, (layout.left.ddl, layout.right.ddl), strict=True)
+    late = zip(said.late, (layout.left.ddl, layout.right.ddl), strict=True)
+    sides = {name: parse_schema(ddl).ddl for name, ddl in late if name is not None}
+    bears = check_on_error(join, said.uid, said.on_error, sides)
     return make_operator(
         pairs.node,
         said.uid,
         parse_schema(output).ddl,
         process=join,
-        name=type(join).__name__,
+        name=said.what,
         keys=pairs.keys,
         order_by=pairs.order_by,
-        sides={name: parse_schema(ddl).ddl for name, ddl in sides if name is not None},
+        sides=with_dead_letters(sides, bears),
+        on_error=bears,
         parallelism=said.parallelism,
         max_parallelism=said.max_parallelism,
     )
@@ -189,7 +209,9 @@ def _said(names: Sequence[str], types: Sequence[str]) -> str:
 # -- what a join gives
 
 
-def _joined(left: Keyed, right: Keyed, said: Said, hows: Sequence[str], *bounds: str) -> tuple[Keyed, Layout, str]:
+def _joined(
+    left: Keyed, right: Keyed, said: Said, hows: Sequence[str], *bounds: str, without: Sequence[str] = ()
+) -> tuple[Keyed, Layout, str]:
     """Return the pairs, how two rows become one, and the DDL of the result; `bounds` are a window's columns."""
     what, prefixes = said.what, said.prefixes
     check_uid(f"{what}()", said.uid)
@@ -209,7 +231,7 @@ def _joined(left: Keyed, right: Keyed, said: Said, hows: Sequence[str], *bounds:
             hint="name that of this stream's late rows, and that of the other's, or None: late=('late_orders', None)",
         )
     shared = [mine for mine, theirs in zip(left.keys, right.keys, strict=True) if mine == theirs]
-    layout = Layout(left.columns.schema(what), right.columns.schema(what), shared)
+    layout = Layout(left.columns.schema(what), right.columns.schema(what), shared, without)
     columns = [*layout.columns((prefixes[0], prefixes[1])), *((bound, "timestamp") for bound in bounds)]
     # Spark does not tell upper from lower case in names.
     names = [name.lower() for name, _ in columns]

@@ -15,7 +15,9 @@ from strandline.plan.checks import check_inputs, check_numbers, check_on_error, 
 from strandline.plan.columns import Columns, check_unlike
 from strandline.plan.graph import (
     Keyed,
+    KeylessNode,
     LateNode,
+    MapNode,
     Movers,
     Node,
     OperatorNode,
@@ -114,8 +116,6 @@ def process_on(
     }
     for what, ddl in (("output", schema), *((f"the side output '{side}'", ddl) for side, ddl in raw_sides.items())):
         check_unlike(parse_schema(ddl).names, f"operator '{uid}': {what}: ")
-    if bears.gives:
-        raw_sides[DEAD_LETTERS] = schema_given(DEAD_LETTER, "dead letters").ddl
     check_ttl(process, uid, timed=keyed.columns.is_timed)
     # Here, where it is written: it takes as long as it will take at each start.
     pickle_process(process, uid)
@@ -127,11 +127,17 @@ def process_on(
         name=name or type(process).__name__,
         keys=keyed.keys,
         order_by=keyed.order_by,
-        sides=raw_sides,
+        sides=with_dead_letters(raw_sides, bears),
         on_error=bears,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
     )
+
+
+def with_dead_letters(sides: Mapping[str, str], on_error: OnError) -> dict[str, str]:
+    """Return side outputs, by name, with that of dead letters if there are such."""
+    letters = {DEAD_LETTERS: schema_given(DEAD_LETTER, "dead letters").ddl} if on_error.gives else {}
+    return {**sides, **letters}
 
 
 def make_operator(
@@ -162,8 +168,10 @@ def make_operator(
     return made
 
 
-def output_of(operator: OperatorNode, side: str | None = None) -> Node:
-    """Return the main output of an operator, or a side output."""
+def output_of(operator: OperatorNode | MapNode, side: str | None = None) -> Node:
+    """Return the main output of an operator, or of a function of each row, or a side output."""
+    if isinstance(operator, MapNode):
+        return _output_of_rows(operator, side)
     if side is not None and side in operator.sides_before:
         return operator.sides_before[side]
     if side is not None and side not in operator.sides:
@@ -179,9 +187,17 @@ def output_of(operator: OperatorNode, side: str | None = None) -> Node:
     return OutputNode(Columns.of(ddl, operator.columns.hidden), operator, number)
 
 
+def _output_of_rows(node: MapNode, side: str | None) -> Node:
+    if not node.on_error.gives:
+        return node
+    if side is None:
+        return OutputNode(node.columns, node)
+    return OutputNode(Columns.of(DEAD_LETTER, node.columns.hidden), node, 1)
+
+
 def movers_above(node: Node | None) -> Movers:
     """Return whose watermark rows move that come straight from one, or from several."""
-    while node is not None and not isinstance(node, OperatorNode | LateNode):
+    while node is not None and not isinstance(node, OperatorNode | LateNode | KeylessNode):
         if isinstance(node, WatermarkNode):
             return node
         if isinstance(node, PairNode | UnionNode):

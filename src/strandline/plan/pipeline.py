@@ -7,11 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from strandline.api.badrecords import DEAD_LETTERS
 from strandline.api.states import State, declared_states
 from strandline.core.errors import ConfigurationError
 from strandline.core.keygroups import check_parallelism, default_max_parallelism
 from strandline.format.manifest import OperatorInfo, StateInfo
-from strandline.plan.graph import LateNode, Movers, Node, OperatorNode, SourceNode, WatermarkNode, above, sources_of
+from strandline.plan.graph import (
+    FailedNode,
+    LateNode,
+    Movers,
+    Node,
+    OperatorNode,
+    OutputNode,
+    SourceNode,
+    UnionNode,
+    WatermarkNode,
+    above,
+    sources_of,
+)
 from strandline.plan.operators import movers_above, watermarks_in
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.upgrade import Migration
@@ -88,7 +101,8 @@ class Operator:
             input_schema=node.input_schema,
             output_schema=node.output_schema,
             sides=node.sides,
-            on_error=node.on_error,
+            # Where others make dead letters of its bad rows, they are only counted.
+            on_error=replace(node.on_error, then="skip") if DEAD_LETTERS in node.sides_before else node.on_error,
             layout=node.layout,
             measured=self.is_measured,
             broadcast_order=list(node.broadcast_order or ()),
@@ -171,14 +185,18 @@ class Pipeline:
             specs.append(replace(node.spec, name=name))
         return specs
 
-    def _find_counting(self) -> set[str]:
-        """Return uids of operators whose rows are the job's: if there are such, they get each source's rows once."""
-        counting: set[str] = set()
+    def _find_counting(self) -> dict[str, int]:
+        """Return uids of operators whose rows are the job's, and how often they get each row.
+
+        If there are such, they get each source's rows once, but where a stream is united with itself.
+        """
+        counting: dict[str, int] = {}
         counted: set[Node] = set()
         read = {operator.uid: _sources_of(*operator.parents) for operator in self.operators}
-        for uid, sources in sorted(read.items(), key=lambda item: -len(item[1])):
+        copies = {operator.uid: _copies_to(*operator.parents) for operator in self.operators}
+        for uid, sources in sorted(read.items(), key=lambda item: (-len(item[1]), copies[item[0]])):
             if sources and not sources & counted:
-                counting.add(uid)
+                counting[uid] = copies[uid]
                 counted |= sources
         return counting
 
@@ -223,9 +241,26 @@ def _sources_of(*nodes: Node) -> set[Node]:
     for node in nodes:
         if isinstance(node, SourceNode):
             found.add(node)
-        elif not isinstance(node, OperatorNode | LateNode):
+        elif not isinstance(node, OperatorNode | LateNode | FailedNode) and not (
+            # A row that failed is no row of the source's for whoever counts these.
+            isinstance(node, OutputNode) and node.side
+        ):
             found |= _sources_of(*node.parents)
     return found
+
+
+def _copies_to(*nodes: Node) -> int:
+    """Return how often each row of the sources reaches these nodes, where that is the same of all; else 1."""
+    found = set()
+    for node in nodes:
+        if isinstance(node, UnionNode):
+            often = Counter(node.parents)
+            found.add(_copies_to(*often) * often[node.parents[0]] if len(set(often.values())) == 1 else 1)
+        elif isinstance(node, SourceNode | OperatorNode | LateNode | FailedNode):
+            found.add(1)
+        else:
+            found.add(_copies_to(*node.parents))
+    return found.pop() if len(found) == 1 else 1
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from strandline.api.badrecords import OnError
 from strandline.api.states import TTL
 from strandline.core.errors import ConfigurationError
 from strandline.plan import windows
@@ -19,7 +20,7 @@ from strandline.types.given import SparkType
 
 
 def reduce_on(
-    keyed: Keyed, function: Callable[[Any, Any], Any], uid: str, ttl: TTL | None, name: str | None, *numbers: Any
+    keyed: Keyed, function: Callable[[Any, Any], Any], uid: str, ttl: TTL | None, name: str | None, *more: Any
 ) -> OperatorNode:
     """Return the node of one event a key, made of two at a time."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
@@ -30,7 +31,7 @@ def reduce_on(
     key_at = [schema.names.index(key) for key in keys]
     _check(keyed, "reduce", uid, ttl)
     rolling = Rolling(reducing, ttl, "reduce", several_keys=len(keys) > 1, key_at=key_at)
-    return _rolled(keyed, rolling, schema.ddl, uid, name or "reduce", *numbers)
+    return _rolled(keyed, rolling, schema.ddl, uid, name or "reduce", *more)
 
 
 def fold_on(
@@ -41,7 +42,7 @@ def fold_on(
     uid: str,
     ttl: TTL | None,
     name: str | None,
-    *numbers: Any,
+    *more: Any,
 ) -> OperatorNode:
     """Return the node of one value a key, which each event changes."""
     schema, keys = keyed.columns.schema(f"operator '{uid}'"), keyed.keys
@@ -50,7 +51,7 @@ def fold_on(
     assert isinstance(folded.contents, Folding)
     _check(keyed, "fold", uid, ttl)
     rolling = Rolling(folded.contents, ttl, "fold", several_keys=len(keys) > 1, key_at=None)
-    return _rolled(keyed, rolling, given, uid, name or "fold", *numbers)
+    return _rolled(keyed, rolling, given, uid, name or "fold", *more)
 
 
 def _check(keyed: Keyed, what: str, uid: str, ttl: TTL | None) -> None:
@@ -72,8 +73,12 @@ def _rolled(
     name: str,
     parallelism: int | None,
     max_parallelism: int | None,
+    on_error: OnError | str,
 ) -> OperatorNode:
-    return process_on(keyed, rolling, output, uid, name=name, parallelism=parallelism, max_parallelism=max_parallelism)
+    return process_on(
+        keyed, rolling, output, uid,
+        name=name, parallelism=parallelism, max_parallelism=max_parallelism, on_error=on_error,
+    )  # fmt: skip
 
 
 def _nothing() -> None:

@@ -276,8 +276,17 @@ class _Planner:
             if state.kind == "timers":
                 which = "event" if state.name == EVENT_TIMERS else "processing"
                 gone = f"it has no on_timer any more, and timers of {which} time may be set ('{state.name}')"
-            self._refuse(uid, state.name, gone)
+            self._refuse(uid, state.name, self._of_other_windows(uid, state) or gone)
         return False
+
+    def _of_other_windows(self, uid: str, state: StateInfo) -> str:
+        """Say of a state of agg() that results are to come at other moments now, for which it is of no use."""
+        now = next((each for each in self._operators if each.uid == uid), None)
+        if now is not None and state.name == "windows" and now.aggregated is not None:
+            return "its windows looked at each event, as with early=Early(events=…) or accumulate=False, and do not now"
+        if now is not None and state.aggregates and "windows" in now.declared:
+            return "its windows look at each event now, as with early=Early(events=…) or accumulate=False, and did not"
+        return ""
 
     def _gone(self, info: OperatorInfo) -> None:
         if Named(info.uid) in self._drop or not info.states:

@@ -42,6 +42,10 @@ class OwnOperator:
     """Of what its states hold accumulators, if they do."""
     own_metrics: Mapping[str, int] = MappingProxyType({})
     """Figures for people to look at, since this process began."""
+    own_step: str = ""
+    """The method that users call for it: of what no function of theirs does, errors say that it failed."""
+    own_hides_events: bool = False
+    """Whether its events are not as users know them."""
     own_function: str = ""
     """What the user's function that it calls is called in errors, if it calls one."""
 

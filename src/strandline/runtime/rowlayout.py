@@ -22,6 +22,9 @@ ORIGIN = "__strandline_origin"
 SIDE = "__strandline_side"
 """Of an operator with side outputs: which one the row is for, 0 for the main one."""
 
+ROWS = "__strandline_rows"
+"""Of accumulators: of how many rows they are made."""
+
 HIDDEN = (TIME, FIRED, ORIGIN)
 """What rows carry unseen on their way to an operator, in this order."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
+from strandline.plan.aggregation import FIRST, LAST, PANE
 from strandline.plan.columns import Columns
 from strandline.plan.graph import (
+    KeylessNode,
     LateNode,
     MapNode,
     Node,
@@ -21,7 +23,8 @@ from strandline.plan.graph import (
     UnionNode,
     WatermarkNode,
 )
-from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
+from strandline.runtime.rowlayout import FIRED, ORIGIN, ROWS, SIDE, TIME
+from strandline.runtime.task.rowfunction import Report
 from strandline.runtime.task.task import EpochTimes
 from strandline.testing.events import AT
 from strandline.types.columns import arrow_schema, to_python
@@ -32,12 +35,15 @@ Rows: TypeAlias = pa.RecordBatch
 """A node's columns, those that rows carry unseen, and AT."""
 
 
-def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes) -> Rows:
-    """Return the rows of a node that has no state."""
+def lowered(node: Node, parents: Sequence[Rows], times: EpochTimes, report: Report | None = None) -> Rows:
+    """Return the rows of a node that has no state; `report` hears of those that fail."""
     rows = parents[0]
     match node:
         case MapNode():
-            return _mapped(node, rows)
+            return _mapped(node, rows, report)
+        case KeylessNode():
+            nulls = [rows.column(key).is_null() for key in node.keys]
+            return _with(rows.filter(reduce(pc.or_, nulls)), {}, node.columns)
         case WatermarkNode():
             return _timed(node, rows)
         case OutputNode():
@@ -68,11 +74,11 @@ def in_order(rows: Rows, order_by: Sequence[str], schema: StructType) -> Rows:
     return rows.take(pa.array(order, pa.int64()))
 
 
-def _mapped(node: MapNode, rows: Rows) -> Rows:
+def _mapped(node: MapNode, rows: Rows, report: Report | None) -> Rows:
     carried = [*node.columns.hidden, AT]
-    function = node.row_function(len(carried))
+    function = node.row_function(carried, report if node.is_counted else None)
     found = list(function(iter([rows.select([*parse_schema(node.input).names, *carried])])))
-    return one(found, schema_of(node.columns))
+    return one(found, arrow_schema(parse_schema(node.raw_ddl)).append(pa.field(AT, pa.int64())))
 
 
 def _timed(node: WatermarkNode, rows: Rows) -> Rows:

@@ -14,7 +14,7 @@ from strandline.backends.base import LocalFile
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.core.settings import BackendName
-from strandline.plan.graph import Node, OperatorNode, StepNode, above
+from strandline.plan.graph import MapNode, Node, OperatorNode, StepNode, above
 from strandline.plan.operators import output_of
 from strandline.plan.parallelism import Parallelism
 from strandline.plan.pipeline import Pipeline
@@ -39,6 +39,8 @@ class PipelineRun:
         # Also of a harness that nobody closes.
         self._remove = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
         self._closed = False
+        self._failed_rows = 0
+        """Of the last epoch: those that steps without state failed for."""
 
     # -- life
 
@@ -64,6 +66,11 @@ class PipelineRun:
             for node in self.pipeline.operators
             for name in (*node.sides, *node.sides_before)
         }
+        known = {side.parent for side in self.sides.values()}
+        for at, node in enumerate(self.pipeline.nodes):
+            if isinstance(node, MapNode) and node.on_error.gives and node not in known:
+                # Of a step, which has no uid.
+                self.sides[str(at), DEAD_LETTERS] = output_of(node, DEAD_LETTERS)
 
     def check_open(self) -> None:
         """Refuse to go on after `close`."""
@@ -103,13 +110,18 @@ class PipelineRun:
         """Run one epoch, and return what it gave; if it raises, no operator has applied it."""
         made: dict[Node, Rows] = {**events}
         now = times.of_epoch
+        self._failed_rows = 0
+
+        def report(count: int, last: str) -> None:
+            self._failed_rows += count
+
         try:
             for node in self.pipeline.nodes:
                 parents = [made[parent] for parent in node.parents]
                 if isinstance(node, OperatorNode):
                     made[node] = self._partitions[node].run(epoch, now, *parents)
                 elif node not in made:
-                    made[node] = lowered(node, parents, now)
+                    made[node] = lowered(node, parents, now, report)
             found = {}
             for node in {self.end, *self.sides.values()}:
                 rows = made[node] if node in made else lowered(node, [made[parent] for parent in node.parents], now)
@@ -137,7 +149,7 @@ class PipelineRun:
     @property
     def failed_events(self) -> int:
         """How many events failed in the last epoch, and were left out."""
-        return sum(each.failed_events for each in self._partitions.values())
+        return self._failed_rows + sum(each.failed_events for each in self._partitions.values())
 
     @property
     def broadcasting(self) -> Partitions:

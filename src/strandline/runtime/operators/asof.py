@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from strandline.api.states import Map
-from strandline.runtime.operators.joins import LateSides, Layout, Row, TimedJoin, own_entry, time_of
+from strandline.runtime.operators.joins import LateSides, Layout, Row, TimedJoin, insert, time_of
 from strandline.runtime.state.maps import MapTable
 
 AsOfHow = Literal["inner", "left"]
@@ -22,10 +22,19 @@ AS_OF_HOWS: tuple[AsOfHow, ...] = ("inner", "left")
 class AsOfJoin(TimedJoin):
     """The left rows are joined, the right ones are versions, each valid from its time on until the next one's."""
 
+    own_step = "as_of_join"
+
     def __init__(
-        self, layout: Layout, how: AsOfHow = "inner", max_age_us: int | None = None, late: LateSides = (None, None)
+        self,
+        layout: Layout,
+        how: AsOfHow = "inner",
+        max_age_us: int | None = None,
+        late: LateSides = (None, None),
+        deleted: str | None = None,
     ) -> None:
         super().__init__(layout, how, late)
+        self._deleted_at = None if deleted is None else layout.right.names.index(deleted)
+        """Which column of a version says that from its time on there is none."""
         self._max_age_us = max_age_us
         self.own_states = {
             "waiting": Map("bigint", f"array<{layout.left.ddl}>"),
@@ -47,7 +56,7 @@ class AsOfJoin(TimedJoin):
         if waiting is None:
             self._waiting.put(key, time, [event])
         else:
-            own_entry(self._waiting, key, time, waiting).append(event)
+            insert(self._waiting, key, time, waiting, len(waiting), event)
         # A version of the same time may come while the watermark is there.
         ctx.timers.set_us(time)
 
@@ -82,6 +91,10 @@ class AsOfJoin(TimedJoin):
         for at in over:
             self._versions.put(key, at, None)
 
+    def _is_deletion(self, version: Row) -> bool:
+        # Of a plain tuple: a record's own [] is slow.
+        return self._deleted_at is not None and bool(tuple(version)[self._deleted_at])
+
     def _joined(self, versions: list[tuple[int, Row]], reached: int, ctx: Any) -> Iterator[Row]:
         layout, max_age, key = self._layout, self._max_age_us, ctx.key
         due = [(at, rows) for at, rows in _by_time(self._waiting, key) if at < reached]
@@ -90,7 +103,8 @@ class AsOfJoin(TimedJoin):
             while following < len(versions) and versions[following][0] <= at:
                 following += 1
             since, version = versions[following - 1] if following else (at, None)
-            if max_age is not None and since + max_age < at:
+            is_too_old = max_age is not None and since + max_age < at
+            if version is not None and (is_too_old or self._is_deletion(version)):
                 version = None
             ctx.time_us = at
             for row in rows:

@@ -9,7 +9,7 @@ list is the epoch's own and is changed in place: a key with many rows costs a co
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
@@ -60,14 +60,20 @@ def _half(pair: Any) -> Any:
 
 
 class Layout:
-    """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both."""
+    """Result columns of a join: the left ones, then the right ones apart from keys that have one name in both.
 
-    def __init__(self, left: StructType, right: StructType, shared: Sequence[str] = ()) -> None:
+    And apart from those that results are to be `without`.
+    """
+
+    def __init__(
+        self, left: StructType, right: StructType, shared: Sequence[str] = (), without: Collection[str] = ()
+    ) -> None:
         self.left = left
         self.right = right
         self.shared = tuple(shared)
-        self._kept = [at for at, name in enumerate(right.names) if name not in self.shared]
+        self._kept = [at for at, name in enumerate(right.names) if name not in (*self.shared, *without)]
         self._filled = [(left.names.index(name), right.names.index(name)) for name in self.shared]
+        self._picks = len(self._kept) < len(right.fields)
         self._left_nulls = (None,) * len(left.fields)
         self._right_nulls = (None,) * len(self._kept)
 
@@ -79,7 +85,7 @@ class Layout:
 
     def pair(self, left: Row, right: Row) -> Row:
         """Return the result of two rows."""
-        return left + self._picked(right) if self.shared else left + right
+        return left + self._picked(right) if self._picks else left + right
 
     def left_alone(self, left: Row) -> Row:
         """Return the result of a left row without a partner."""
@@ -87,7 +93,7 @@ class Layout:
 
     def right_alone(self, right: Row) -> Row:
         """Return the result of a right row without a partner: the shared keys have its values."""
-        if not self.shared:
+        if not self._picks:
             return self._left_nulls + right
         row, plain = list(self._left_nulls), tuple(right)
         for to, at in self._filled:
@@ -135,8 +141,8 @@ def time_of(row: Row, ctx: Any) -> int:
     """Return a row's time; refuse one that has none."""
     if ctx.time_us is None:
         raise UserCodeError(
-            f"the row {row!r} has no time, and a join is by time",
-            hint='drop such rows before key_by, as with where("ts is not null")',
+            "the row has no time, and a join is by time",
+            hint='drop such rows before key_by, as with where("ts is not null"), or say on_error="dead-letter"',
         )
     time: int = ctx.time_us
     return time
@@ -159,6 +165,8 @@ class IntervalJoin(TimedJoin):
     A row older than the watermark is left out. A row is kept until the watermark says that no partner can come; if none
     came and the join is an outer one for its side, it is given then, alone, with the time at which that became certain.
     """
+
+    own_step = "join"
 
     def __init__(
         self,
@@ -236,7 +244,10 @@ class IntervalJoin(TimedJoin):
             found += [(hit.time, hit.row) for hit in hits]
             if side.alone is not None and not all(hit.matched for hit in hits):
                 matched = [_Waiting._make((hit.time, True, hit.row)) for hit in hits]
-                own_entry(side.table, key, bucket, waiting)[start:end] = matched
+                own = own_entry(side.table, key, bucket, waiting)
+                own[start:end] = matched
+                if side.table.journal is not None:
+                    side.table.journal.note((own.__setitem__, slice(start, end), hits))
         return found
 
     def _keep(self, side: _Side, row: Row, time: int, matched: bool, ctx: Any) -> Iterator[Row]:
@@ -254,7 +265,7 @@ class IntervalJoin(TimedJoin):
             side.table.put(ctx.key, bucket, [entry])
         else:
             at = len(waiting) if waiting[-1].time <= time else bisect_right(waiting, time, key=_time)
-            own_entry(side.table, ctx.key, bucket, waiting).insert(at, entry)
+            insert(side.table, ctx.key, bucket, waiting, at, entry)
         ctx.timers.set_us((bucket + 1) * self._width - 1 + side.upper_us)
         if side.alone is not None and not matched:
             ctx.timers.set_us(last_us)
@@ -275,11 +286,21 @@ def own_entry(table: MapTable, key: Any, sub: int, waiting: list[Any]) -> list[A
     return waiting
 
 
+def insert(table: MapTable, key: Any, sub: int, waiting: list[Any], at: int, row: Any) -> None:
+    """Put a row into the entry `waiting`; where calls may be undone, so can this."""
+    own = own_entry(table, key, sub, waiting)
+    own.insert(at, row)
+    if table.journal is not None:
+        table.journal.note((own.pop, at))
+
+
 class WindowJoin(TimedJoin):
     """Pairs all rows of a key that are in one window; results come when the watermark reaches its end.
 
     Their time is the last moment of the window. A row whose windows are all complete is late.
     """
+
+    own_step = "window_join"
 
     def __init__(
         self, layout: Layout, kind: Tumbling | Sliding, how: How = "inner", late: LateSides = (None, None)
@@ -322,7 +343,7 @@ class WindowJoin(TimedJoin):
             if waiting is None:
                 table.put(ctx.key, window.start_us, [row])
             else:
-                own_entry(table, ctx.key, window.start_us, waiting).append(row)
+                insert(table, ctx.key, window.start_us, waiting, len(waiting), row)
             ctx.timers.set_us(window.end_us - 1)
         # With gaps between windows, a row may be in none: that is not late.
         if windows and not open_ones:

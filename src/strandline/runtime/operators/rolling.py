@@ -24,6 +24,7 @@ class Rolling(OwnOperator, KeyedProcess):
         self._key_at = key_at
         """Where the key's columns are in the value; None: they are not, and stand before it."""
         self.own_function = f"the function of {what}()"
+        self.own_step = what
         # In a struct: a function may give null, which is not the same as nothing.
         self.own_states = {"value": Value(f"struct<value: {contents.value_type}>", ttl=ttl)}
 

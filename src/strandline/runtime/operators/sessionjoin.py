@@ -31,16 +31,25 @@ class _Halves(Keeping):
 class SessionJoin(SessionWindows, TimedJoin):
     """Pairs all rows of a key that are in one session; results come when the watermark has passed its end."""
 
+    own_step = "window_join"
+
     def __init__(self, layout: Layout, kind: Session, how: How = "inner", late: LateSides = (None, None)) -> None:
         TimedJoin.__init__(self, layout, how, late)
         SessionWindows.__init__(self, kind, _Halves(layout, self), Rules())
         self.own_function = ""
+        self._gap_after_us = kind.gap_after_us
+        self._length_after = self._of_half
 
     def on_event(self, event: Any, ctx: Any) -> None:
         """Put a row into its session, whichever stream it is of."""
         left, right, *_ = event
         time_of(right if left is None else left, ctx)
         super().on_event(event, ctx)
+
+    def _of_half(self, event: Any) -> int:
+        """Return how long a row, whichever stream it is of, keeps its session open."""
+        left, right, *_ = event
+        return self._gap_after_us(right if left is None else left)
 
     def _refuse(self, event: Any, ctx: Any) -> None:
         left, right, *_ = event

@@ -30,12 +30,12 @@ from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.cleaning import Expiry
 from strandline.runtime.state.ttl.handles import (
-    ExpiringListHandle,
     ExpiringMapHandle,
     ExpiringValueHandle,
     ExpiringVectorHandle,
 )
 from strandline.runtime.state.ttl.lifetimes import Lifetime
+from strandline.runtime.state.ttl.lists import ExpiringListHandle, WholeListHandle
 from strandline.runtime.state.values import ValueTable
 from strandline.types.datatypes import LongType, parse_type
 
@@ -83,10 +83,12 @@ class Binder:
     def _bind_list(self, name: str, state: List, life: Lifetime | None) -> tuple[MapTable, Any]:
         element = parse_type(state.value_type)
         chunks = self._schemas(name).codec_of_chunks(element)
-        table = self._map_table(name, KeyCodec([LongType()]), chunks, life)
+        numbers = KeyCodec([LongType()])
+        table = self._map_table(name, numbers, chunks, life)
         if life is None:
             return table, ListHandle(self.scope, table, self._checking(ValueCodec(element)), name)
-        return table, ExpiringListHandle(self.scope, table, self._checking(ValueCodec(element)), name, life)
+        kind = WholeListHandle if state.expires == "list" else ExpiringListHandle
+        return table, kind(self.scope, table, numbers, self._checking(ValueCodec(element)), name, life)
 
     def _bind_value(self, name: str, state: State, life: Lifetime | None) -> tuple[ValueTable, Any]:
         codec, default = self._codec(name, state), getattr(state, "default", None)

@@ -201,6 +201,8 @@ class ColumnarProcess(OwnOperator, KeyedBatchProcess):
     rows come that timers gave further up, on_rows gets them before on_watermark, and on_fired is called behind them.
     """
 
+    own_step = "agg"
+
     late_rows = 0
     """Rows of this epoch that came too late and were dropped."""
     source_rows = 0

@@ -250,7 +250,7 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
 
 @refusing(*COMPARED, "__setitem__", "__delitem__", "__call__", *COMPUTED)
 class ListHandle(Handle):
-    """The list of the current key, stored in chunks: what one epoch appends is one chunk, named by the epoch.
+    """The list of the current key, stored in chunks: what one epoch appends is one chunk, numbered by the epoch.
 
     An append therefore reads nothing. Reading a list of many chunks rewrites it as one.
     """
@@ -269,7 +269,7 @@ class ListHandle(Handle):
         self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
 
     def append(self, element: Any) -> None:
-        self._table.append(self._scope.key, self._scope.epoch, self._coerce(element))
+        self._table.append(self._scope.key, first_chunk(self._scope.epoch), self._coerce(element))
 
     def extend(self, elements: Iterable[Any]) -> None:
         for element in elements:
@@ -309,15 +309,20 @@ class ListHandle(Handle):
         return found
 
     def _replace(self, elements: list[Any]) -> None:
-        key, epoch = self._scope.key, self._scope.epoch
-        self._drop(key, epoch)
-        self._table.put(key, epoch, elements or None)
+        key, number = self._scope.key, first_chunk(self._scope.epoch)
+        self._drop(key, number)
+        self._table.put(key, number, elements or None)
 
     def _drop(self, key: Any, *but: int) -> None:
         """Delete chunks, apart from some."""
         for number, chunk in list(self._table.entries(key).items()):
             if chunk is not None and number not in but:
                 self._table.put(key, number, None)
+
+
+def first_chunk(epoch: int) -> int:
+    """Return the number of the first chunk that an epoch appends to a list. It may have many: see ttl/lists.py."""
+    return epoch << 28
 
 
 def coercion(scope: Scope, name: str, codec: ValueCodec, what: str = "") -> Callable[[Any], Any]:

@@ -23,6 +23,7 @@ from strandline.format.values import ValueCodec, expiry_of
 from strandline.runtime.program import Process, Program, state_infos
 from strandline.runtime.state.store import Store
 from strandline.runtime.state.table import Kept
+from strandline.runtime.state.ttl.lists import HEAD
 from strandline.types.datatypes import DataType, StructType, parse_schema, parse_type
 
 TIME: Final = struct.Struct(">q")
@@ -112,16 +113,21 @@ class _Form:
         return sorted((self.encode_sub(sub), self.encode(value)) for sub, value in living)
 
     def _chunks(self, kept: Kept, over_us: int | None) -> list[list[Any]]:
-        # When the list expires stands with its first chunk, which is none.
-        if any(self._is_over(stored, over_us) for _, stored in kept):
-            return []
-        return [self._value(stored) for _, stored in sorted(kept)]
+        # The head says when those expire that do not say it themselves.
+        head = next((stored for number, stored in kept if number == HEAD), None)
+        if head is not None and self._is_over(head, over_us):
+            kept = [(number, stored) for number, stored in kept if self._expires_us(stored) is not None]
+        return [self._value(stored) for _, stored in sorted(kept) if not self._is_over(stored, over_us)]
 
     def _is_over(self, stored: Any, over_us: int | None) -> bool:
-        if not self.ttl_time or over_us is None:
-            return False
-        expires_us = stored[0] if self.stored is None else expiry_of(stored)
-        return expires_us is not None and expires_us <= over_us
+        expires_us = self._expires_us(stored)
+        return expires_us is not None and over_us is not None and expires_us <= over_us
+
+    def _expires_us(self, stored: Any) -> int | None:
+        if not self.ttl_time:
+            return None
+        found: int | None = stored[0] if self.stored is None else expiry_of(stored)
+        return found
 
     def _value(self, stored: Any) -> Any:
         if self.stored is not None:

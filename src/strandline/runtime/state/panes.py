@@ -188,7 +188,7 @@ class PaneTable(StateTable[Layer]):
         for key, value in entries:
             group, end, _ = parts_of(key)
             if end == MARK_END:
-                self.mark_us = self._mark_before = read_mark(value)
+                self._mark(read_mark(value))
                 continue
             pane = self.panes.setdefault(end, Pane(whole=True))
             pane.dirty.append(self._decode(group, value))
@@ -300,6 +300,10 @@ class PaneTable(StateTable[Layer]):
                 found.append(self._decode(group, value))
         return found
 
+    def _mark(self, mark_us: int) -> None:
+        """Take in a key group's mark: the least counts, lest windows are never given of the groups that have it."""
+        self.mark_us = self._mark_before = mark_us if self.mark_us is None else min(mark_us, self.mark_us)
+
     def _find_panes(self) -> None:
         """Learn which panes the backend has, by looking at the first entry of each in each key group."""
         for group in self._groups:
@@ -310,7 +314,8 @@ class PaneTable(StateTable[Layer]):
                     break
                 end = parts_of(key)[1]
                 if end == MARK_END:
-                    self.mark_us = self._mark_before = self._mark_stored = read_mark(value)
+                    self._mark(read_mark(value))
+                    self._mark_stored = self.mark_us
                 elif end not in self.panes:
                     self.panes[end] = Pane(whole=False)
                 first = key_of(group, end + 1, 0)

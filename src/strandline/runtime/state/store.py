@@ -118,7 +118,7 @@ class Store:
         self.turns = Turns()
         """Changes of what `kept` reads."""
         schema = parse_schema(program.input_schema)
-        self.journal = None if program.on_error.fails else Journal()
+        self.journal = None if program.on_error.fails or self._vectorised else Journal()
         """What the present call of the function has changed, if it is to be undone where the function fails."""
         self.keys = LiveKeys(KeyCodec(schema.types_of(program.key_columns)))
         groups = range_of(Partition(scope.partition), program.max_parallelism, program.parallelism)

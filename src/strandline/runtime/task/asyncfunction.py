@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,10 +18,28 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from strandline.core.errors import UnavailableError, UserCodeError
-from strandline.runtime.task.outputs import OutputBuilder
-from strandline.runtime.task.rowfunction import RowFunction
+from strandline.api.retries import NEVER, Retry
+from strandline.core.errors import StrandlineError, UnavailableError, UserCodeError
+from strandline.runtime.task.outputs import RawOutput
+from strandline.runtime.task.rowfunction import BadRows, RowFunction
 from strandline.runtime.task.usererrors import step_error
+
+
+class NoAnswer(TimeoutError):
+    """A call took too long."""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What stands for the answer of a call that failed for good."""
+
+    value: Any = None
+    function: Callable[[Any, Exception], Any] | None = None
+    """Of the row and the error; in place of the value."""
+
+    def of(self, record: Any, error: Exception) -> Any:
+        """Return what a function would have returned."""
+        return self.value if self.function is None else self.function(record, error)
 
 
 @dataclass(frozen=True)
@@ -30,9 +49,11 @@ class Calls:
     concurrency: int
     """How many calls are under way at once, in each task."""
     timeout_ms: int | None = None
-    """After so long without an answer, the job goes back to its last checkpoint."""
+    """How long an answer may take."""
     ordered: bool = True
     """Whether results come in the order of the rows, or of the answers."""
+    retry: Retry = NEVER
+    fallback: Fallback | None = None
 
 
 @dataclass(frozen=True)
@@ -41,9 +62,12 @@ class AsyncRowFunction(RowFunction):
 
     calls: Calls = Calls(1)
 
-    def _run(self, records: Sequence[Any], outputs: OutputBuilder) -> tuple[list[Any], list[int]]:
+    def _run(self, records: Sequence[Any], outputs: RawOutput, bad: BadRows | None) -> tuple[list[Any], list[int]]:
         threads = ThreadPoolExecutor(self.calls.concurrency, "strandline-map-async")
-        under_way = asyncio.run_coroutine_threadsafe(self._answers(records, threads, outputs.taken), _loop(os.getpid()))
+        # As they are now: the function's other calls go on. Where rows may fail, each is looked at alone.
+        taken = outputs.main.taken if bad is None else outputs.main.fitting
+        answers = self._answers(records, threads, taken, bad)
+        under_way = asyncio.run_coroutine_threadsafe(answers, _loop(os.getpid()))
         try:
             given = under_way.result()
         finally:
@@ -54,7 +78,11 @@ class AsyncRowFunction(RowFunction):
         return [row for row, _ in rows], [at for _, at in rows]
 
     async def _answers(
-        self, records: Sequence[Any], threads: ThreadPoolExecutor, taken: Callable[[Any], Any]
+        self,
+        records: Sequence[Any],
+        threads: ThreadPoolExecutor,
+        taken: Callable[[Any], Any],
+        bad: BadRows | None,
     ) -> list[tuple[int, list[Any]]]:
         """Return what the function gives for each record, by its place; when one fails, give up the others."""
         found: list[tuple[int, list[Any]]] = []
@@ -62,8 +90,13 @@ class AsyncRowFunction(RowFunction):
 
         async def work() -> None:
             for at, record in waiting:
-                # As they are now: the function's other calls go on.
-                found.append((at, list(map(taken, await self._answer(record, threads)))))
+                try:
+                    out = await self._answer(record, threads)
+                    found.append((at, [taken(row) for row in ([] if out is None else out)]))
+                except (Exception, SystemExit) as error:
+                    if bad is None:
+                        raise self._said(error, record) from error
+                    bad.bear(TimeoutError(str(error)) if isinstance(error, NoAnswer) else error, record, at)
 
         workers = [asyncio.ensure_future(work()) for _ in range(min(self.calls.concurrency, len(records)))]
         try:
@@ -75,27 +108,53 @@ class AsyncRowFunction(RowFunction):
                 await asyncio.gather(*workers, return_exceptions=True)
         return sorted(found, key=lambda each: each[0]) if self.calls.ordered else found
 
-    async def _answer(self, record: Any, threads: ThreadPoolExecutor) -> list[Any]:
+    async def _answer(self, record: Any, threads: ThreadPoolExecutor) -> list[Any] | None:
+        """Return what the function gives for a row in the end, or what stands for it."""
+        calls, tried = self.calls, 0
+        while True:
+            try:
+                out = await self._called(record, threads)
+                break
+            except Exception as error:
+                may_work = isinstance(error, calls.retry.on) and not isinstance(error, StrandlineError)
+                if tried < calls.retry.times and may_work:
+                    await asyncio.sleep(_pause_s(calls.retry, tried))
+                    tried += 1
+                elif calls.fallback is None:
+                    raise
+                else:
+                    out = calls.fallback.of(record, error)
+                    break
+        return out if out is None or isinstance(out, list) else [out]
+
+    async def _called(self, record: Any, threads: ThreadPoolExecutor) -> Any:
         seconds = None if self.calls.timeout_ms is None else self.calls.timeout_ms / 1000
         try:
             async with asyncio.timeout(seconds) as limit:
                 if inspect.iscoroutinefunction(self.function):
-                    out = await self.function(record)
-                else:
-                    out = await asyncio.get_running_loop().run_in_executor(threads, self.function, record)
-                    if inspect.isawaitable(out):
-                        out = await out
-        except UserCodeError:
-            raise
+                    return await self.function(record)
+                out = await asyncio.get_running_loop().run_in_executor(threads, self.function, record)
+                return await out if inspect.isawaitable(out) else out
         except Exception as error:
             if limit.expired():
-                raise UnavailableError(
-                    f"map_async: no answer within {seconds:g} s for the row {record!r}",
-                    hint="the job goes back to its last checkpoint and asks again; for an answer of your own, catch "
-                    "the time-out in the function: asyncio.wait_for",
-                ) from error
-            raise step_error(self.step, error, record) from error
-        return [] if out is None else out if isinstance(out, list) else [out]
+                raise NoAnswer(f"no answer within {seconds:g} s") from error
+            raise
+
+    def _said(self, error: BaseException, record: Any) -> BaseException:
+        """Return what the user is told of a call that failed."""
+        if isinstance(error, NoAnswer):
+            return UnavailableError(
+                f"map_async: {error} for the row {record!r}",
+                hint="the job goes back to its last checkpoint and asks again; for an answer of your own, give "
+                "fallback=; to leave the row out, on_error=",
+            )
+        return error if isinstance(error, UserCodeError) else step_error(self.step, error, record)
+
+
+def _pause_s(retry: Retry, tried: int) -> float:
+    """Return how long to wait before the next call."""
+    longest = min(retry.backoff_ms * 2.0**tried, retry.longest_ms) / 1000
+    return longest * random.uniform(0.5, 1)
 
 
 @cache

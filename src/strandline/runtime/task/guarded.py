@@ -7,35 +7,28 @@ of what fits.
 
 from __future__ import annotations
 
-import json
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, repeat
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-import strandline.backends
 from strandline.api.badrecords import DEAD_LETTERS, OnError
 from strandline.api.process import KeyedProcess
 from strandline.api.windows import Window
 from strandline.core.errors import OutputError, StrandlineError, UserCodeError
-from strandline.core.times import as_datetime
 from strandline.runtime.given import rows_of
 from strandline.runtime.operators.joins import called
-from strandline.runtime.operators.windows.operator import WindowOperator
+from strandline.runtime.own import OwnOperator
+from strandline.runtime.program import Process
 from strandline.runtime.state.journal import Journal
 from strandline.runtime.state.scope import Scope, Timer
 from strandline.runtime.state.timers import TimerTable
 from strandline.runtime.task.calls import OUTPUT_ROWS, EventCalls
+from strandline.runtime.task.deadletters import is_the_events, kind_and_place, letter, reason_of
 from strandline.runtime.task.outputs import RawOutput
-from strandline.runtime.task.usererrors import text_of, user_error
-from strandline.types.jsonforms import to_json
+from strandline.runtime.task.usererrors import user_error
 
-_BACKENDS = str(Path(strandline.backends.__file__).parent)
-_REASON = 2_000
-_TRACEBACK = 20_000
 _TOGETHER = 5_000
 """Of how many events the rows are checked together."""
 
@@ -44,7 +37,7 @@ class Failures:
     """The failing events of one operator partition: borne, counted, and given as dead letters if they are to be."""
 
     def __init__(
-        self, process: KeyedProcess, scope: Scope, outputs: RawOutput, on_error: OnError, journal: Journal
+        self, process: Process, scope: Scope, outputs: RawOutput, on_error: OnError, journal: Journal | None
     ) -> None:
         self._process = process
         self._journal = journal
@@ -83,15 +76,14 @@ class Failures:
             raise user_error(scope.uid, process, error, step, key, event) from error
         if self._is_too_much():
             raise self._too_much(user_error(scope.uid, process, error, step, key, event)) from error
-        self.last = type(error).__name__ + _place(error)
+        self.last = kind_and_place(error)
         if not self._on_error.gives:
             return
         trace = user_error(scope.uid, process, error, step, key, event).fields["traceback"] or None
         step, event = called(process, step, event)
-        if isinstance(process, WindowOperator):
-            step, error = "window", process.explained(error)
-        reason = error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text_of(error)}"
-        self._give(step, reason, key, event, time_us, trace)
+        if isinstance(process, OwnOperator):
+            step, error = process.own_step, process.explained(error)
+        self._give(step, reason_of(error), key, event, time_us, trace)
 
     def bear_row(self, error: UserCodeError, step: str, key: Any, event: Any, time_us: int | None) -> None:
         """Count an event that never reached the function, and give it as a dead letter; raise the error if too much."""
@@ -101,12 +93,18 @@ class Failures:
         if self._on_error.gives:
             self._give(step, error.message, key, event, time_us, None)
 
-    def _is_too_much(self) -> bool:
-        """Count one more."""
+    def bear_rows(self, error: UserCodeError, count: int) -> None:
+        """Count rows that somebody else makes dead letters of; raise the error if they are too much."""
+        if self._is_too_much(count):
+            raise self._too_much(error)
+        self.last = error.message
+
+    def _is_too_much(self, more: int = 1) -> bool:
+        """Count some more."""
         stretch, count = self._counted
         now = self._scope.now_us // self._per_us
-        self._counted = now, (count if stretch == now else 0) + 1
-        self.in_epoch += 1
+        self._counted = now, (count if stretch == now else 0) + more
+        self.in_epoch += more
         return self._at_most is not None and self._counted[1] > self._at_most
 
     def _too_much(self, said: StrandlineError) -> StrandlineError:
@@ -118,12 +116,12 @@ class Failures:
         )
 
     def _give(self, step: str, reason: str, key: Any, event: Any, time_us: int | None, trace: str | None) -> None:
-        time = None if time_us is None else as_datetime(time_us)
+        uid = self._scope.uid
         # Whose it is stands beside it.
-        said = _short(reason.removeprefix(f"operator '{self._scope.uid}': "), _REASON), _json(key), _json(event)
-        row = (self._scope.uid, step, *said, time, None if trace is None else _short(trace, _TRACEBACK))
+        row = letter(uid, step, reason.removeprefix(f"operator '{uid}': "), key, event, time_us, trace)
         self._outputs.add_side(DEAD_LETTERS, row, time_us)
-        self._journal.note((self._outputs.take_back, DEAD_LETTERS))
+        if self._journal is not None:
+            self._journal.note((self._outputs.take_back, DEAD_LETTERS))
 
 
 class GuardedCalls(EventCalls):
@@ -264,33 +262,3 @@ class GuardedCalls(EventCalls):
     def _emit(self, side: str, row: Any) -> None:
         self._outputs.add_side(side, self._outputs.fitting(side, row), self._scope.time_us)
         self._journal.note((self._outputs.take_back, side))
-
-
-def is_the_events(error: BaseException) -> bool:
-    """Whether an error may be that of one event: not memory's, not one of storage, nor of how the program is set up."""
-    if isinstance(error, MemoryError | SystemExit):
-        return False
-    if isinstance(error, StrandlineError):
-        return isinstance(error, UserCodeError)
-    # A backend's library raises what it likes. It calls nothing of the user's.
-    frames = traceback.walk_tb(error.__traceback__)
-    return not any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames)
-
-
-def _place(error: BaseException) -> str:
-    """Return where the user's function raised: of the innermost frame that is not ours."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
-    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-_PACKAGE = str(Path(_BACKENDS).parent)
-
-
-def _short(text: str, most: int) -> str:
-    """Half a surrogate pair is no text, and an exception may say anything at any length."""
-    text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
-    return text.encode(errors="backslashreplace").decode()
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else _short(json.dumps(to_json(value), ensure_ascii=False, default=repr), 1 << 40)

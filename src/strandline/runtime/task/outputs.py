@@ -31,8 +31,8 @@ def raw_ddl(output: str, sides: Mapping[str, str], *, timed: bool) -> str:
 class RawOutput:
     """Output rows of one operator as they travel: with their times, and side outputs among them."""
 
-    def __init__(self, uid: str, output: str, sides: Mapping[str, str], *, timed: bool) -> None:
-        self.main = OutputBuilder(uid, parse_schema(output))
+    def __init__(self, uid: str, output: str, sides: Mapping[str, str], *, timed: bool, step: str = "") -> None:
+        self.main = OutputBuilder(uid, parse_schema(output), step)
         self.schema = arrow_schema(parse_schema(raw_ddl(output, sides, timed=timed)))
         self.sides = {name: OutputBuilder(uid, parse_schema(ddl)) for name, ddl in sides.items()}
         self.fired = False

@@ -17,7 +17,9 @@ from strandline.core.errors import NullKeyError, StateTypeError
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Partition
 from strandline.runtime.operators.joins import given_event
+from strandline.runtime.own import OwnOperator
 from strandline.runtime.program import Process, Program
+from strandline.runtime.rowlayout import ROWS
 from strandline.runtime.state.columnar import BatchKeys, ColumnarProcess, Given, Rows
 from strandline.runtime.state.lookups import Asked, Entries, Lookups
 from strandline.runtime.state.scope import Scope
@@ -73,6 +75,10 @@ class Task:
             self._calls = self._calls_of(process)
         elif program.sides:
             self.scope._emit = self._outputs.add_side_batch
+        if self._columnar is not None and not program.on_error.fails:
+            self.failures = Failures(process, self.scope, self._outputs, program.on_error, None)
+        self._keyless_rows = 0
+        """Rows of the stream, of this epoch, that built-in aggregates have left out as they have no key."""
         self._lookups = Lookups(program, process, self.store)
         # Whether events wait for the end of the epoch, as timers or the rules of a broadcast come before them.
         self._at_end = program.layout.phased or self.store.broadcasts is not None
@@ -107,7 +113,7 @@ class Task:
         if self.scope.watermark_us is None:
             self.scope.watermark_us = self._reached_us = times.fired_us
         self._watermark_us = times.watermark_us
-        self.newest_us, self.late_rows, self.source_rows = {}, 0, 0
+        self.newest_us, self.late_rows, self.source_rows, self._keyless_rows = {}, 0, 0, 0
         if self.failures is not None:
             self.failures.begin()
         if self._columnar is not None:
@@ -131,6 +137,8 @@ class Task:
             batch = self.store.broadcasts.take(batch, self._layout)
         if self.failures is None:
             self._refuse_null_keys(self._layout.columns(batch))
+        elif self._columnar is not None:
+            batch = self._with_keys(batch, self.failures)
         fired = self._layout.fired(batch)
         if fired is not None:
             fired = pc.fill_null(fired, False)
@@ -172,7 +180,8 @@ class Task:
             yield from self._run_batch(gathered)
         if self._columnar is not None:
             yield from self._give(self._columnar.on_end(self.scope))
-            self.late_rows, self.source_rows = self._columnar.late_rows, self._columnar.source_rows
+            self.late_rows = self._columnar.late_rows
+            self.source_rows = self._columnar.source_rows + self._keyless_rows
 
     @property
     def failed_events(self) -> int:
@@ -301,6 +310,22 @@ class Task:
             failures.bear_row(each.error, each.step, key[0] if len(key) == 1 else key, event, time_us)
         return without(batch, bad) if bad else batch
 
+    def _with_keys(self, batch: pa.RecordBatch, failures: Failures) -> pa.RecordBatch:
+        """Return the accumulators that have a key; the rows of the others have failed."""
+        columns, names = self._layout.columns(batch), self._schema.names
+        has_key = None
+        for at in self._key_at:
+            if columns[at].null_count:
+                is_there = columns[at].is_valid()
+                error = NullKeyError(f"the key column '{names[at]}' is null", operator=self._program.uid)
+                has_key = is_there if has_key is None else pc.and_(has_key, is_there)
+        if has_key is None:
+            return batch
+        count = pc.sum(columns[names.index(ROWS)].filter(pc.invert(has_key))).as_py()
+        self._keyless_rows += count
+        failures.bear_rows(error, count)
+        return batch.filter(has_key)
+
     # -- columns
 
     def _take_gathered(self) -> list[pa.RecordBatch]:
@@ -387,7 +412,8 @@ class Task:
             if columns[at].null_count:
                 row = columns[at].is_null().index(True).as_py()
                 # Operators of ours get more than users know of.
-                known = range(len(columns)) if self._columnar is None else self._key_at
+                is_ours = isinstance(self._process, OwnOperator) and self._process.own_hides_events
+                known = self._key_at if is_ours or self._columnar is not None else range(len(columns))
                 names = [self._schema.names[i] for i in known]
                 values = [to_python(columns[i].slice(row, 1), self._schema.fields[i].type)[0] for i in known]
                 event = given_event(record_type(names)._make(values), names)

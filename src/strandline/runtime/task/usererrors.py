@@ -29,20 +29,27 @@ def user_error(
 ) -> StrandlineError:
     """Return the error that says whose function raised, for which key and event, with the user's own traceback."""
     method, event = called(process, method, event)
+    if isinstance(process, OwnOperator) and process.own_hides_events and method != "on_timer":
+        event = None
     what = "for the timer" if method == "on_timer" else "in the event"
     shown_key, shown_event = shortened(repr(key)), shortened(repr(event))
+    is_own = isinstance(process, OwnOperator) and process.own_hides_events
     where = f" for key {shown_key}, {what} {shown_event}" if event is not None else ""
+    if is_own and event is None and key is not None:
+        where = f" for key {shown_key}"
     trace = error.__traceback__
     if isinstance(process, OwnOperator) and process.own_function:
-        whose, error = process.own_function, process.explained(error)
+        whose, error = f"{process.own_function} raised", process.explained(error)
+    elif isinstance(process, OwnOperator) and process.own_step:
+        whose = f"{process.own_step}() failed"
     else:
-        whose = f"{method} of {type(process).__name__}"
+        whose = f"{method} of {type(process).__name__} raised"
     said, text = told(error, trace)
     kind = type(error) if isinstance(error, UserCodeError) else UserCodeError
     return kind(
-        f"operator '{uid}': {whose} raised{where}: {shortened(said)}\n{text}".rstrip(),
+        f"operator '{uid}': {whose}{where}: {shortened(said)}\n{text}".rstrip(),
         hint=getattr(error, "hint", "") or (_MEMORY if isinstance(error, MemoryError) else _TO_FIX),
-        discreet=discreetly(f"operator '{uid}': {whose} raised", error, trace),
+        discreet=discreetly(f"operator '{uid}': {whose}", error, trace),
         operator=uid,
         key=shown_key,
         event=shown_event,

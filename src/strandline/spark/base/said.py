@@ -31,6 +31,7 @@ _NO_REASONS = (
     "FOREACH_BATCH_USER_FUNCTION_ERROR",
     "INTERNAL_ERROR",
 )
+_UNREAD = re.compile("STRANDLINE-UNREAD:(.*?):END", re.DOTALL)
 _PERMANENT = (AnalysisException, ParseException, IllegalArgumentException)
 _PERMANENT_CONDITIONS = ("DATA_SOURCE_NOT_FOUND", "UNSUPPORTED_DATA_TYPE_FOR_DATASOURCE", "MULTIPLE_DATA_SOURCE")
 
@@ -44,6 +45,12 @@ def overflow(said: str) -> str:
     """Return an SQL expression that fails as Spark does where it is not told to be lenient."""
     text = said.replace("\\", "\\\\").replace("'", "\\'")
     return f"raise_error('{_OVERFLOW} {text}. SQLSTATE: 22003')"
+
+
+def unread(name: str, text: str) -> str:
+    """Return an SQL expression that fails since a row of a source cannot be read: an SQL expression of its text."""
+    whose = f" of the source ''{name}''" if name else ""
+    return f"raise_error(concat('STRANDLINE-UNREAD:a row{whose} cannot be read', '|', {text}, ':END'))"
 
 
 def find_error(error: BaseException) -> BaseException:
@@ -62,6 +69,13 @@ def find_error(error: BaseException) -> BaseException:
             f"{what}{of}",
             hint="keep large values elsewhere and send where they are; or raise max_row in Settings, and Spark's "
             "memory with it: it holds several copies of a row",
+            discreet=what,
+        )
+    if row := _UNREAD.search(text):
+        what, _, of = row[1].partition("|")
+        return UserCodeError(
+            f"{what}: {shortened(of)}",
+            hint="mend it, or say on_error='dead-letter', which leaves such rows out and gives them to dead_letters",
             discreet=what,
         )
     if data := _DATA_EXCEPTION.search(text.replace(f"{_RAISED}{_OVERFLOW}", _OVERFLOW)):

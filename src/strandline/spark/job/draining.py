@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import BEGIN_ANEW, ConfigurationError
 from strandline.core.ids import CheckpointId
 from strandline.format.manifest import Manifest
 from strandline.runtime.watermarks import is_drained
@@ -41,8 +41,7 @@ class Draining:
             f"job '{job}' was drained with checkpoint {manifest.checkpoint}: its results are complete, event time has "
             "come to its end, and every event from now on would be late",
             hint="to go on with its state, let event time begin anew, with start(reopen=True) or --reopen: a window "
-            "that was cut short comes again then, with its new events alone; or begin afresh with another job name "
-            "or checkpoint directory",
+            "that was cut short comes again then, with its new events alone; or " + BEGIN_ANEW,
         )
 
     def watermarks(self, manifest: Manifest | None, *, reopen: bool) -> Mapping[str, int]:

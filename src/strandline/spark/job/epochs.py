@@ -35,6 +35,7 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges, make_nothing, prepare_session
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
+from strandline.spark.lower.failedrows import FailedRows
 from strandline.spark.lower.limits import refusal
 from strandline.spark.lower.nodes import TO, late
 from strandline.spark.lower.plan import Built, Plan
@@ -82,6 +83,7 @@ class EpochDriver:
         """When the sources were last looked at, in this run: nobody does while an epoch runs. At first: its start."""
         self._has_looked = False
         self._nothing: DataFrame | None = None
+        self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
         self.error: BaseException | None = None
@@ -254,7 +256,8 @@ class EpochDriver:
         trigger = self._trigger(epoch)
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
-        built = self._plan.build(df, lambda node, rows: self._operate(node, rows, instructions), self._operators)
+        operate = lambda node, rows: self._operate(node, rows, instructions)  # noqa: E731
+        built = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
         try:
             with self._noting_failures(df, epoch):
                 acks = self._write(built, epoch)
@@ -263,7 +266,8 @@ class EpochDriver:
         missing = self._fleet.slots - acks.keys()
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")
-        self._note(epoch, acks, (time.perf_counter() - started) * 1000)
+        failed_rows = self._failed_rows.take(epoch, instructions.now_us)
+        self._note(epoch, acks, failed_rows, (time.perf_counter() - started) * 1000)
         if looked_us is not None:
             # How long it took is nobody's silence.
             self.look(looked_us)
@@ -373,9 +377,12 @@ class EpochDriver:
                 else:
                     self._coordinator.report_failure(*slot, report.checkpoint, report.failure)
 
-    def _note(self, epoch: Epoch, acks: dict[Slot, Ack], took_ms: float) -> None:
+    def _note(self, epoch: Epoch, acks: dict[Slot, Ack], failed_rows: int, took_ms: float) -> None:
         pipeline = self._plan.pipeline
-        rows = sum(ack.source_rows or ack.rows_in for (uid, _), ack in acks.items() if uid in pipeline.counting)
+        counted: dict[str, int] = {}
+        for (uid, _), ack in acks.items():
+            counted[uid] = counted.get(uid, 0) + (ack.source_rows or ack.rows_in)
+        rows = sum(counted[uid] // copies for uid, copies in pipeline.counting.items() if uid in counted)
         progress = self.progress
         progress.epoch = epoch
         progress.epochs += 1
@@ -384,7 +391,7 @@ class EpochDriver:
         progress.last_rows = rows
         progress.last_epoch_ms = took_ms
         progress.late_rows += sum(ack.late_rows for (uid, _), ack in acks.items() if uid in pipeline.measuring)
-        progress.failed_events += sum(ack.failed_events for ack in acks.values())
+        progress.failed_events += failed_rows + sum(ack.failed_events for ack in acks.values())
         for slot, ack in acks.items():
             work = progress.work.setdefault(slot, Work())
             work.rows_in += ack.rows_in

@@ -9,15 +9,28 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from strandline.plan.aggregates import Part
-from strandline.plan.aggregation import FIRST, LAST, PANE, ROWS
+from strandline.plan.aggregation import FIRST, LAST, PANE
 from strandline.plan.columns import quoted
-from strandline.plan.graph import LateNode, MapNode, Node, OutputNode, PairNode, PartialNode, UnionNode, WatermarkNode
+from strandline.plan.graph import (
+    FailedNode,
+    KeylessNode,
+    LateNode,
+    MapNode,
+    Node,
+    OutputNode,
+    PairNode,
+    PartialNode,
+    UnionNode,
+    WatermarkNode,
+)
 from strandline.runtime.operators.joins import LEFT, RIGHT
-from strandline.runtime.rowlayout import FIRED, ORIGIN, SIDE, TIME
+from strandline.runtime.rowlayout import FIRED, ORIGIN, ROWS, SIDE, TIME
+from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.ddl import schema_of
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import overflow
+from strandline.spark.lower.failedrows import CountFailed
 from strandline.spark.lower.rows import run_rows
 from strandline.spark.streams.frames import FrameStep, with_times
 from strandline.types.datatypes import DecimalType, parse_schema
@@ -26,17 +39,25 @@ TO = "__strandline_to"
 """Of what every partition hears of: to which one this copy goes."""
 
 
-def lowered(node: Node, parents: Sequence[DataFrame], copies: int, *, reduced: bool) -> DataFrame:
+def lowered(
+    node: Node, parents: Sequence[DataFrame], copies: int, *, reduced: bool, report: Report | None = None
+) -> DataFrame:
     """Return the rows of a node that asks nothing of keepers.
 
-    `copies`: for how many partitions what all of them hear of is; `reduced`: accumulators are made of many rows.
+    `copies`: for how many partitions what all of them hear of is; `reduced`: accumulators are made of many rows;
+    `report`: what is told of rows that fail.
     """
     df = parents[0]
     match node:
         case FrameStep():
             return node.step(df)
         case MapNode():
-            return _mapped(node, df)
+            return _mapped(node, df, report)
+        case FailedNode():
+            assert report is not None
+            return map_batches(df, CountFailed(report, "it is malformed"), df.schema)
+        case KeylessNode():
+            return df.where(" or ".join(f"{quoted(key)} is null" for key in node.keys)).drop(ORIGIN)
         case WatermarkNode():
             return with_times(df, node.spec)
         case OutputNode():
@@ -62,10 +83,10 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
     return found.drop(ORIGIN)
 
 
-def _mapped(node: MapNode, df: DataFrame) -> DataFrame:
+def _mapped(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
-    worker = partial(run_rows, SEAL, node.row_function(len(hidden)))
-    return map_batches(df.select(*map(quoted, names), *hidden), worker, schema_of(node.columns.ddl))
+    worker = partial(run_rows, SEAL, node.row_function(hidden, report))
+    return map_batches(df.select(*map(quoted, names), *hidden), worker, schema_of(node.raw_ddl))
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
 from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
-from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, OutputNode, PartialNode, SourceNode, above
+from strandline.plan.graph import (
+    LateNode,
+    MapNode,
+    Node,
+    OperatorNode,
+    OutputNode,
+    PartialNode,
+    SourceNode,
+    above,
+    sources_of,
+)
 from strandline.plan.pipeline import Operator, Pipeline
+from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
@@ -21,7 +33,7 @@ from strandline.spark.lower.reduction import Reduction
 from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.blame import named
 from strandline.spark.sinks.simple import NoopSink
-from strandline.spark.streams.frames import probe_of
+from strandline.spark.streams.frames import FrameStep, probe_of
 from strandline.spark.streams.stream import Output
 
 RunOperator = Callable[[OperatorNode | LateNode, DataFrame], DataFrame]
@@ -91,8 +103,17 @@ class Plan:
         self._kept |= nodes
         return is_new
 
-    def build(self, df: DataFrame, run: RunOperator, operators: Mapping[OperatorNode, Operator]) -> Built:
-        """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once."""
+    def build(
+        self,
+        df: DataFrame,
+        run: RunOperator,
+        operators: Mapping[OperatorNode, Operator],
+        reports: Mapping[Node, Report] = MappingProxyType({}),
+    ) -> Built:
+        """Build one epoch's DataFrames; what several sinks read is kept, so that it is computed once.
+
+        `reports`: what steps tell of rows that fail.
+        """
         copies = _copies(operators)
         kept: list[DataFrame] = []
         if self.sources.are_several:
@@ -107,7 +128,8 @@ class Plan:
             if isinstance(node, OperatorNode | LateNode):
                 made[node] = run(node, *parents)
             elif not isinstance(node, SourceNode):
-                made[node] = lowered(node, parents, copies.get(node, 0), reduced=node in reduced)
+                report = reports.get(node)
+                made[node] = lowered(node, parents, copies.get(node, 0), reduced=node in reduced, report=report)
             if node in self._kept:
                 made[node] = made[node].persist(StorageLevel.MEMORY_AND_DISK)
                 kept.append(made[node])
@@ -120,13 +142,17 @@ class Plan:
     def _check_dead_letters(self) -> None:
         """Refuse dead letters that go nowhere: whoever asked for them does not mean to lose them."""
         read = {(node.parent, node.side) for node in self.pipeline.nodes if isinstance(node, OutputNode)}
-        for node in self.pipeline.operators:
-            if node.on_error.gives and (node, 1 + list(node.sides).index(DEAD_LETTERS)) not in read:
-                raise ConfigurationError(
-                    f"operator '{node.uid}': on_error is 'dead-letter', and its dead letters go to no sink",
-                    hint='send them to one, as in totals.dead_letters.to(sl.sinks.files("dead/", format="json")), '
-                    "or say on_error='skip'",
-                )
+        for each in self.pipeline.operators:
+            side = each.sides_before.get(DEAD_LETTERS)
+            is_read = side in self.pipeline.nodes if side else (each, 1 + _index(each.sides, DEAD_LETTERS)) in read
+            if each.on_error.gives and not is_read:
+                raise _unread(f"operator '{each.uid}'")
+        for node in self.pipeline.nodes:
+            if isinstance(node, MapNode) and node.on_error.gives and (node, 1) not in read:
+                raise _unread(f"{node.step} ({node.name}, in {node.line})")
+            if isinstance(node, FrameStep) and node.failed is not None and node.failed not in self.pipeline.nodes:
+                source = sources_of(node)[0].name
+                raise _unread(f"the source '{source}'" if source else "the job's source")
 
     def _find_branches(self) -> set[Node]:
         """Return the nodes behind an operator, or a function of Python's, that more than one reader reads.
@@ -164,6 +190,19 @@ class Built:
         """Let go of what was kept."""
         for df in self.kept:
             df.unpersist()
+
+
+def _unread(where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where}: on_error is 'dead-letter', and its dead letters go to no sink",
+        hint='send them to one, as in totals.dead_letters.to(sl.sinks.files("dead/", format="json")), or say '
+        "on_error='skip'; sl.sinks.noop() keeps nothing, and they are counted",
+    )
+
+
+def _index(names: Iterable[str], name: str) -> int:
+    """Return a name's place; -1 if it is not there."""
+    return next((at for at, each in enumerate(names) if each == name), -1)
 
 
 def _copies(operators: Mapping[OperatorNode, Operator]) -> dict[Node, int]:

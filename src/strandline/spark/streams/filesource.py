@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
+from strandline.api.badrecords import OnError, Then
 from strandline.core.errors import ConfigurationError
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
@@ -24,6 +25,7 @@ from strandline.spark.sources.checks import leaves_of, relations_of, source_numb
 from strandline.spark.sources.cleaning import SourceCleaner
 from strandline.spark.sources.files import Cleaning, open_source_files
 from strandline.spark.streams.frames import FrameSource
+from strandline.spark.streams.malformed import check_malformed, with_corrupt_column
 from strandline.spark.streams.stream import Stream, source_stream
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ def files_source(
     clean: Literal["delete", "archive"] | None = None,
     archive_dir: str | Path | None = None,
     max_files_per_epoch: int | None = None,
+    on_error: OnError | Then | None = None,
     **options: Any,
 ) -> Stream:
     """Begin a pipeline with the files of a directory, in any format that Spark streams; `options` are Spark's.
@@ -49,6 +52,9 @@ def files_source(
     once a checkpoint covers them and no older one is kept that could need them. It leaves alone what was changed after
     it was read, and never overwrites a file of the archive. Nothing else may read the directory, and a file's name must
     not be used again. Storage that refuses is asked again after the next checkpoint; the job does not wait for it.
+
+    `on_error` says what becomes of rows that are malformed, in JSON, CSV and XML: "fail", or "dead-letter", or an
+    `sl.OnError`; see `dead_letters`. Without it, Spark's `mode` counts: by default, what does not fit is null.
 
     >>> payments = files_source("in/", schema="customer string, amount bigint", clean="delete", name="payments")
     """
@@ -64,6 +70,9 @@ def files_source(
         options["maxFilesPerTrigger"] = max_files_per_epoch
     try:
         with errors_reported():
+            if on_error is not None:
+                check_malformed("files_source()", on_error)
+                schema = with_corrupt_column(spark, format, schema, options)
             df = spark.readStream.format(format).schema(schema).options(**options).load(where)
     except PySparkException as error:
         raise ConfigurationError(
@@ -74,7 +83,7 @@ def files_source(
         raise ConfigurationError(
             f"files_source(): '{format}' is no format of files", hint="read it with spark.readStream and stream(df)"
         )
-    return source_stream(df, name, cleaning)
+    return source_stream(df, name, cleaning, on_error)
 
 
 def check_not_shared(nodes: Sequence[FrameSource]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from weakref import WeakSet
 
@@ -12,16 +12,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from strandline.api.badrecords import OnError
 from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
 from strandline.core.times import FIRST_US, LAST_US
 from strandline.plan.columns import Columns, in_order, quoted
-from strandline.plan.graph import LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
+from strandline.plan.graph import FailedNode, LateNode, Node, SourceNode, StepNode, WatermarkNode, sources_of
 from strandline.runtime.rowlayout import HIDDEN, ORIGIN, TIME
 from strandline.runtime.watermarks import WatermarkSpec
 from strandline.spark.base.ddl import ddl_of, first_line, schema_of
 from strandline.spark.base.plans import across_rows
 from strandline.spark.base.quiet import errors_reported
+from strandline.spark.base.said import unread
 from strandline.spark.sources.checks import brought_by, leaves_of
 from strandline.spark.sources.files import Cleaning
 
@@ -68,6 +70,8 @@ class FrameStep(StepNode):
     step: Step = field(kw_only=True)
     probe: DataFrame = field(kw_only=True)
     """Never run: what follows is checked on it, so that names and columns of an earlier step are found."""
+    failed: FailedNode | None = None
+    """Of a source's rows, the dead letters of those that cannot be read, which are not among these."""
 
 
 def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> FrameSource:
@@ -75,6 +79,28 @@ def read(df: DataFrame, name: str = "", cleaning: Cleaning | None = None) -> Fra
     source = FrameSource(_columns(df.schema), name=name, df=df, cleaning=cleaning)
     sources_made.add(source)
     return source
+
+
+def readable(source: FrameSource, column: str, on_error: OnError) -> FrameStep:
+    """Return the rows of a source that could be read; the others have their text in a column."""
+    bad, name = F.col(quoted(column)), source.name.replace("'", "''")
+    if on_error.fails:
+        unreadable = F.expr(unread(name, quoted(column))).cast("boolean")
+        return transformed(source, lambda df: df.where(bad.isNull() | unreadable).drop(column), "stream")
+    letter = {
+        "operator": f"nullif('{name}', '')",
+        "step": "'read'",
+        "reason": "'the row cannot be read: it does not fit the schema'",
+        "key": "cast(null as string)",
+        "event": quoted(column),
+        "event_time": "cast(null as timestamp)",
+        "traceback": "cast(null as string)",
+    }
+    letters = [f"{sql} as {name}" for name, sql in letter.items()]
+    of_bad = transformed(source, lambda df: df.where(bad.isNotNull()).selectExpr(*letters), "stream")
+    failed = FailedNode(of_bad.columns, of_bad, on_error=on_error, name=source.name or "the source")
+    good = transformed(source, lambda df: df.where(bad.isNull()).drop(column), "stream")
+    return replace(good, failed=failed)
 
 
 def transformed(node: Node, step: Step, what: str = "transform") -> FrameStep:

@@ -7,18 +7,18 @@ from typing import Any, Self
 
 from pyspark.sql import Column, DataFrame
 
+from strandline.api.badrecords import OnError, Then
+from strandline.api.retries import Retry
 from strandline.core.errors import ConfigurationError
-from strandline.plan.asyncmaps import map_async
-from strandline.plan.callables import check_function, check_shippable
-from strandline.plan.columns import Columns
+from strandline.plan.asyncmaps import FAIL, map_async
 from strandline.plan.graph import MapNode, Node, sources_of
+from strandline.plan.maps import mapped
 from strandline.plan.operators import watermark_on
 from strandline.runtime.rowlayout import TIME
-from strandline.runtime.task.rowfunction import OneRow
 from strandline.spark.base.ddl import spark_type
 from strandline.spark.streams.frames import FrameSource, Step, probe_of, transformed
 from strandline.spark.streams.words import Worded
-from strandline.types.given import SparkType, schema_given
+from strandline.types.given import SparkType
 
 
 class Steps(Worded):
@@ -87,20 +87,32 @@ class Steps(Worded):
     def _step(self, what: str, step: Step) -> Self:
         return type(self)(transformed(self._node, step, what))
 
-    def map(self, function: Callable[[Any], Any], output: str | SparkType) -> Self:
-        """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`."""
-        return self._mapped("map", OneRow(function), function, output)
+    def map(
+        self, function: Callable[[Any], Any], output: str | SparkType, *, on_error: OnError | Then = "fail"
+    ) -> Self:
+        """Apply a Python function to each row; it returns a dict or tuple that fits the schema `output`.
 
-    def flat_map(self, function: Callable[[Any], Iterable[Any] | None], output: str | SparkType) -> Self:
-        """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`."""
-        return self._mapped("flat_map", function, function, output)
+        `on_error` says what becomes of a row that the function fails for: "fail", "skip", "dead-letter", or an
+        `sl.OnError`; see `dead_letters`.
+        """
+        return self._mapped(mapped(self._node, "map", function, output, on_error))
 
-    def _mapped(self, step: str, rows: Any, function: Any, output: str | SparkType) -> Self:
-        check_function(f"{step}: the function", function, ["row"], f'write {step}(function, "user string, n int")')
-        check_shippable(f"{step}: the function", function)
-        given, ddl = self._node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
-        columns = Columns.of(ddl, self._node.columns.hidden)
-        return type(self)(MapNode(columns, self._node, function=rows, input=given, output=ddl, step=step))
+    def flat_map(
+        self,
+        function: Callable[[Any], Iterable[Any] | None],
+        output: str | SparkType,
+        *,
+        on_error: OnError | Then = "fail",
+    ) -> Self:
+        """Apply a Python function to each row; it yields any number of dicts or tuples that fit `output`.
+
+        `on_error` is as in map(): of a row that the function fails for, none of the rows that it gave before is given.
+        """
+        return self._mapped(mapped(self._node, "flat_map", function, output, on_error))
+
+    def _mapped(self, node: MapNode) -> Self:
+        """Return the main output of a function of each row."""
+        raise NotImplementedError
 
     def map_async(
         self,
@@ -110,19 +122,28 @@ class Steps(Worded):
         concurrency: int = 10,
         timeout: str | None = None,
         ordered: bool = True,
+        retry: int | Retry = 0,
+        fallback: Any = FAIL,
+        on_error: OnError | Then = "fail",
     ) -> Self:
         """Ask another system about each row: `concurrency` calls are under way at once in each of Spark's tasks.
 
         The function is async, or an ordinary one, which runs in threads. It gives a dict or tuple that fits `output`, a
-        list of such, or None for no row. Rows stay in order; with ordered=False, they come as answers do. A call
-        without an answer after `timeout` sends the job back to its last checkpoint; an error ends the job, as in map().
-        After any failure, rows since the last checkpoint are asked about again: calls should change nothing.
+        list of such, or None for no row. Rows stay in order; with ordered=False, they come as answers do.
+
+        A call that fails, or has no answer after `timeout`, is made again as `retry` says: so often, or an `sl.Retry`.
+        What fails for good is given `fallback`: a row, None for no row, or what a function of (row, error) returns.
+        Else `on_error` counts, as in map(); and where it is "fail", an error ends the job, and a call without an answer
+        sends it back to its last checkpoint. After any failure, rows since the last checkpoint are asked about again:
+        calls should change nothing.
 
         >>> async def country(row):
         ...     return {"ip": row.ip, "country": await lookup(row.ip)}
         >>> located = visits.map_async(country, "ip string, country string", concurrency=50, timeout="5s")
         """
-        return type(self)(map_async(self._node, function, output, concurrency, timeout, ordered))
+        return self._mapped(
+            map_async(self._node, function, output, concurrency, timeout, ordered, retry, fallback, on_error)
+        )
 
     def watermark(self, column: str, delay: str = "0s", *, per: str | None = None, idle: str | None = None) -> Self:
         """Give every row the time in a timestamp column, and the stream a watermark.

@@ -21,7 +21,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.program import line_of_program
 from strandline.plan import joins, rolling, unions, windows
 from strandline.plan.aggregation import aggregate_on, named
-from strandline.plan.graph import Keyed, Node, OperatorNode, sources_of
+from strandline.plan.graph import Keyed, MapNode, Node, OperatorNode, sources_of
 from strandline.plan.operators import keyed_by, output_of, process_on
 from strandline.runtime.operators.asof import AsOfHow
 from strandline.runtime.operators.joins import Bounds, How
@@ -30,7 +30,8 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.target import Target
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
-from strandline.spark.streams.frames import read
+from strandline.spark.streams.frames import FrameStep, read, readable
+from strandline.spark.streams.malformed import check_malformed, corrupt_column
 from strandline.spark.streams.steps import Steps
 from strandline.spark.streams.words import Worded
 from strandline.types.given import SparkType, check_names
@@ -49,14 +50,14 @@ class Output:
 class Stream(Steps):
     """Rows on their way from a source to keyed operators and sinks. Every method gives a new stream."""
 
-    def __init__(self, node: Node, operator: OperatorNode | None = None) -> None:
+    def __init__(self, node: Node, operator: OperatorNode | MapNode | None = None) -> None:
         super().__init__(node)
         self._operator = operator
-        """The operator whose main output this is, if there is nothing in between."""
+        """What this is the main output of, if there is nothing in between."""
 
     def side(self, name: str) -> Stream:
         """Return a side output of the operator just before: what its function sends there with ctx.emit()."""
-        if self._operator is None:
+        if not isinstance(self._operator, OperatorNode):
             raise ConfigurationError(
                 f"side: there is no side output '{name}' here, known: none",
                 hint="call side() on what process(…, sides={…}) gave, before any other step",
@@ -65,18 +66,23 @@ class Stream(Steps):
 
     @property
     def dead_letters(self) -> Stream:
-        """The events that the operator just before failed for, where its `on_error` is "dead-letter".
+        """The events that the step just before failed for, where its `on_error` is "dead-letter".
 
         Rows of `operator`, `step` (the method that failed, or "key_by", "read"), `reason`, `key` and `event` as JSON,
         `event_time` and `traceback`: the same columns of every operator. Each failing event gives exactly one.
         """
+        if isinstance(self._node, FrameStep) and self._node.failed is not None:
+            return Stream(self._node.failed)
         if self._operator is None or not self._operator.on_error.gives:
             raise ConfigurationError(
                 "dead_letters: there are none here",
-                hint='say process(…, on_error="dead-letter"), and take dead_letters of what that gave, before any '
-                "other step",
+                hint='say process(…, on_error="dead-letter"), or so of map(), a join, files_source() and the others, '
+                "and take dead_letters of what that gave, before any other step",
             )
-        return self.side(DEAD_LETTERS)
+        return Stream(output_of(self._operator, DEAD_LETTERS))
+
+    def _mapped(self, node: MapNode) -> Stream:
+        return Stream(output_of(node), node)
 
     def union(self, *others: Stream) -> Stream:
         """Return the rows of this stream and of others as one stream; the same one twice gives its rows twice.
@@ -133,6 +139,7 @@ class Aggregates(Worded):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
         **more: Aggregate,
     ) -> Stream:
         """Compute built-in aggregates, at the speed of Spark and Arrow: no Python runs per row.
@@ -140,35 +147,37 @@ class Aggregates(Worded):
         Gives the key columns, of windows of some time window_start and window_end, and each result by its name. Without
         windows, each epoch gives the new results of the keys it changed. A window's results come once the watermark has
         reached its end; with `lateness`, those that late events change come again. Results that cannot be keywords are
-        given as a dict first. `uid`, `parallelism` and `max_parallelism` are as in process().
+        given as a dict first. `uid`, `parallelism` and `max_parallelism` are as in process(). `on_error` says what
+        becomes of rows without a key: "fail", "skip", "dead-letter", or an `sl.OnError`; see `dead_letters`.
 
         Where there is state already, each result goes on by its name: `total=sl.agg.sum("v").added()` for one that is
         new, `.renamed(was="old")` for one that had another name, and `drop=["uid.result"]` of the start for one that
         is gone.
         """
         keyed, kind, rules = self._cut()
+        numbers = parallelism, max_parallelism
         given = named(results, more)
-        return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", parallelism, max_parallelism))
+        return _main_output(aggregate_on(keyed, kind, rules, given, uid, name or "agg", *numbers, on_error))
 
-    def count(self, *, uid: str) -> Stream:
+    def count(self, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
         """Count events into the column `count`."""
-        return self.agg({"count": Aggregate("count")}, uid=uid, name="count")
+        return self.agg({"count": Aggregate("count")}, uid=uid, name="count", on_error=on_error)
 
-    def sum(self, column: str, *, uid: str) -> Stream:
+    def sum(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
         """Add up a column; the sum has its name."""
-        return self.agg({column: Aggregate("sum", column)}, uid=uid, name="sum")
+        return self.agg({column: Aggregate("sum", column)}, uid=uid, name="sum", on_error=on_error)
 
-    def avg(self, column: str, *, uid: str) -> Stream:
+    def avg(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
         """Compute a column's mean, which has its name."""
-        return self.agg({column: Aggregate("avg", column)}, uid=uid, name="avg")
+        return self.agg({column: Aggregate("avg", column)}, uid=uid, name="avg", on_error=on_error)
 
-    def min(self, column: str, *, uid: str) -> Stream:
+    def min(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
         """Find a column's least value, which has its name."""
-        return self.agg({column: Aggregate("min", column)}, uid=uid, name="min")
+        return self.agg({column: Aggregate("min", column)}, uid=uid, name="min", on_error=on_error)
 
-    def max(self, column: str, *, uid: str) -> Stream:
+    def max(self, column: str, *, uid: str, on_error: OnError | Then = "fail") -> Stream:
         """Find a column's greatest value, which has its name."""
-        return self.agg({column: Aggregate("max", column)}, uid=uid, name="max")
+        return self.agg({column: Aggregate("max", column)}, uid=uid, name="max", on_error=on_error)
 
 
 _Process = TypeVar("_Process", bound=KeyedProcess | KeyedBatchProcess)
@@ -266,16 +275,18 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Reduce each key's events to one, and give it after each event.
 
         `function(event, event)` gives a row of the same columns. The first event of a key is given as it is, and the
         key's columns are always the key. With `ttl`, a key that had no events for so long begins anew. `uid`,
-        `parallelism` and `max_parallelism` are as in process().
+        `parallelism`, `max_parallelism` and `on_error` are as in process().
 
         >>> highest = sales.key_by("user").reduce(lambda a, b: a if a.amount >= b.amount else b, uid="highest")
         """
-        return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, name, parallelism, max_parallelism))
+        more = parallelism, max_parallelism, on_error
+        return _main_output(rolling.reduce_on(self._keyed, function, uid, ttl, name, *more))
 
     def fold(
         self,
@@ -288,17 +299,17 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         name: str | None = None,
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Fold each key's events into one value, and give it after each event: `function(value, event)` gives the next.
 
         Gives rows of the key's columns and those of `output`. Of one column, the value is what stands in it; of
-        several, it is a row of them: read by name, given as a tuple or dict. `ttl` is as in reduce().
+        several, it is a row of them: read by name, given as a tuple or dict. `ttl` and the others are as in reduce().
 
         >>> totals = sales.key_by("user").fold("total bigint", 0, lambda total, e: total + e.amount, uid="totals")
         """
-        return _main_output(
-            rolling.fold_on(self._keyed, output, initial, function, uid, ttl, name, parallelism, max_parallelism)
-        )
+        more = parallelism, max_parallelism, on_error
+        return _main_output(rolling.fold_on(self._keyed, output, initial, function, uid, ttl, name, *more))
 
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring together two streams that are keyed alike, for a function that sees the events of both."""
@@ -328,6 +339,7 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Pair rows of one key whose event times are near: `within` says how much earlier or later the other's may be.
 
@@ -336,10 +348,11 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         other's; a key that has one name in both is there once, and `prefixes` tell other columns apart. A pair has the
         later of the two times. `how` is `inner`, or `left`, `right` or `full`: then a row without partner comes alone,
         with nulls, once the watermark says that none can come. Rows older than the watermark are left out; with
-        late=("a", "b"), this stream's are the side output "a", and the other's "b". `uid`, `parallelism` and
-        `max_parallelism` are as in process().
+        late=("a", "b"), this stream's are the side output "a", and the other's "b". Rows without a key
+        or a time are bad: `on_error` says what becomes of them. It, `uid`, `parallelism` and `max_parallelism` are as
+        in process().
         """
-        said = joins.Said("join", uid, how, prefixes, late, parallelism, max_parallelism)
+        said = joins.Said("join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
         return _main_output(joins.interval_join(self._keyed, _keyed_of(other, "join"), within, bounds, said))
 
     def window_join(
@@ -353,15 +366,17 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Pair all rows of one key whose event times are in one window, when the watermark reaches its end.
 
-        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of.
+        Of session windows, those of both streams together: a row prolongs the session whichever stream it is of. Where
+        the gap is a function, it is asked about the rows of both.
         Arguments and columns are as in join(), and behind the columns `window_start` and `window_end`. Results have the
         time of the last moment of the window. Rows that come when all of their windows are complete are left out, or
         side outputs as in join().
         """
-        said = joins.Said("window_join", uid, how, prefixes, late, parallelism, max_parallelism)
+        said = joins.Said("window_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
         return _main_output(joins.window_join(self._keyed, _keyed_of(other, "window_join"), kind, said))
 
     def as_of_join(
@@ -371,22 +386,25 @@ class KeyedStream(Processed[KeyedProcess | KeyedBatchProcess], Aggregates):
         *,
         how: AsOfHow = "inner",
         max_age: str | None = None,
+        deleted: str | None = None,
         prefixes: tuple[str, str] = ("", ""),
         late: joins.Late = (None, None),
         parallelism: int | None = None,
         max_parallelism: int | None = None,
+        on_error: OnError | Then = "fail",
     ) -> Stream:
         """Pair each row with the version of its key that was valid at its event time: prices, rates, addresses.
 
         Each row of `versions` is a new version of its key, valid from its event time on until that of the next one. Of
         two with the same time, the one that comes last counts. A row waits until the watermark has passed its time,
         and is given with that time; one without a version is left out, or comes with nulls if `how` is "left", and so
-        if the version is older than `max_age`. Rows older than the watermark are left out; versions older than it
-        count from now on, and do not change what was given. With late=("a", "b"), both kinds are side outputs.
-        Columns, `uid` and the others are as in join().
+        if the version is older than `max_age`. `deleted` names a boolean column of the versions, which the result has
+        not: where it is true, the key has no version from that time on. Rows older than the watermark are left out;
+        versions older than it count from now on, and do not change what was given. With late=("a", "b"), both kinds are
+        side outputs. Columns, `uid` and the others are as in join().
         """
-        said = joins.Said("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism)
-        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, said))
+        said = joins.Said("as_of_join", uid, how, prefixes, late, parallelism, max_parallelism, on_error)
+        return _main_output(joins.as_of_join(self._keyed, _keyed_of(versions, "as_of_join"), max_age, deleted, said))
 
 
 @dataclass(frozen=True)
@@ -526,18 +544,28 @@ def _keyed_of(other: object, what: str) -> Keyed:
     return other._keyed
 
 
-def stream(df: DataFrame, name: str | None = None) -> Stream:
+def stream(df: DataFrame, name: str | None = None, *, on_error: OnError | Then | None = None) -> Stream:
     """Begin a pipeline with a Structured Streaming DataFrame: any source, any stateless steps.
 
     In a job that reads several, each needs a `name`, for the life of the job: how far it was read is found by it.
+    `on_error` says what becomes of rows that could not be read, whose text Spark has put into `_corrupt_record`:
+    "fail", or "dead-letter", see `dead_letters`. The stream has not got this column.
 
     >>> payments = stream(spark.readStream.schema(schema).json("in/"), name="payments")
     """
-    return source_stream(df, name)
+    return source_stream(df, name, on_error=on_error)
 
 
-def source_stream(df: DataFrame, name: str | None = None, cleaning: Cleaning | None = None) -> Stream:
+def source_stream(
+    df: DataFrame,
+    name: str | None = None,
+    cleaning: Cleaning | None = None,
+    on_error: OnError | Then | None = None,
+) -> Stream:
     """Return the stream of a source, checked."""
     check_source(df)
     check_names(df.columns, "stream()")
-    return Stream(read(df, check_source_name(name), cleaning))
+    source = read(df, check_source_name(name), cleaning)
+    if on_error is None:
+        return Stream(source)
+    return Stream(readable(source, corrupt_column(df), check_malformed("stream()", on_error)))

@@ -52,6 +52,7 @@ class WindowOperator(OwnOperator, KeyedProcess):
 
     windows: Any
     own_function = "the function of windows"
+    own_step = "window"
 
     def __init__(self, kind: WindowKind, contents: Contents, rules: Rules) -> None:
         self.own_windows = windows_info(kind, processing=rules.processing)

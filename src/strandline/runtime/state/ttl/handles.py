@@ -13,14 +13,12 @@ import pyarrow as pa
 from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec, expiry_of, pack_expiry, with_expiry, without_expiry
 from strandline.runtime.state.columnar import BatchKeys, VectorValueHandle
-from strandline.runtime.state.handles import COMPACT_CHUNKS, ListHandle, MapHandle, ValueHandle, coercion
+from strandline.runtime.state.handles import MapHandle, ValueHandle, coercion
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.misuse import ALL, Handle, refusing
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.ttl.lifetimes import Lifetime
 from strandline.runtime.state.values import ValueTable
-
-_HEAD = -1
 
 
 @refusing(*ALL)
@@ -154,88 +152,6 @@ class ExpiringMapHandle(MapHandle):
         if old is None or old[0] is None:
             self._life.watch(key, expires_us, self._keys.encode_sub(sub))
         self.table.put(key, sub, (expires_us, value))
-
-
-class ExpiringListHandle(ListHandle):
-    """The list of the current key, which expires as a whole.
-
-    When it does, stands with its head: a chunk without elements before all others, which have no expiry. An append
-    therefore reads the head, but no element.
-    """
-
-    __slots__ = ("_life",)
-
-    def __init__(self, scope: Scope, table: MapTable, element: ValueCodec, name: str, life: Lifetime) -> None:
-        super().__init__(scope, table, element, name)
-        self._life = life
-
-    def append(self, element: Any) -> None:
-        element = self._coerce(element)
-        key, epoch, table = self._scope.key, self._scope.epoch, self._table
-        head = table.get(key, _HEAD)
-        if head is not None and self._life.is_over(head[0]):
-            # Else what has expired would come back with it.
-            self._drop(key)
-            head = None
-        self._renew(key, head, self._life.renewed(head and head[0]))
-        chunk = table.peek(key, epoch)
-        if chunk is not None and table.is_ours(key, epoch):
-            table.grow(chunk[1], element)
-        else:
-            table.put_new(key, epoch, (None, [element]))
-
-    def __len__(self) -> int:
-        return sum(len(chunk) for chunk in self._chunks())
-
-    def __bool__(self) -> bool:
-        return bool(self._chunks())
-
-    def clean(self, entries: list[bytes]) -> None:
-        keys = [self._life.keys.decode(entry)[0] for entry in entries]
-        self._table.load([(key, _HEAD) for key in keys])
-        for key, entry in zip(keys, entries, strict=True):
-            head = self._table.get(key, _HEAD)
-            if head is not None and self._life.has_ended(entry, head[0]):
-                self._drop(key)
-
-    def _chunks(self) -> list[list[Any]]:
-        cell = self._table.entries(self._scope.key)
-        head = cell.get(_HEAD)
-        if head is not None and self._life.is_over(head[0]):
-            return []
-        return [pair[1] for _, pair in sorted(cell.items()) if pair is not None and pair[1]]
-
-    def _elements(self) -> list[Any]:
-        key, chunks = self._scope.key, self._chunks()
-        found = [element for chunk in chunks for element in chunk]
-        if chunks and self._life.on_read:
-            head = self._table.get(key, _HEAD)
-            renewed = self._life.after_reading(head and head[0])
-            if renewed is not None:
-                self._renew(key, head, renewed)
-        if len(chunks) >= COMPACT_CHUNKS:
-            self._rewrite(key, list(found))
-        return found
-
-    def _replace(self, elements: list[Any]) -> None:
-        key = self._scope.key
-        if not elements:
-            self._drop(key)
-            return
-        head = self._table.get(key, _HEAD)
-        self._renew(key, head, self._life.renewed(head and head[0]))
-        self._rewrite(key, elements)
-
-    def _rewrite(self, key: Any, elements: list[Any]) -> None:
-        epoch = self._scope.epoch
-        self._drop(key, _HEAD, epoch)
-        self._table.put(key, epoch, (None, elements))
-
-    def _renew(self, key: Any, head: Any, expires_us: int) -> None:
-        if head is None or head[0] is None:
-            self._life.watch(key, expires_us)
-        if head is None or head[0] != expires_us:
-            self._table.put(key, _HEAD, (expires_us, []))
 
 
 class ExpiringVectorHandle(VectorValueHandle):

@@ -1,0 +1,70 @@
+"""Python functions of each row, as nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from strandline.api.badrecords import DEAD_LETTER, DEAD_LETTERS, OnError, on_error_of
+from strandline.core.errors import NullKeyError
+from strandline.plan.callables import check_function, check_shippable
+from strandline.plan.columns import Columns
+from strandline.plan.graph import Keyed, KeylessNode, MapNode, Node
+from strandline.plan.operators import output_of
+from strandline.runtime.rowlayout import ORIGIN
+from strandline.runtime.task.asyncfunction import Calls
+from strandline.runtime.task.rowfunction import OneRow
+from strandline.types.given import SparkType, schema_given
+
+
+def mapped(node: Node, step: str, function: Any, output: str | SparkType, on_error: OnError | str) -> MapNode:
+    """Return the node of a function that makes each row one, or any number; refuse what cannot run."""
+    check_function(f"{step}: the function", function, ["row"], f'write {step}(function, "user string, n int")')
+    check_shippable(f"{step}: the function", function)
+    return map_on(node, step, OneRow(function) if step == "map" else function, function, output, on_error)
+
+
+def map_on(
+    node: Node,
+    step: str,
+    rows: Callable[[Any], Any],
+    function: Any,
+    output: str | SparkType,
+    on_error: OnError | str,
+    calls: Calls | None = None,
+) -> MapNode:
+    """Return the node of a function, of which `rows` gives rows."""
+    bears = on_error_of(step, on_error)
+    given, ddl = node.columns.schema(step).ddl, schema_given(output, f"{step}: output").ddl
+    columns = Columns.of(ddl, node.columns.hidden)
+    return MapNode(
+        columns, node, function=rows, input=given, output=ddl, step=step, calls=calls, on_error=bears,
+        name=_name(function),
+    )  # fmt: skip
+
+
+def keyless(keyed: Keyed, uid: str) -> Node:
+    """Return the dead letters of the rows without a key, which an operator of ours has not as rows."""
+    columns = keyed.columns
+    rows = KeylessNode(columns.carrying(*(name for name in columns.hidden if name != ORIGIN)), keyed.node, keyed.keys)
+    given = columns.schema(f"operator '{uid}'").ddl
+    node = MapNode(
+        Columns.of(DEAD_LETTER, rows.columns.hidden), rows, function=partial(_refuse_keyless, keyed.keys), input=given,
+        output=DEAD_LETTER, step="key_by", name=uid, on_error=OnError("dead-letter"), is_counted=False,
+    )  # fmt: skip
+    return output_of(node, DEAD_LETTERS)
+
+
+def _refuse_keyless(keys: Sequence[str], row: Any) -> None:
+    """Say of a row which column of its key is null."""
+    key = tuple(getattr(row, name) for name in keys)
+    column = keys[key.index(None)]
+    raise NullKeyError(f"the key column '{column}' is null", key=None if len(keys) == 1 else key)
+
+
+def _name(function: Any) -> str:
+    """Return what a function is called."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)

@@ -1,0 +1,60 @@
+"""Dead letters as rows: what of an error is the event's own, and how it is said."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+import strandline.backends
+from strandline.core.errors import StrandlineError, UserCodeError
+from strandline.core.times import as_datetime
+from strandline.runtime.task.usererrors import text_of
+from strandline.types.jsonforms import to_json
+
+_BACKENDS = str(Path(strandline.backends.__file__).parent)
+_PACKAGE = str(Path(_BACKENDS).parent)
+_REASON = 2_000
+_TRACEBACK = 20_000
+
+
+def is_the_events(error: BaseException) -> bool:
+    """Whether an error may be that of one event: not memory's, not one of storage, nor of how the program is set up."""
+    if isinstance(error, MemoryError | SystemExit):
+        return False
+    if isinstance(error, StrandlineError):
+        return isinstance(error, UserCodeError)
+    # A backend's library raises what it likes. It calls nothing of the user's.
+    frames = traceback.walk_tb(error.__traceback__)
+    return not any(frame.f_code.co_filename.startswith(_BACKENDS) for frame, _ in frames)
+
+
+def kind_and_place(error: BaseException) -> str:
+    """Return what may be said of an error where no values may stand: its kind, and where the user's function raised."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_PACKAGE)]
+    return type(error).__name__ + (f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a dead letter says of an exception."""
+    return error.message if isinstance(error, UserCodeError) else f"{type(error).__name__}: {text_of(error)}"
+
+
+def letter(
+    operator: str, step: str, reason: str, key: Any, event: Any, time_us: int | None, trace: str | None
+) -> tuple[Any, ...]:
+    """Return a dead letter's row."""
+    time = None if time_us is None else as_datetime(time_us)
+    said = _short(reason, _REASON), _json(key), _json(event)
+    return (operator or None, step, *said, time, None if trace is None else _short(trace, _TRACEBACK))
+
+
+def _short(text: str, most: int) -> str:
+    """Half a surrogate pair is no text, and an exception may say anything at any length."""
+    text = text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else _short(json.dumps(to_json(value), ensure_ascii=False, default=repr), 1 << 40)

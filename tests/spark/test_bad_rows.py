@@ -1,0 +1,124 @@
+"""Bad rows on a real Spark: malformed ones of a source, those that a map fails for, and those without a key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from tests.spark.harness import Case, settle
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "user string, amount string, ts timestamp"
+AT = "2026-01-01T00:00:0{}Z"
+LETTERS = ("read", "paid", "total", "joined")
+
+
+def put(directory: Path, number: int, *rows: Any) -> None:
+    """Add an input file: rows, and text as it is."""
+    directory.mkdir(exist_ok=True)
+    names = "user", "amount", "ts"
+    lines = [row if isinstance(row, str) else json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    hidden = directory / ".next"
+    hidden.write_text("".join(f"{line}\n" for line in lines))
+    hidden.rename(directory / f"{number}.json")
+
+
+def cents(row: Any) -> Any:
+    return {"user": row.user, "cents": round(100 * float(row.amount)), "ts": row.ts}
+
+
+def streams(spark: Any, case: Case, at_most: int | None = None) -> list[sl.Stream]:
+    """Return a job's streams, of which each step may fail for its rows: the last one's rows, and dead letters of all."""
+    read = sl.files_source(case.root / "in", schema=SCHEMA, spark=spark, max_files_per_epoch=1, on_error="dead-letter")
+    assert read.columns == ["user", "amount", "ts"]
+    bears = sl.OnError("dead-letter", at_most=at_most)
+    paid = read.watermark("ts").map(cents, "user string, cents bigint, ts timestamp", on_error=bears)
+    keyed = paid.key_by("user")
+    total = keyed.agg(total=sl.agg.sum("cents"), uid="total", on_error="dead-letter")
+    joined = keyed.join(total.key_by("user"), ("0s", "0s"), "joined", on_error="dead-letter")
+    return [joined, *(each.dead_letters for each in (read, paid, total, joined))]
+
+
+def test_bad_rows_go_their_way_and_are_counted_once(spark: Any, case: Case) -> None:
+    """Across a restart, and an epoch that comes again."""
+    oops, mixed = "{oops", '{"user": "bob", "amount": [}'
+    put(case.root / "in", 0, ("ann", "1.50", AT.format(1)), oops, ("bob", "a lot", AT.format(2)), (None, "2", None))
+    names = ("good", *LETTERS)
+    sinks = {name: sl.sinks.memory(name=name) for name in names}
+
+    def start(at_most: int | None = None) -> sl.Run:
+        outputs = zip(streams(spark, case, at_most), sinks.values(), strict=True)
+        return case.job_of("bad", *(stream.to(sink) for stream, sink in outputs)).start(spark)
+
+    with start() as run:
+        settle(run)
+        # The row without a key fails twice: for the sum, and for the join.
+        assert run.status().failed_events == 4
+    put(case.root / "in", 1, ("ann", "2", AT.format(4)), mixed, ("bob", "x", AT.format(5)), ("bob", "y", AT.format(6)))
+    with start(at_most=1) as run, pytest.raises(sl.errors.UserCodeError, match=r"map \(cents\): 2 rows failed within"):
+        run.await_termination(60)
+    assert {name: len(sink.rows) for name, sink in sinks.items()} == {"good": 1, **dict.fromkeys(LETTERS, 1)}
+    with start() as run:
+        settle(run)
+        assert run.status().failed_events == 7
+    assert sorted((row.user, row.cents, row.total) for row in sinks["good"].rows) == [
+        ("ann", 150, 150),
+        ("ann", 200, 350),
+    ]
+    found = {name: [(row.operator, row.step, row.event) for row in sinks[name].rows] for name in LETTERS}
+    assert found["read"] == [(None, "read", oops), (None, "read", mixed)]
+    assert [(name, step, json.loads(event)["amount"]) for name, step, event in found["paid"]] == [
+        ("cents", "map", amount) for amount in ("a lot", "x", "y")
+    ]
+    keyless = '{"user": null, "cents": 200, "ts": null}'
+    assert (found["total"], found["joined"]) == ([("total", "key_by", keyless)], [("joined", "key_by", keyless)])
+    assert all("ValueError" in row.traceback for row in sinks["paid"].rows)
+
+
+def test_a_malformed_row_can_end_the_job_in_words(spark: Any, case: Case) -> None:
+    """And what nobody reads is refused; of a DataFrame, it is said how it keeps such rows."""
+    put(case.root / "in", 0, ("ann", "1", None), "{secret")
+
+    def read(on_error: Any) -> sl.Stream:
+        return sl.files_source(case.root / "in", schema=SCHEMA, spark=spark, name="paid", on_error=on_error)
+
+    failing = case.job_of("fail", read("fail").to(sl.sinks.noop()))
+    with failing.start(spark) as run, pytest.raises(sl.errors.UserCodeError) as caught:
+        run.await_termination(60)
+    assert str(caught.value).startswith(
+        "a row of the source 'paid' cannot be read: {secret\n  next step: mend it, or say"
+    )
+    assert caught.value.discreet == "a row of the source 'paid' cannot be read"
+    with pytest.raises(
+        sl.errors.ConfigurationError, match="the source 'paid': on_error is 'dead-letter', and its dead"
+    ):
+        case.job_of("lost", read("dead-letter").to(sl.sinks.noop())).start(spark)
+    df = spark.readStream.schema(SCHEMA).json(str(case.root / "in"))
+    refused: list[tuple[Any, str]] = [
+        (lambda: read("skip"), "on_error is 'skip', and a source"),
+        (lambda: sl.stream(df, on_error="dead-letter"), "the DataFrame has no column _corrupt_record, a string"),
+        (
+            lambda: sl.files_source("in", schema=SCHEMA, spark=spark, format="orc", on_error="fail"),
+            "for orc files, and",
+        ),
+        (
+            lambda: sl.files_source("in", schema=SCHEMA, spark=spark, mode="FAILFAST", on_error="fail"),
+            "mode='FAILFAST'",
+        ),
+        (lambda: sl.stream(df).dead_letters, "dead_letters: there are none here"),
+    ]
+    for write, said in refused:
+        with pytest.raises(sl.errors.ConfigurationError, match=said):
+            write()
+    kept = spark.readStream.schema(f"{SCHEMA}, broken string").option("columnNameOfCorruptRecord", "broken")
+    sink = sl.sinks.memory(name="broken")
+    stream = sl.stream(kept.json(str(case.root / "in")), on_error="dead-letter")
+    assert stream.columns == ["user", "amount", "ts"]
+    with case.job_of("kept", stream.dead_letters.to(sink)).start(spark) as run:
+        settle(run)
+    assert [row.event for row in sink.rows] == ["{secret"]
