@@ -70,16 +70,16 @@ def new_log_file(directory: Path, app_name: str) -> Path:
     return directory / f"{name}-{os.getpid()}.log"
 
 
-def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
+def start_jvm(conf: SparkConf, log_file: Path | None = None) -> bool:
     """Start the driver's JVM with its standard error passed on line by line, but for start-up lines.
 
     Of exceptions that nobody has caught, as where a thread finds Spark stopped, kinds and stacks go to the log.
 
-    Does nothing when there is one already, of an earlier session or of spark-submit.
+    Does nothing, and returns False, when there is one already, of an earlier session or of spark-submit.
     """
     global _jvm_log
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return
+        return False
     _jvm_log = log_file
     read, write = os.pipe()
     passing = threading.Thread(
@@ -95,6 +95,7 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
         raise
     os.close(write)
     SparkContext._ensure_initialized(gateway=gateway)
+    return True
 
 
 def spark_log() -> Path | None:

@@ -13,6 +13,7 @@ from strandline.api.badrecords import DEAD_LETTERS
 from strandline.core.errors import ConfigurationError
 from strandline.plan.graph import LateNode, MapNode, Node, OperatorNode, OutputNode, PartialNode, SourceNode, above
 from strandline.plan.pipeline import Operator, Pipeline
+from strandline.spark.base.empty import no_rows
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
@@ -79,7 +80,7 @@ class Plan:
                         schema = probe_of(node).drop(*node.columns.hidden).schema
                         # A probe streams, and Spark writes no stream so.
                         with users_session_active(self.sources.session):
-                            empty = self.sources.session.createDataFrame([], schema)
+                            empty = no_rows(self.sources.session, schema)
                         sink.try_out(empty)
                 except Exception as error:
                     raise named(error, name) from None
