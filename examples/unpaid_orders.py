@@ -47,13 +47,10 @@ class Paid(sl.KeyedCoProcess):
 
 def orders_and_payments() -> tuple[list[Row], list[Row]]:
     rng, start = random.Random(6), datetime(2026, 1, 1, tzinfo=UTC)
-    orders = [{"id": n, "at": start + timedelta(minutes=n)} for n in range(90)]
-    paid = [
-        {**order, "at": order["at"] + timedelta(minutes=rng.randrange(45))} for order in orders if rng.random() < 0.8
-    ]
-    in_order = (sorted(rows, key=lambda row: row["at"]) for rows in (orders, paid))
-    orders, paid = ([{**row, "at": row["at"].isoformat()} for row in rows] for rows in in_order)
-    return orders, paid
+    orders: list[Row] = [{"id": n, "at": (start + timedelta(minutes=n)).isoformat()} for n in range(90)]
+    paid_after = {n: timedelta(minutes=rng.randrange(45)) for n in range(90) if rng.random() < 0.8}
+    payments = [{"id": n, "at": (start + timedelta(minutes=n) + after).isoformat()} for n, after in paid_after.items()]
+    return orders, sorted(payments, key=lambda payment: str(payment["at"]))
 
 
 def build(spark: Any, home: Path) -> sl.Job:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from pyspark import SparkContext
 
 import strandline as sl
 
@@ -72,11 +71,8 @@ def main() -> None:
 
 def _end_with_input() -> None:
     sys.stdin.buffer.read()
-    gateway: Any = SparkContext._gateway
-    if gateway is not None:
-        # In its own time, it would write what nobody wants.
-        gateway.proc.kill()
-    os._exit(1)
+    # In its own time, Java would write what nobody wants any more.
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

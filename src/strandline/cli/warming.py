@@ -125,7 +125,7 @@ def _run(directory: Path, environment: dict[str, str]) -> tuple[bool, str]:
     with said.open("w") as output:
         job = subprocess.Popen(
             [sys.executable, "-m", "strandline.cli.sample", str(directory)],
-            env=environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            env=environment, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, process_group=0,
         )  # fmt: skip
     try:
         failed = job.wait(_PATIENCE_S) != 0
@@ -138,7 +138,8 @@ def _run(directory: Path, environment: dict[str, str]) -> tuple[bool, str]:
         job.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(_END_S)
-        job.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
         job.wait()
 
 

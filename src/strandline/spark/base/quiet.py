@@ -38,6 +38,14 @@ _TRACEBACK = b"Traceback (most recent call last):\n"
 _UNCAUGHT = b'Exception in thread "'
 _OF_UNCAUGHT = (b"\tat ", b"\t...", b"Caused by: ", b"\tSuppressed: ")
 _KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )[\w.$]+")
+_COMPILED_LATER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=20000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Ten times what Java has: else it spends a quarter of the time until a job's first epoch is over on compiling well
+what ran a few thousand times and hardly comes again. What is done for each row is there within a second."""
 _jvm_log: Path | None = None
 _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
@@ -49,7 +57,7 @@ _is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=Fa
 def java_options(given: str, log_file: Path, *, log_values: bool = False) -> str:
     """Return the driver's Java options, the user's last; the log is ours unless they configure it themselves."""
     # Spark cuts up long error texts with a recursive pattern; an ordinary thread stack overflows on that.
-    options = ["-Xss16m"]
+    options = ["-Xss16m", *_COMPILED_LATER]
     if _OWN_CONFIGURATION not in given:
         ours = Path(str(files("strandline.spark").joinpath("log4j2.properties")))
         options += [f"-D{_OWN_CONFIGURATION}={ours.as_uri()}", f"-Dstrandline.log={shlex.quote(str(log_file))}"]
