@@ -201,6 +201,10 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
             lambda s: s.select(*(F.lit(i).alias(f"c{i}") for i in range(30)), F.monotonically_increasing_id()),
             "begin again with each epoch",
         ),
+        (
+            lambda s: s.with_column("w", F.session_window(F.timestamp_seconds("v"), "5 minutes")),
+            "a session window", "window(sl.Session(",
+        ),
         (step(lambda d: d.zipWithIndex()), "begin again with each epoch"),
         (step(lambda d: d.limit(d.count())), "transform() in test_errors.py:", "reads rows", "foreach_batch"),
         (step(lambda d: d.cache()), "reads rows"),
@@ -221,6 +225,7 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         lambda s: s.transform(lambda d: d.join(known, "user", "left_anti")),
         lambda s: s.transform(lambda d: d.union(d).sortWithinPartitions("v").repartition(2, "user")),
         lambda s: s.transform(lambda d: d.withColumn("at", F.timestamp_seconds("v")).withWatermark("at", "1 minute")),
+        lambda s: s.with_column("session_window", F.window(F.timestamp_seconds("v"), "5 minutes", "1 minute")),
         lambda s: s.select("user", F.explode(F.sequence(F.lit(0), "v"))),
         lambda s: s.select(F.aggregate(F.array("v"), F.lit(0).cast("bigint"), lambda a, b: a + b), F.rand(), F.uuid()),
         sql("select user, c from rows, lateral (select count(*) c from explode(array(v)))"),

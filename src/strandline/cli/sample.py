@@ -70,7 +70,9 @@ def main() -> None:
 
 
 def _end_with_input() -> None:
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: whoever waits there keeps Python from ending.
+    while os.read(0, 1):
+        pass
     # In its own time, Java would write what nobody wants any more.
     os.killpg(0, signal.SIGKILL)
 

@@ -6,6 +6,8 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 `strandline.spark.sinks.conformance`.
 """
 
+from typing import Any
+
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
@@ -17,6 +19,22 @@ foreach = ForeachSink
 foreach_batch = ForeachBatchSink
 memory = MemorySink
 noop = NoopSink
+
+_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
+
+
+def __getattr__(name: str) -> Any:
+    """Say what there is, for a sink that is not there."""
+    if name in _FORMATS:
+        instead = f"write sinks.files(path, format={name!r})"
+    else:
+        known = "console, files, foreach, foreach_batch, memory and noop"
+        instead = (
+            f"there are {known}; whatever Spark writes in batches, foreach_batch writes: "
+            f"sinks.foreach_batch(lambda df, epoch: df.write.format({name!r}).mode('append').save())"
+        )
+    raise AttributeError(f"there is no sink {name!r}: {instead}", name=name)
+
 
 __all__ = [
     "Committables",
