@@ -203,7 +203,8 @@ def test_steps_across_rows(spark: Any, tmp_path: Path) -> None:
         ),
         (
             lambda s: s.with_column("w", F.session_window(F.timestamp_seconds("v"), "5 minutes")),
-            "a session window", "window(sl.Session(",
+            "a session window",
+            "window(sl.Session(",
         ),
         (step(lambda d: d.zipWithIndex()), "begin again with each epoch"),
         (step(lambda d: d.limit(d.count())), "transform() in test_errors.py:", "reads rows", "foreach_batch"),

@@ -6,7 +6,7 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 `strandline.spark.sinks.conformance`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.deliver import DeliverSink
@@ -23,22 +23,6 @@ foreach = ForeachSink
 foreach_batch = ForeachBatchSink
 memory = MemorySink
 noop = NoopSink
-
-_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
-
-
-def __getattr__(name: str) -> Any:
-    """Say what there is, for a sink that is not there."""
-    if name in _FORMATS:
-        instead = f"write sinks.files(path, format={name!r})"
-    else:
-        known = "console, files, foreach, foreach_batch, memory and noop"
-        instead = (
-            f"there are {known}; whatever Spark writes in batches, foreach_batch writes: "
-            f"sinks.foreach_batch(lambda df, epoch: df.write.format({name!r}).mode('append').save())"
-        )
-    raise AttributeError(f"there is no sink {name!r}: {instead}", name=name)
-
 
 __all__ = [
     "Committables",
@@ -59,3 +43,19 @@ __all__ = [
     "noop",
     "write_tasks",
 ]
+
+_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Say what there is, for a sink that is not there."""
+        there = [known for known in __all__ if known.islower() and known != "write_tasks"]
+        if name in _FORMATS:
+            instead = f"write sinks.files(path, format={name!r})"
+        else:
+            instead = (
+                f"there are {', '.join(there)}; what Spark writes in batches, foreach_batch does: "
+                f"sinks.foreach_batch(lambda df, epoch: df.write.format({name!r}).mode('append').save())"
+            )
+        raise AttributeError(f"there is no sink {name!r}: {instead}", name=name)
