@@ -19,7 +19,7 @@ from pathlib import Path
 from strandline.cli.output import say, size_text
 from strandline.core.errors import StrandlineError, UnavailableError
 
-_PATIENCE_S = 900.0
+_PATIENCE_S = 1800.0
 _LINES = 6
 _LOOK_S = 0.2
 _END_S = 5.0
@@ -47,6 +47,8 @@ def warm_up() -> None:
             if not archive.exists():
                 _make(archive, directory)
         failure_of(archive).unlink(missing_ok=True)
+    except TimeoutError as error:
+        raise UnavailableError(f"no archive was made: {error}", hint="try again when the machine has time") from None
     except OSError as error:
         raise UnavailableError(
             f"{archive} cannot be written: {error}", hint="give another directory in XDG_CACHE_HOME, here and to jobs"
@@ -77,6 +79,9 @@ def main() -> None:
             return
         try:
             _make(archive, directory)
+        except TimeoutError:
+            # Everything else went before it. The next driver has it tried again.
+            return
         except (StrandlineError, OSError) as error:
             with contextlib.suppress(OSError):
                 failure_of(archive).write_text(f"{error}\nstrandline warm-up tries it again\n")
@@ -131,7 +136,7 @@ def _run(directory: Path, environment: dict[str, str]) -> tuple[bool, str]:
         failed = job.wait(_PATIENCE_S) != 0
         return failed, said.read_text(errors="replace")
     except subprocess.TimeoutExpired:
-        return True, f"not done after {_PATIENCE_S:.0f} s"
+        raise TimeoutError(f"the job was not done after {_PATIENCE_S:.0f} s") from None
     finally:
         # The end of its input is the end of the job: of its JVM, too.
         assert job.stdin is not None
