@@ -285,7 +285,7 @@ class ListHandle(Handle):
 
     def get(self) -> list[Any]:
         found = self._elements()
-        return self._whole(found)  # type: ignore[no-any-return]
+        return self._whole(found)
 
     def set(self, elements: Iterable[Any]) -> None:
         self._replace([self._coerce(element) for element in elements])
