@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from strandline.spark.base import behind as behind_driver
 from strandline.spark.base.classes import archive_of, class_options, failure_of
 from strandline.spark.base.session import check_java
 from tests.cli.conftest import Command, environment
@@ -111,6 +112,30 @@ def behind(tmp_path: Path, archive: Path, broken_java: Path, local_dir: Path) ->
     for each in started:
         each.kill()
         each.communicate()
+
+
+@pytest.mark.parametrize("why_not", ["", "no epoch", "archive", "failure", "room"])
+def test_a_driver_leaves_it_to_another_process_to_make_one(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
+) -> None:
+    java, started = check_java(), list[list[str]]()
+    monkeypatch.setattr(behind_driver, "_missing", [])
+    monkeypatch.setattr(behind_driver, "_has_worked", False)
+    monkeypatch.setattr("strandline.spark.base.behind.atexit.register", lambda function: None)
+    monkeypatch.setattr(
+        "strandline.spark.base.behind.subprocess.Popen", lambda command, **given: started.append(command)
+    )
+    behind_driver.remember(java)
+    if why_not != "no epoch":
+        behind_driver.has_worked()
+    archive.parent.mkdir(parents=True)
+    if why_not in ("archive", "failure"):
+        (archive if why_not == "archive" else failure_of(archive)).touch()
+    if why_not == "room":
+        monkeypatch.setattr(behind_driver, "_ROOM_BYTES", 1 << 62)
+    behind_driver._at_exit()
+    wanted = [sys.executable, "-m", "strandline.cli.warming", str(os.getpid())]
+    assert started == ([] if why_not else [wanted])
 
 
 def test_behind_a_driver_it_is_tried_once(behind: Callable[[], Behind], broken_java: Path) -> None:
