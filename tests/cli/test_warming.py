@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from strandline.spark.base.classes import archive_of, class_options
+from strandline.spark.base import behind as behind_driver
+from strandline.spark.base.classes import archive_of, class_options, failure_of
 from strandline.spark.base.session import check_java
 from tests.cli.conftest import Command, environment
+from tests.runtime.clients import eventually
+
+Behind = subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -66,20 +72,101 @@ def test_one_that_is_there_is_left(strandline: Command, archive: Path) -> None:
     assert archive.read_bytes() == b"classes"
 
 
-def test_a_java_that_does_not_start_leaves_nothing(process: Command, archive: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def broken_java(tmp_path: Path) -> Path:
+    """The home of a Java that says its version, then what is in `then`."""
     java = tmp_path / "java" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(
-        '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "17"\' >&2 && exit\necho no room >&2\nexit 1\n'
+        '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "17"\' >&2 && exit\n. "$(dirname "$0")/then"\n'
     )
     java.chmod(0o755)
-    found = process("warm-up", JAVA_HOME=str(tmp_path / "java"), XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"])
+    (java.parent / "then").write_text("echo no room >&2\nexit 1\n")
+    return java.parent.parent
+
+
+def test_a_java_that_does_not_start_leaves_nothing(process: Command, archive: Path, broken_java: Path) -> None:
+    found = process("warm-up", JAVA_HOME=str(broken_java), XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"])
     assert found.code == 1
     assert "error: no archive was made: " in found.stderr
     assert "no room" in found.stderr
     assert len(found.stderr.splitlines()) < 12
     assert "Traceback" not in found.stderr
     assert list(archive.parent.iterdir()) == []
+
+
+@pytest.fixture
+def behind(tmp_path: Path, archive: Path, broken_java: Path, local_dir: Path) -> Iterator[Callable[[], Behind]]:
+    """Starts what makes an archive behind a driver that has ended. Its directories are the test's own."""
+    given = {"JAVA_HOME": str(broken_java), "XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"], "TMPDIR": str(local_dir)}
+    started: list[Behind] = []
+
+    def start() -> Behind:
+        driver = subprocess.Popen([sys.executable, "-c", ""])
+        driver.wait()
+        command = [sys.executable, "-m", "strandline.cli.warming", str(driver.pid)]
+        started.append(subprocess.Popen(command, env=environment(**given), stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.communicate()
+
+
+@pytest.mark.parametrize("why_not", ["", "no epoch", "archive", "failure", "room"])
+def test_a_driver_leaves_it_to_another_process_to_make_one(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, why_not: str
+) -> None:
+    java, started = check_java(), list[list[str]]()
+    monkeypatch.setattr(behind_driver, "_missing", [])
+    monkeypatch.setattr(behind_driver, "_has_worked", False)
+    monkeypatch.setattr("strandline.spark.base.behind.atexit.register", lambda function: None)
+    monkeypatch.setattr(
+        "strandline.spark.base.behind.subprocess.Popen", lambda command, **given: started.append(command)
+    )
+    behind_driver.remember(java)
+    if why_not != "no epoch":
+        behind_driver.has_worked()
+    archive.parent.mkdir(parents=True)
+    if why_not in ("archive", "failure"):
+        (archive if why_not == "archive" else failure_of(archive)).touch()
+    if why_not == "room":
+        monkeypatch.setattr(behind_driver, "_ROOM_BYTES", 1 << 62)
+    behind_driver._at_exit()
+    wanted = [sys.executable, "-m", "strandline.cli.warming", str(os.getpid())]
+    assert started == ([] if why_not else [wanted])
+
+
+def test_behind_a_driver_it_is_tried_once(behind: Callable[[], Behind], broken_java: Path) -> None:
+    _, said = behind().communicate(timeout=60)
+    assert said == "", "nobody is there to read it"
+    failure = failure_of(archive_of(str(broken_java / "bin" / "java")))
+    assert "no room" in failure.read_text()
+    assert [*failure.parent.iterdir()] == [failure]
+
+
+def test_two_drivers_have_one_made(behind: Callable[[], Behind], broken_java: Path, local_dir: Path) -> None:
+    (broken_java / "bin" / "then").write_text(f"touch {local_dir}/begun\nsleep 60\n")
+    first = behind()
+    eventually((local_dir / "begun").exists, "the first to begin")
+    assert behind().wait(60) == 0
+    assert first.poll() is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_one_that_is_ended(
+    behind: Callable[[], Behind], broken_java: Path, local_dir: Path, number: int
+) -> None:
+    (broken_java / "bin" / "then").write_text(f"echo $$ > {local_dir}/begun\nexec sleep 60\n")
+    maker = behind()
+    eventually(lambda: (local_dir / "begun").exists() and (local_dir / "begun").read_text(), "it to begin")
+    java = Path("/proc") / (local_dir / "begun").read_text().strip()
+    maker.send_signal(number)
+    maker.wait(60)
+    eventually(lambda: not java.exists(), "its Java to end")
+    assert list(archive_of(str(broken_java / "bin" / "java")).parent.iterdir()) == []
+    assert number == signal.SIGKILL or not [*local_dir.glob("strandline-*/warm-up")]
 
 
 def test_a_cache_that_cannot_be_written(strandline: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +179,11 @@ def test_a_cache_that_cannot_be_written(strandline: Command, tmp_path: Path, mon
 
 
 @pytest.mark.soak
-def test_sessions_start_from_it(process: Command, archive: Path) -> None:
+@pytest.mark.timeout(1200)
+def test_sessions_start_from_it(archive: Path) -> None:
     given = {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"], "SPARK_SUBMIT_OPTS": ""}
-    assert process("warm-up", **given).code == 0
+    command = [sys.executable, "-m", "strandline.cli.main", "warm-up"]
+    subprocess.run(command, env=environment(**given), check=True, timeout=900)
     assert [path.name for path in archive.parent.iterdir()] == [archive.name]
     program = (
         "import strandline as sl; from pathlib import Path; s = sl.session('x', 'local[1]'); "

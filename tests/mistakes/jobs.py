@@ -93,6 +93,8 @@ MISTAKES = [
     ),
     job("a stream as a sink", "is no list of outputs", sinks=[COUNTED]),
     job("checkpoints as text", "job 'j': checkpoints is 'ck/'", "checkpoints=sl.Checkpoints(", checkpoints="ck/"),
+    job("Spark's trigger", "expected a duration or 'available-now'", trigger="availableNow"),
+    job("Spark's trigger as a dict", 'write trigger="available-now"', trigger={"once": True}),
     job("a trigger without unit", "trigger is 'often', expected a duration", trigger="often"),
     job(
         "settings as a dict",

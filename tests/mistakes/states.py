@@ -23,6 +23,8 @@ class Stateful(sl.KeyedProcess):
     pair = sl.Value("struct<a: int, b: string>")
     items = sl.List("string")
     by = sl.Map("string", "bigint")
+    tags = sl.Value("array<string>", default=["a"])
+    lists = sl.Map("string", "array<bigint>")
     top = sl.Reducing("bigint", max)
     mean = sl.Aggregating("bigint", create=lambda: 0, add=lambda acc, x: acc + x)
 
@@ -133,7 +135,37 @@ def _assign(self: Any, name: str, value: Any) -> None:
 
 VALUE = "the Value state itself, not its value"
 
+
+def change_in_place(self: Any, event: Any, ctx: Any) -> None:
+    self.tags.value[0] = "b"
+
+
+def append_to_an_entry(self: Any, event: Any, ctx: Any) -> None:
+    self.lists["a"] = [1]
+    self.lists["a"].append(2)
+
+
+LOST = "changes a copy that is lost: the state stays as it was"
+
 MISTAKES = [
+    # -- what was read is changed, and nobody has it
+    used(
+        "append to what was read",
+        lambda self, e, ctx: self.tags.value.append("b"),
+        "state 'tags': append()",
+        LOST,
+        "write x = self.tags.value, change x, and then self.tags.value = x",
+    ),
+    used("pop from what was read", lambda self, e, ctx: self.tags.value.pop(), "state 'tags': pop()", LOST),
+    used("an element of what was read", change_in_place, "state 'tags': […] = …", LOST),
+    used("append to an entry", append_to_an_entry, "state 'lists': append()", LOST, "self.lists[key] = x"),
+    used("setdefault and append", lambda self, e, ctx: self.lists.setdefault("a", []).append(1), LOST),
+    used(
+        "append to a copy of a list",
+        lambda self, e, ctx: self.items.get().append("b"),
+        LOST,
+        "write self.items.append(…)",
+    ),
     # -- a handle taken for its value
     used(
         "if on a value",

@@ -97,6 +97,8 @@ MISTAKES = [
         "has no attribute 'KeyedProcessFunction': did you mean 'KeyedProcess'?",
     ),
     asked("Spark's name", lambda: sl.ValueState, "did you mean 'Value'?"),
+    asked("a format for a sink", lambda: sl.sinks.parquet("out/"), "sinks.files(path, format='parquet')"),
+    asked("another system's sink", lambda: sl.sinks.kafka("topic"), "there is no sink 'kafka'", "foreach_batch"),
     written("no schema", lambda: events(""), "events(): the schema: cannot read the schema", "expected a name"),
     written("a schema that is a type", lambda: events("bigint"), "events(): the schema", "expected a type"),
     # -- keys
@@ -111,6 +113,7 @@ MISTAKES = [
         "keys in a list",
         lambda: PLAIN.key_by(["user", "v"]),
         "key_by was given ['user', 'v'], expected a column's name",
+        'write key_by("a", "b")',
     ),  # type: ignore[arg-type]
     written(
         "a function as key",

@@ -112,17 +112,21 @@ def test_nobody_changes_state_without_assigning(play: Play, abort: bool) -> None
     mine["a"].append(9)
 
     def meddle(s: Any) -> None:
-        s.table.value["a"].append(2)
-        s.table.value["b"] = []
-        s.nested.value.tags.append(2)
-        s.tags.value.append("b")
-        s.shelves[1].append(2)
-        s.shelves.get(1).append(2)
-        s.points.get()[0].path.append(2)
-        s.points[0].path.append(2)
-        s.points.get().clear()
-        s.joined.value.append(2)
-        s.bag.result().append(2)
+        # Where nobody holds what was read, a change of it is refused.
+        table, nested, tags = s.table.value, s.nested.value, s.tags.value
+        table["a"].append(2)
+        table["b"] = []
+        nested.tags.append(2)
+        tags.append("b")
+        shelf, same_shelf = s.shelves[1], s.shelves.get(1)
+        shelf.append(2)
+        same_shelf.append(2)
+        points, point, joined, bag = s.points.get(), s.points[0], s.joined.value, s.bag.result()
+        points[0].path.append(2)
+        point.path.append(2)
+        points.clear()
+        joined.append(2)
+        bag.append(2)
 
     play(meddle, abort=abort)
     wanted = {"a": [1]}, (1, [1]), ["a"], {1: [1]}, [(1, [1])], [1], [1]

@@ -9,6 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
+
+from strandline.spark.keepers.zipped import without_zips
 from tests.runtime.clients import eventually
 
 
@@ -37,3 +40,13 @@ def test_a_worker_that_spark_needs_no_more_ends_without_a_word(local_dir: Path) 
     finally:
         daemon.kill()
         daemon.wait()
+
+
+def test_pyspark_comes_from_its_package_unless_the_zip_is_of_another_spark(tmp_path: Path) -> None:
+    home = Path(pyspark.__file__).parent
+    packages, ours = str(home.parent), [str(path) for path in sorted((home / "python" / "lib").glob("*.zip"))]
+    assert len(ours) == 2
+    lib = tmp_path / "spark" / "python" / "lib"
+    others = [str(lib / "pyspark.zip"), str(lib / "py4j-0.10.9.9-src.zip"), str(tmp_path / "of-the-user.zip")]
+    assert without_zips([*ours, *others, packages]) == [*others, packages]
+    assert without_zips([*ours, *others]) == [*ours, *others], "there is no other"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.times import FIRST_US, LAST_US
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 
@@ -130,3 +135,98 @@ def test_a_drain_of_a_job_with_nothing_in_it(spark: Any, case: Case) -> None:
     assert run.status().watermark == "9999-12-31T23:59:59.999999+00:00"
     with pytest.raises(ConfigurationError, match="was drained"):
         job(spark, case).start(spark)
+
+
+def test_a_drain_that_is_asked_for_while_the_job_restarts(spark: Any, case: Case) -> None:
+    write(case.root / "in", 0, EVENTS[:3])
+    run = job(spark, case).start(spark)
+    settle(run)
+    restarting, asked = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        restarting.set()
+        asked.wait(60)
+
+    failpoints.arm("restore.claimed", wait)
+    os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+    write(case.root / "in", 1, EVENTS[3:])
+    assert restarting.wait(60)
+    # It is asked before the restart goes on: `stop` cannot be told so, it waits for the end.
+    threading.Timer(0.5, asked.set).start()
+    run.stop(drain=True, timeout=120)
+    assert (run.status().state, run.status().restarts) == ("finished", 1)
+    # No event is read any more: the epoch that failed is not done again, and its event waits in the source.
+    windows = Counter([("a", -10, 1), ("a", 0, 5), ("a", 10, 4), ("b", 0, 2), ("b", 10, 2)])
+    assert shown(spark, case) == (windows, Counter([("a", 10), ("b", 4)]))
+
+
+def be_killed(root: str, local_dir: str) -> None:
+    """Be a driver that drains the job, and dies at a failpoint on the way."""
+    case, spark = (
+        Case(Path(root), Path(local_dir)),
+        sl.session("drained", "local[2,4]", **{"spark.driver.memory": "1g"}),
+    )
+    job(spark, case, trigger="available-now", drain=True).start(spark).await_termination()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "killed", ["drain.epoch", pytest.param("checkpoint.commit_sinks.before", marks=pytest.mark.soak)]
+)
+def test_a_driver_that_is_killed_in_the_middle_of_a_drain(spark: Any, case: Case, killed: str) -> None:
+    write(case.root / "in", 0, EVENTS)
+    be = f"from tests.spark.test_drain import be_killed; be_killed({str(case.root)!r}, {str(case.local_dir)!r})"
+    environment = {**os.environ, "STRANDLINE_FAILPOINTS": f"{killed}=kill"}
+    done = subprocess.run([sys.executable, "-c", be], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    again = job(spark, case, trigger="available-now", drain=True)
+    if killed == "drain.epoch":
+        # What it drained is in no checkpoint: it is drained again.
+        assert again.start(spark).await_termination(120)
+    else:
+        # It had published what it did not show any more.
+        with pytest.raises(ConfigurationError, match="was drained"):
+            again.start(spark)
+    assert shown(spark, case) == (WINDOWS, WAITED)
+
+
+class Dated(sl.KeyedProcess):
+    """Reads the time of each event."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        yield ctx.key, event.at.year
+
+
+def test_times_that_python_does_not_have(spark: Any, tmp_path: Path, local_dir: Path) -> None:
+    """Spark's timestamps go far beyond the years 1 and 9999; whoever only counts them need not mind."""
+    times = {"before": FIRST_US - 1, "first": FIRST_US, "now": 0, "last": LAST_US, "after": LAST_US + 1}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text("\n".join(json.dumps({"user": u, "us": us}) for u, us in times.items()))
+    read = spark.readStream.schema("user string, us bigint").json(str(tmp_path / "in"))
+    events = sl.stream(read).select_expr("user", "timestamp_micros(us) AS at").watermark("at", delay="5s")
+    dated = events.key_by("user").process(Dated(), "user string, year int", uid="dated", on_error="dead-letter")
+    windows = events.key_by("user").window(sl.Tumbling("7s")).agg(n=sl.agg.count(), uid="windows")
+    streams = {"dated": dated, "bad": dated.dead_letters, "windows": windows}
+    run = sl.Job(
+        "dated",
+        sinks=[stream.to(sl.sinks.files(str(tmp_path / name), format="json")) for name, stream in streams.items()],
+        checkpoints=sl.Checkpoints(tmp_path / "ck"),
+        settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB"),
+        drain=True,
+        trigger="available-now",
+    ).start(spark)
+    assert run.await_termination(120)
+    found = {
+        name: [json.loads(line) for path in (tmp_path / name).glob("part-*") for line in path.read_text().splitlines()]
+        for name in streams
+    }
+    assert sorted((row["user"], row["year"]) for row in found["dated"]) == [("first", 1), ("last", 9999), ("now", 1970)]
+    ends = [("after", "9999-12-31T23:59:59.999Z"), ("before", "0001-01-01T00:00:00.000Z")]
+    assert sorted((json.loads(row["key"]), row["event_time"]) for row in found["bad"]) == ends
+    assert all(
+        "outside the years 1 to 9999, which is all that Python can hold" in row["reason"] for row in found["bad"]
+    )
+    first, last = ("0001-01-01T00:00:00.000Z", "0001-01-01T00:00:04.000Z"), ("9999-12-31T23:59:55.000Z", ends[0][1])
+    windows = {row["user"]: (row["window_start"], row["window_end"]) for row in found["windows"] if row["n"] == 1}
+    now = ("1970-01-01T00:00:00.000Z", "1970-01-01T00:00:07.000Z")
+    assert windows == {"before": first, "first": first, "now": now, "last": last, "after": last}

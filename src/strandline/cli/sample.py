@@ -1,12 +1,16 @@
 """The job whose classes are archived: python -m strandline.cli.sample DIRECTORY
 
-What most jobs do: files that are read, a function of the user's, windows, files that are written, a checkpoint.
+What most jobs do: files that are read, a function of the user's, windows, files that are written, a checkpoint. It ends
+with its standard input: with whoever wants it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +39,10 @@ class Count(sl.KeyedProcess):
 def main() -> None:
     """Run the job, and wait until the JVM has written what it was told to write."""
     root = Path(sys.argv[1])
-    spark = sl.session("strandline-warm-up", "local[2]", **{"spark.driver.memory": "1g"})
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    spark = sl.session(
+        "strandline-warm-up", "local[2]", **{"spark.driver.memory": "1g", "spark.strandline.warmup": "false"}
+    )
     (root / "in").mkdir()
     for file in range(3):
         rows = [{"ts": f"2026-01-01T00:{file}{row}:00Z", "user": f"u{row % 3}", "v": row} for row in range(10)]
@@ -60,6 +67,14 @@ def main() -> None:
     gateway.shutdown()
     gateway.proc.stdin.close()
     sys.exit(gateway.proc.wait(_WRITES_S))
+
+
+def _end_with_input() -> None:
+    # Not through sys.stdin: whoever waits there keeps Python from ending.
+    while os.read(0, 1):
+        pass
+    # In its own time, Java would write what nobody wants any more.
+    os.killpg(0, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def check_function(what: str, function: Any, args: Sequence[str], example: str =
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigurationError(
             f"{what} is an async function, and calls are not awaited",
-            hint="write it with def; ask other systems in batches, in a KeyedBatchProcess or in a sink",
+            hint="write it with def; other systems are asked before, by map_async(), many calls at once",
         )
     check_called_with(what, function, args)
 

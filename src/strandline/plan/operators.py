@@ -71,7 +71,9 @@ def keyed_by(node: Node, keys: Sequence[Any], order: Sequence[Any]) -> Keyed:
             if not isinstance(name, str):
                 raise ConfigurationError(
                     f"{what} was given {name!r}, expected a column's name",
-                    hint='compute the column first: .with_column("k", expression).key_by("k")',
+                    hint='write key_by("a", "b")'
+                    if isinstance(name, list | tuple)
+                    else 'compute the column first: .with_column("k", expression).key_by("k")',
                 )
             if name not in columns.names:
                 raise ConfigurationError(

@@ -34,7 +34,7 @@ def rows_in(out: Any) -> Iterable[Any]:
             out.close()
         raise OutputError(
             "the function is an async one, and calls are not awaited",
-            hint="write it with def; ask other systems in batches, in a KeyedBatchProcess or in a sink",
+            hint="write it with def; other systems are asked before, by map_async(), many calls at once",
         )
     if isinstance(out, str | bytes) or hasattr(out, "to_pydict") or hasattr(out, "iterrows"):
         raise OutputError(f"it returned {shown(out)}, a {type(out).__name__}, expected rows", hint=_TO_GIVE)

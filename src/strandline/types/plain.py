@@ -86,16 +86,22 @@ def plain_class(kind: DataType) -> type[Any]:
     return bytes if isinstance(kind, BinaryType) else str
 
 
-def copier(kind: DataType) -> Convert | None:
-    """Return the deep copy of what is mutable in a value; None if nothing is."""
+def copier(kind: DataType, array: Convert = list, entries: Convert = dict) -> Convert | None:
+    """Return the deep copy of what is mutable in a value, of arrays made by `array` and maps; None if nothing is."""
     if isinstance(kind, ArrayType):
-        return each_element(copier(kind.element)) or list
+        return _made_of(array, each_element(copier(kind.element, array, entries)))
     if isinstance(kind, MapType):
-        return entry_by_entry(None, copier(kind.value)) or dict
+        return _made_of(entries, entry_by_entry(None, copier(kind.value, array, entries)))
     if isinstance(kind, StructType):
-        parts = [copier(field.type) for field in kind.fields]
+        parts = [copier(field.type, array, entries) for field in kind.fields]
         return part_by_part(parts, record_type(kind.names)._make) if any(parts) else None
     return None
+
+
+def _made_of(make: Convert, convert: Convert | None) -> Convert:
+    if convert is None:
+        return make
+    return convert if make is list or make is dict else lambda value: make(convert(value))
 
 
 def part_by_part(converts: Sequence[Convert | None], make: Convert) -> Convert:

@@ -15,9 +15,10 @@ from strandline.format.keys import KeyCodec
 from strandline.format.values import ValueCodec
 from strandline.runtime.state.maps import MapTable
 from strandline.runtime.state.misuse import ALL, COMPARED, COMPUTED, Handle, refusing
+from strandline.runtime.state.readout import copy_for
 from strandline.runtime.state.scope import Scope
 from strandline.runtime.state.values import ValueTable
-from strandline.types.datatypes import IntegralType, StringType
+from strandline.types.datatypes import ArrayType, IntegralType, StringType
 
 _NEVER: Any = type("_Never", (), {})
 COMPACT_CHUNKS = 32
@@ -73,7 +74,8 @@ class CopyingValueHandle(ValueHandle):
 
     def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         super().__init__(scope, table, codec, name, default)
-        self._copy = codec.copy
+        how = f"write x = self.{name}.value, change x, and then self.{name}.value = x"
+        self._copy = copy_for(codec.type, name, how) or codec.copy
 
     @ValueHandle.value.getter  # type: ignore[attr-defined, untyped-decorator]
     def value(self) -> Any:
@@ -207,7 +209,7 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         """For operators of ours, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
-        self._copy: Callable[[Any], Any] | None = values.copy if values.mutable else None
+        self._copy = copy_for(values.type, name, f"write x = self.{name}[key], change x, and then self.{name}[key] = x")
 
     def __getitem__(self, sub: Any) -> Any:
         value = self.table.get(self._scope.key, self._coerce_key(sub))
@@ -220,6 +222,11 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         if value is None:
             return default
         return self._copy(value) if self._copy else value
+
+    def setdefault(self, sub: Any, default: Any = None) -> Any:
+        if sub not in self:
+            self[sub] = default
+        return self.get(sub)
 
     def __setitem__(self, sub: Any, value: Any) -> None:
         self.table.put(self._scope.key, self._coerce_key(sub), self._coerce_value(value))
@@ -259,14 +266,15 @@ class ListHandle(Handle):
     to_read = "self.{0}.get(), a list of which self.{0}.set(…) makes the state again"
     has = "append(), extend(), get(), set(), clear(), len(), iteration and [i]"
 
-    __slots__ = ("_coerce", "_copy", "_name", "_scope", "_table")
+    __slots__ = ("_coerce", "_name", "_scope", "_table", "_whole")
 
     def __init__(self, scope: Scope, table: MapTable, element: ValueCodec, name: str) -> None:
         self._scope = scope
         self._name = name
         self._table = table
         self._coerce = coercion(scope, name, element, "element ")
-        self._copy: Callable[[Any], Any] | None = element.copy if element.mutable else None
+        how = f"write self.{name}.append(…), or x = self.{name}.get(), change x, and then self.{name}.set(x)"
+        self._whole = copy_for(ArrayType(element.type), name, how) or list
 
     def append(self, element: Any) -> None:
         self._table.append(self._scope.key, first_chunk(self._scope.epoch), self._coerce(element))
@@ -277,7 +285,7 @@ class ListHandle(Handle):
 
     def get(self) -> list[Any]:
         found = self._elements()
-        return [self._copy(element) for element in found] if self._copy else found
+        return self._whole(found)
 
     def set(self, elements: Iterable[Any]) -> None:
         self._replace([self._coerce(element) for element in elements])

@@ -1,4 +1,4 @@
-"""An archive of Spark's classes, which drivers load instead of hundreds of jars: `strandline warm-up` makes it.
+"""An archive of Spark's classes, which drivers load instead of hundreds of jars: made behind the first (`behind.py`).
 
 Of all that happens until a job's first epoch is over, reading, verifying and linking classes takes the most. Java calls
 the archive a dynamic class data archive. It is a cache: a JVM that it does not fit goes without it.
@@ -32,11 +32,19 @@ def archive_of(java: str) -> Path:
     return Path(cache) / "strandline" / "classes" / f"{name}.jsa"
 
 
+def failure_of(archive: Path) -> Path:
+    """Return the file that says why the archive could not be made behind a driver: it is not tried again."""
+    return archive.with_suffix(".failed")
+
+
+def may_be_archived(java: str, given: str) -> bool:
+    """Whether an archive would be used, if there were one: not where the user's own options say what to use."""
+    said = " ".join([given, *(os.environ.get(name, "") for name in _READ_BY_JAVA)])
+    return not any(option in said for option in _THEIRS) and " " not in str(archive_of(java))
+
+
 def class_options(java: str, given: str) -> str:
     """Return the Java options that use the archive if there is one, unless the user's own say what to use."""
-    said = " ".join([given, *(os.environ.get(name, "") for name in _READ_BY_JAVA)])
-    if any(option in said for option in _THEIRS):
-        return ""
     archive = archive_of(java)
     # Where users put jars of their own before Spark's, Java would say on standard output that it does not fit.
-    return f"{_OURS}{archive} -Xlog:cds*=off" if archive.exists() and " " not in str(archive) else ""
+    return f"{_OURS}{archive} -Xlog:cds*=off" if archive.exists() and may_be_archived(java, given) else ""

@@ -70,6 +70,8 @@ _BY_NODE = {
 }
 _JOINS = ("Join", "AsOfJoin")
 _SUSPECT = re.compile(rf"^[ :+-]*~?({'|'.join([*_BY_NODE, *_JOINS, 'Sort', 'Union'])})", re.MULTILINE)
+_SESSION = re.compile(r"precisetimestampconversion\(.* AS session_window#")
+"""How Spark writes session_window(…): of each row, where a session would begin and end that nothing else is in."""
 _NUMBERED = re.compile(r"monotonically_increasing_id\(\)(?!#)")
 _KEEPS_LEFT = ("LeftOuter", "FullOuter", "LeftSemi", "LeftAnti")
 _KEEPS_RIGHT = ("RightOuter", "FullOuter")
@@ -81,7 +83,8 @@ def across_rows(df: DataFrame) -> AcrossRows | None:
     What it does with tables alone does not count. Costs a millisecond where the plan's text shows nothing of the kind.
     """
     plan = df._jdf.queryExecution().analyzed()
-    is_suspect = _SUSPECT.search(plan.toString()) is not None
+    text = plan.toString()
+    is_suspect = _SUSPECT.search(text) is not None or _SESSION.search(text) is not None
     # A plan's text leaves out columns where there are many.
     return _find(plan) if is_suspect or not plan.deterministic() else None
 
@@ -108,4 +111,7 @@ def _of_node(plan: Any, name: str, streaming: list[bool]) -> AcrossRows | None:
             return _JOIN
         if plan.joinType().toString() in (_KEEPS_LEFT if streaming[1] else _KEEPS_RIGHT):
             return _STATIC
-    return _NUMBERS if _NUMBERED.search(plan.expressions().mkString("\n")) else None
+    expressions = plan.expressions().mkString("\n")
+    if _SESSION.search(expressions):
+        return _BY_NODE["SessionWindow"]
+    return _NUMBERS if _NUMBERED.search(expressions) else None

@@ -40,6 +40,14 @@ _OF_UNCAUGHT = (b"\tat ", b"\t...", b"Caused by: ", b"\tSuppressed: ")
 _THROWN = re.compile(rb"(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Exception|Error)\b")
 """How a stack begins that Scala prints of what nobody waits for, as of a task for a pool that is gone."""
 _KIND = re.compile(rb"(?:Exception in thread \".*?\" |Caused by: |\tSuppressed: )?(?:[a-zA-Z_]\w*\.)+[\w$]+")
+_COMPILED_LATER = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=20000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+"""Ten times what Java has: else it spends a quarter of the time until a job's first epoch is over on compiling well
+what ran a few thousand times and hardly comes again. What is done for each row is there within a second."""
 _jvm_log: Path | None = None
 _kept_elsewhere: set[CodeType] = set()
 """Functions whose errors others report."""
@@ -51,7 +59,7 @@ _is_reported: ContextVar[bool] = ContextVar("strandline_is_reported", default=Fa
 def java_options(given: str, log_file: Path, *, log_values: bool = False) -> str:
     """Return the driver's Java options, the user's last; the log is ours unless they configure it themselves."""
     # Spark cuts up long error texts with a recursive pattern; an ordinary thread stack overflows on that.
-    options = ["-Xss16m"]
+    options = ["-Xss16m", *_COMPILED_LATER]
     if _OWN_CONFIGURATION not in given:
         ours = Path(str(files("strandline.spark").joinpath("log4j2.properties")))
         options += [f"-D{_OWN_CONFIGURATION}={ours.as_uri()}", f"-Dstrandline.log={shlex.quote(str(log_file))}"]
@@ -72,16 +80,16 @@ def new_log_file(directory: Path, app_name: str) -> Path:
     return directory / f"{name}-{os.getpid()}.log"
 
 
-def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
+def start_jvm(conf: SparkConf, log_file: Path | None = None) -> bool:
     """Start the driver's JVM with its standard error passed on line by line, but for start-up lines.
 
     Of exceptions that nobody has caught, as where a thread finds Spark stopped, kinds and stacks go to the log.
 
-    Does nothing when there is one already, of an earlier session or of spark-submit.
+    Does nothing, and returns False, when there is one already, of an earlier session or of spark-submit.
     """
     global _jvm_log
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
-        return
+        return False
     _jvm_log = log_file
     read, write = os.pipe()
     passing = threading.Thread(
@@ -97,6 +105,7 @@ def start_jvm(conf: SparkConf, log_file: Path | None = None) -> None:
         raise
     os.close(write)
     SparkContext._ensure_initialized(gateway=gateway)
+    return True
 
 
 def spark_log() -> Path | None:

@@ -20,7 +20,8 @@ from pyspark.sql import SparkSession
 from strandline.control.telling import tell
 from strandline.core.errors import ConfigurationError
 from strandline.core.settings import default_local_dir
-from strandline.spark.base.classes import class_options
+from strandline.spark.base import behind
+from strandline.spark.base.classes import class_options, may_be_archived
 from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,9 @@ def session(
     the directory that jobs use unless told otherwise. It has what Spark warns of, `spark_log_level="INFO"` more; the
     last 40 MB are kept. Of errors it has kinds and stacks, and not what they say, which may quote rows:
     `spark_strandline_log_values="true"` has it write that, too.
+
+    The first driver with a local master has an archive of Spark's classes made in the background when it has ended,
+    once, from which later ones start sooner; `spark_strandline_warmup="false"` turns that off.
     """
     java = check_java()
     # Spark would take the first python3 of the PATH for its workers, which need not be the one with this package.
@@ -94,18 +98,22 @@ def session(
     log_values = settings.get(_LOG_VALUES, "false").lower() == "true"
     options = settings.get(_JAVA_OPTIONS, "")
     own = java_options(options, log_file, log_values=log_values)
-    settings[_JAVA_OPTIONS] = " ".join(filter(None, [class_options(java, options), own]))
+    of_classes = class_options(java, options)
+    settings[_JAVA_OPTIONS] = " ".join(filter(None, [of_classes, own]))
     given = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     began, is_new = time.monotonic(), SparkContext._active_spark_context is None
     if is_new:
         tell("starting Spark")
-    start_jvm(given, log_file)
+    is_mine = start_jvm(given, log_file)
     # Elsewhere, Python may find strandline only once Spark has sent it there.
     is_here = master.startswith("local") and is_this_python(os.environ["PYSPARK_PYTHON"])
     if is_here and not given.contains(_DAEMON) and not SparkConf().contains(_DAEMON):
         given.set(_DAEMON, "strandline.spark.keepers.daemon")
     made = SparkSession.builder.appName(app_name).master(master).config(conf=given).getOrCreate()
     log.info("Spark's own log is %s", spark_log())
+    is_wanted = (made.conf.get(behind.SETTING, None) or "true").lower() == "true"
+    if is_wanted and is_mine and not of_classes and has_one_process(master) and may_be_archived(java, options):
+        behind.remember(java)
     ignore_lost_updates(made.sparkContext)
     _write_logs_plainly(made)
     if ui and (address := made.sparkContext.uiWebUrl):

@@ -28,6 +28,7 @@ from strandline.format.manifest import Manifest, OperatorInfo
 from strandline.keeper.lookups import Found, Table, look_up, table_of
 from strandline.keeper.paths import Places
 from strandline.snapshot.claimed import release
+from strandline.spark.base import behind
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.job.draining import Draining
 from strandline.spark.job.epochs import EpochDriver
@@ -231,6 +232,7 @@ class Attempt:
         done = self.driver.progress
         if not self._has_told and done.epochs:
             self._has_told = True
+            behind.has_worked()
             took = f"{done.last_rows:,} rows in {done.last_epoch_ms / 1000:.1f} s"
             tell(f"job '{self._b.name}': epoch {done.epoch} is the first to be done, {took}")
 

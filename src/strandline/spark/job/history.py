@@ -21,6 +21,7 @@ from strandline.plan.history import MOST_EPOCHS, Slice, event_time_of, in_slices
 from strandline.plan.pipeline import Pipeline
 from strandline.runtime.rowlayout import TIME
 from strandline.spark.base.ddl import ddl_of, first_line
+from strandline.spark.base.empty import no_rows
 from strandline.spark.base.filesystem import FileSystem, open_filesystem
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.lower.query import Sources
@@ -124,7 +125,7 @@ def _warn_of_silence(node: FrameSource, pipeline: Pipeline) -> None:
 
 
 def _no_rows(like: DataFrame) -> DataFrame:
-    return like.sparkSession.createDataFrame([], like.schema)
+    return no_rows(like.sparkSession, like.schema)
 
 
 def _checked(what: str, df: object, wanted: StructType) -> DataFrame:

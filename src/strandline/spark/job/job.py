@@ -42,6 +42,8 @@ from strandline.storage.retrying import RetryingStore
 
 log = logging.getLogger(__name__)
 
+_SPARKS_TRIGGERS = ("once", "availablenow", "continuous")
+
 
 class Job:
     """A streaming job. Its name and checkpoint directory are its identity: started again, it continues.
@@ -259,4 +261,10 @@ def _trigger(trigger: str | int | float | None) -> dict[str, Any]:
         return {}
     if trigger == "available-now":
         return {"availableNow": True}
+    if isinstance(trigger, dict) or (isinstance(trigger, str) and trigger.lower().replace("_", "") in _SPARKS_TRIGGERS):
+        raise ConfigurationError(
+            f"trigger is {trigger!r}, expected a duration or 'available-now'",
+            hint='write trigger="available-now" to process what is there and end, trigger="10s" for the time between '
+            "epochs",
+        )
     return {"processingTime": f"{parse_duration_ms(trigger, 'trigger')} milliseconds"}

@@ -9,18 +9,23 @@ that are imported here make theirs anew: OpenBLAS, and Arrow's allocator.
 from __future__ import annotations
 
 import os
+import sys
 from functools import partial
 
-import pyspark.daemon
-import pyspark.worker
-
-import strandline.spark.keepers.worker  # noqa: F401
-from strandline.keeper.lean import ready_to_fork, renew_randomness
-from strandline.spark.keepers.quietly import serve
+from strandline.spark.keepers.zipped import without_zips
 
 
 def main() -> None:
     """Fork workers until Spark has enough."""
+    # Before anything of Spark's is imported.
+    sys.path[:] = without_zips(sys.path)
+    import pyspark.daemon
+    import pyspark.worker
+
+    import strandline.spark.keepers.worker  # noqa: F401
+    from strandline.keeper.lean import ready_to_fork
+    from strandline.spark.keepers.quietly import serve
+
     os.register_at_fork(after_in_child=partial(_renew_in_worker, os.getpid()))
     ready_to_fork()
     pyspark.daemon.worker = partial(serve, pyspark.daemon.worker)
@@ -28,6 +33,8 @@ def main() -> None:
 
 
 def _renew_in_worker(daemon: int) -> None:
+    from strandline.keeper.lean import renew_randomness
+
     # What a worker forks, a pool of the user's, is the user's affair.
     if os.getppid() == daemon:
         renew_randomness()

@@ -22,6 +22,7 @@ from strandline.core.ids import Partition
 from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
+from strandline.spark.base.empty import no_rows
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 
@@ -51,11 +52,13 @@ class Exchange:
         self._tasks = max(2, parallelism)
         found = find_routes(parallelism, self._tasks)
         self._routes = [route for route, _ in found]
-        rows = [(route, partition) for partition, both in enumerate(found) for route in both]
+        rows = ", ".join(f"({route}, {partition})" for partition, both in enumerate(found) for route in both)
         with users_session_active(spark):
             session = spark.newSession()
             prepare_session(session)
-            anchor = session.createDataFrame(rows, f"{_ANCHOR_ROUTE} int, {PARTITION} int")
+            # Of a list of Python's, Spark would make rows in Python: in workers of another kind than ours, with a
+            # process of their own that forks them, a second's work.
+            anchor = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION})")
             self._anchor = anchor.repartition(self._tasks, _ANCHOR_ROUTE).cache()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._hinted = self._anchor.hint("shuffle_hash")
@@ -180,7 +183,7 @@ def session_like(spark: Any) -> SparkSession:
 def make_nothing(source: DataFrame) -> DataFrame:
     """Return an empty DataFrame of a source's columns, in a session like those that Spark gives queries."""
     with users_session_active(source.sparkSession):
-        return session_like(source.sparkSession).createDataFrame([], source.schema)
+        return no_rows(session_like(source.sparkSession), source.schema)
 
 
 def prepare_session(session: SparkSession) -> None:

@@ -25,6 +25,7 @@ from strandline.plan.graph import (
 )
 from strandline.plan.pipeline import Operator, Pipeline
 from strandline.runtime.task.rowfunction import Report
+from strandline.spark.base.empty import no_rows
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.keepers.exchange import users_session_active
 from strandline.spark.lower.nodes import lowered
@@ -91,7 +92,7 @@ class Plan:
                         schema = probe_of(node).drop(*node.columns.hidden).schema
                         # A probe streams, and Spark writes no stream so.
                         with users_session_active(self.sources.session):
-                            empty = self.sources.session.createDataFrame([], schema)
+                            empty = no_rows(self.sources.session, schema)
                         sink.try_out(empty)
                 except Exception as error:
                     raise named(error, name) from None

@@ -6,6 +6,8 @@ last checkpoint are repeated after a failure. Your own derive from `Sink`, may w
 `write_tasks`, and are put on trial by `strandline.spark.sinks.conformance`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
 from strandline.spark.sinks.databases.postgres import postgres
 from strandline.spark.sinks.databases.sqlite import sqlite
@@ -53,3 +55,19 @@ __all__ = [
     "sqlite",
     "write_tasks",
 ]
+
+_FORMATS = ("avro", "csv", "json", "orc", "parquet", "text")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Say what there is, for a sink that is not there."""
+        there = [known for known in __all__ if known.islower() and known != "write_tasks"]
+        if name in _FORMATS:
+            instead = f"write sinks.files(path, format={name!r})"
+        else:
+            instead = (
+                f"there are {', '.join(there)}; what Spark writes in batches, foreach_batch does: "
+                f"sinks.foreach_batch(lambda df, epoch: df.write.format({name!r}).mode('append').save())"
+            )
+        raise AttributeError(f"there is no sink {name!r}: {instead}", name=name)
