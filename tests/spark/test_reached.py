@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from strandline.checkpoint.history import CheckpointStats
 from strandline.control.client import call, find_driver, find_drivers
 from strandline.control.commands import CHECKPOINT, STATUS, STOP, Nothing, Stop, TakeCheckpoint
 from strandline.core.ids import CheckpointId, Epoch
-from strandline.spark.job.run import _tell
+from strandline.spark.job.waiting import _tell
 from tests.spark import small
 from tests.spark.harness import Case
 
@@ -24,13 +25,13 @@ pytestmark = pytest.mark.spark
 
 def test_who_waits_for_a_checkpoint_hears_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only of one that is under way, whatever came before it; and no longer than he has time."""
-    monkeypatch.setattr("strandline.spark.job.run._TELL_S", 0.005)
+    monkeypatch.setattr("strandline.spark.job.waiting._TELL_S", 0.005)
     asked: Future[CheckpointId] = Future()
     old = CheckpointStats(CheckpointId(1), "full", Epoch(1), "completed", 0, 2)
     new = replace(old, checkpoint=CheckpointId(2), status="in_progress")
     coordinator: Any = SimpleNamespace(history=[old])
     heard: list[CheckpointStats] = []
-    assert _tell(asked, 0.05, coordinator, heard.append) == 0.0
+    _tell(asked, time.monotonic() + 0.05, coordinator, heard.append)
     assert heard == []
     coordinator.history.append(new)
 
@@ -39,7 +40,7 @@ def test_who_waits_for_a_checkpoint_hears_how_far_it_is(monkeypatch: pytest.Monk
         if len(heard) == 3:
             asked.set_exception(TimeoutError("of the sink that commits, not ours"))
 
-    assert _tell(asked, None, coordinator, hear) is None
+    _tell(asked, float("inf"), coordinator, hear)
     assert heard == [new, new, new]
 
 
