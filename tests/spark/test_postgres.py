@@ -87,7 +87,7 @@ KINDS = {"appended": {}, "by key": {"key": "n"}}
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("small_bytes", [0, 4 << 20], ids=["by tasks", "by the driver"])
 @pytest.mark.parametrize("given", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("crashes", [3, *soaking([100])])
+@pytest.mark.parametrize("crashes", [3, *soaking([30])])
 @pytest.mark.parametrize("check", checks(Promise.LASTING, Promise.WAITS), ids=name_of)
 def test_conformance(
     postgresql: Server,
