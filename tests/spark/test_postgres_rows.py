@@ -103,7 +103,7 @@ def plain(value: Any) -> Any:
 ROWS = st.lists(st.tuples(*(st.none() | values for _, values in VALUES.values())), min_size=1, max_size=4)
 
 
-@examples(80)
+@examples(40)
 @given(rows=ROWS)
 def test_values_of_every_type_are_read_as_they_were(postgresql: Server, dsn: str, every: Any, rows: Any) -> None:
     kinds = [kind for kind, _ in VALUES.values()]
@@ -170,7 +170,7 @@ CHANGES = st.lists(
 )
 
 
-@examples(60)
+@examples(40)
 @given(transactions=CHANGES)
 def test_the_last_row_of_a_key_counts(postgresql: Server, dsn: str, keyed: Any, transactions: Any) -> None:
     """Whatever comes within a transaction and in those before; a row that is deleted and comes again is a new one."""

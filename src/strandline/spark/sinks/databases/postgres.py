@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -207,14 +207,16 @@ class PostgresTarget(TableTarget):
         The server's own time-outs do not help if it does not answer, nor does TCP's if something between us does.
         """
         with closing(socket.socket(fileno=os.dup(db.pgconn.socket))) as copied:
-            timer = threading.Timer(self._timeout_ms / 1000 + _SPARE_S, copied.shutdown, [socket.SHUT_RDWR])
+            timer = threading.Timer(self._timeout_ms / 1000 + _SPARE_S, _shut, [copied])
             timer.daemon = True
-            timer.start()
             try:
+                timer.start()
                 yield
             finally:
                 timer.cancel()
-                timer.join()
+                # Else it might shut what has the number of a closed socket by then.
+                if timer.is_alive():
+                    timer.join()
 
     def settings(self, db: Any, lock_ms: int | None = None) -> str:
         """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows."""
@@ -354,6 +356,12 @@ class PostgresLane(Connection):
             hint=hint,
             discreet=f"{where} refuses rows: {type(error).__name__}" + (f" ({about})" if about else ""),
         )
+
+
+def _shut(connection: socket.socket) -> None:
+    # It may be at its end already.
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def table_of_record(db: Any, record: str) -> str | None:
