@@ -18,7 +18,8 @@ from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.columns import check_names, fitting, plain
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout
-from strandline.spark.sinks.tables.sink import ExistingRows, NewColumns, Record, TableSink
+from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
+from strandline.spark.sinks.tables.sink import TableSink
 from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place
@@ -69,6 +70,8 @@ class DeltaSink(TableSink):
         if not isinstance(compact_every, int) or compact_every < 0:
             raise ConfigurationError(f"{self._where}: compact_every is {compact_every!r}, expected a number of commits")
         self.compact_every = compact_every
+        # Nor what was compacted.
+        self.takes_back = self.takes_back and not compact_every
         self._options = dict(storage_options or {})
         self._commits = 0
         self._delta: Any = _deltalake()

@@ -19,7 +19,8 @@ from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.columns import fitting, plain
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout
-from strandline.spark.sinks.tables.sink import ExistingRows, NewColumns, Record, TableSink
+from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
+from strandline.spark.sinks.tables.sink import TableSink
 from strandline.spark.sinks.tables.words import in_a_line
 from strandline.storage.local import sync_directory, sync_file
 from strandline.storage.place import Place

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -41,49 +40,26 @@ from strandline.core.errors import (
 from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
-from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.tables.columns import check_key, check_names
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles, WriteDataFiles, staged_files
-from strandline.spark.sinks.tables.words import is_refused
+from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
-NewColumns = Literal["refuse", "add"]
-"""What becomes of columns of the job that the table does not have."""
-
-ExistingRows = Literal["refuse", "keep"]
-"""What becomes of a job that begins anew where an earlier life of it has left rows."""
-
-_FIRST_DELAY_S = 0.05
-_LONGEST_DELAY_S = 2.0
 _MERGE_BYTES = 256 << 20
 """How much of staged rows, as Parquet, is merged in one transaction: they are in the driver's memory then."""
 _LOOK_AGAIN_S = 300.0
 """After how long the table is asked again how it wants its rows: keys to storage may be lent for an hour."""
-_CONFLICTS = 4
-"""How often another writer may be faster before it matters how long all that took."""
 _THREADS = 16
 _RUNS = 100
 """Of how many runs that ended before they had claimed the table what they staged is looked for."""
 
 
-@dataclass(frozen=True)
-class Record:
-    """In the table: what `generation` or an older one staged up to `epoch` is in it. Newer ones have not claimed it."""
-
-    generation: int
-    epoch: int
-
-    def covers(self, staged: StagedFiles) -> bool:
-        """Whether this is in the table, or was."""
-        return staged.generation <= self.generation and staged.epoch <= self.epoch
-
-
-class TableSink(Sink):
-    """What sinks of table formats have in common. `table` is the format's own object, loaded for one attempt."""
+class TableSink(TableFormat):
+    """What sinks of table formats have in common."""
 
     def __init__(
         self,
@@ -105,80 +81,17 @@ class TableSink(Sink):
             raise ConfigurationError(f"{where}: target_bytes is {target_bytes!r}, expected at least 1024")
         self.key = (key,) if isinstance(key, str) else tuple(key or ())
         self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+        # What was merged is not told from what was there.
+        self.takes_back = not self.key
         self.new_columns = new_columns
         self.existing = existing
         self.target_bytes = target_bytes
         self._where = where
-        self._context: SinkContext | None = None
         self._claim_at: Epoch | None = None
         self._prepared: tuple[str, float, Layout, Place] | None = None
         self._told: SinkStatus | None = None
         self._rows = 0
         self._late_since = 0.0
-
-    # -- of each format
-
-    @abstractmethod
-    def load(self) -> Any:
-        """Return the table as it is now; None if there is none."""
-
-    @abstractmethod
-    def create(self, columns: pa.Schema) -> None:
-        """Make the table, if nobody else does at the same time."""
-
-    @abstractmethod
-    def layout(self, table: Any, columns: pa.Schema) -> tuple[Layout, list[pa.Field]]:
-        """Return how the table wants rows of these columns, and which it must be given first.
-
-        Raises ConfigurationError if it cannot have them.
-        """
-
-    @abstractmethod
-    def check_creatable(self, columns: pa.Schema) -> None:
-        """Raise ConfigurationError if a table with these columns cannot be made."""
-
-    @abstractmethod
-    def add_columns(self, table: Any, columns: Sequence[pa.Field]) -> None:
-        """Give the table columns that it does not have."""
-
-    @abstractmethod
-    def place_of(self, table: Any) -> Place | None:
-        """Return where the table's files are, or will be; None if that is known only when it is made."""
-
-    @abstractmethod
-    def record(self, table: Any, identity: str = "") -> Record | None:
-        """Return what the table says of this sink, or of one of another life."""
-
-    @abstractmethod
-    def knows(self, table: Any, context: SinkContext) -> bool:
-        """Whether a sink of this name of a job of this name has written to the table, in any life."""
-
-    @abstractmethod
-    def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
-        """In one transaction: add the files, put the record in place of the one that was loaded.
-
-        With `after`, take away what older runs of this sink have added of later epochs. It fails with a conflict if
-        another transaction has changed the record since the table was loaded.
-        """
-
-    @abstractmethod
-    def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
-        """In one transaction: put rows in the place of those with the same key, and the record."""
-
-    @abstractmethod
-    def is_conflict(self, error: Exception) -> bool:
-        """Whether another writer was faster: from the table as it is now, the same may succeed."""
-
-    @abstractmethod
-    def may_pass(self, error: Exception) -> bool:
-        """Whether the table is away, so that it is worth trying again."""
-
-    @abstractmethod
-    def words(self, error: Exception) -> str:
-        """Return what a library says in one line, without secrets."""
-
-    def committed(self, table: Any) -> None:
-        """After a transaction: make it outlast a power failure, hold small files together."""
 
     # -- the engine's calls
 
@@ -464,37 +377,6 @@ class TableSink(Sink):
                 hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
             )
 
-    def _attempt(self, act: Callable[[Any], T], patience_s: float) -> T:
-        """Do something with the table as it is, until it succeeds or cannot, or patience ends.
-
-        Raises UnavailableError then. What became of a transaction whose answer was lost, the record says.
-        """
-        delay_s, until, conflicts = _FIRST_DELAY_S, time.monotonic() + patience_s, 0
-        while True:
-            try:
-                return act(self.load())
-            except ConflictError as error:
-                why, conflicts = error.message, conflicts + 1
-            except UnavailableError as error:
-                why = error.message
-            except StrandlineError:
-                raise
-            except Exception as error:
-                why = self.words(error)
-                if is_refused(error):
-                    raise ConfigurationError(
-                        f"{self._where}: access was refused: {why}", hint="check who the job is to storage and catalog"
-                    ) from None
-                if self.is_conflict(error):
-                    conflicts += 1
-                elif not self.may_pass(error):
-                    raise SinkError(f"{self._where}: {why}", hint="rows that wait stay staged") from error
-            # Where others are faster, the table answers, however slow it is.
-            if time.monotonic() + delay_s > until and not 0 < conflicts <= _CONFLICTS:
-                raise UnavailableError(f"{self._where}: {why}")
-            time.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
-
     def _tell(self, waiting: Sequence[StagedFiles], why: str) -> None:
         now = time.monotonic()
         files = [file for each in waiting for file in each.files]
@@ -524,17 +406,3 @@ class TableSink(Sink):
             "back to an older state",
             hint="restart the job: it then adds what its last checkpoint lists, and goes on from there",
         )
-
-    @property
-    def _label(self) -> str:
-        return f"sink '{self._opened.sink}' of job '{self._opened.job}'"
-
-    @property
-    def fsync(self) -> bool:
-        """Whether what is written must outlast a power failure of this machine."""
-        return self._context is None or self._context.fsync
-
-    @property
-    def _opened(self) -> SinkContext:
-        assert self._context is not None, "the sink was not opened"
-        return self._context
