@@ -87,7 +87,7 @@ def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarg
     expect(kafka, topic, "1", "2", "3")
 
 
-STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.committed")
+STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.decided", "kafka.committed")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -105,7 +105,7 @@ def test_a_crash_at_each_step_of_a_transaction(kafka: Kafka, topic: str, target:
     failpoints.disarm_all()
     target.claim(by(2))
     connection = target.connect(by(2), 0)
-    done = step == "kafka.committed"
+    done = step in ("kafka.decided", "kafka.committed")
     assert connection.reached() == ("m2" if done else "m1")
     if not done:
         connection.write(batch(("a", "2")), "m1", "m2")
@@ -206,6 +206,7 @@ def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target
     else:
         strike()
     until = time.monotonic() + 60
+    # What is said to be written stays written.
     while connection.reached() != "m2":
         try:
             connection.write(batch(("a", "2")), "m1", "m2")
