@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,6 +123,17 @@ def test_from_kafka_to_kafka(with_kafka: Any, kafka: Kafka, case: Case, caplog: 
         settle(run)
         assert shown(kafka, target) == counts(users + "d")
     assert f"oldest that is kept is {before + 2}. The job goes on without them" in caplog.text
+
+
+@pytest.mark.soak
+def test_broker_and_driver_are_killed_in_turn(kafka: Kafka) -> None:
+    """What `make demo-kafka` shows, with a broker and a driver of its own."""
+    done = subprocess.run(
+        [sys.executable, "scripts/demo_kafka.py", "--seconds", "90"], cwd=Path(__file__).parents[2],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "equal the batch computation, each once" in done.stdout
 
 
 def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_a_lane_goes_on_where_it_was(kafka: Kafka, topic: str, target: KafkaTarg
     expect(kafka, topic, "1", "2", "3")
 
 
-STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.committed")
+STEPS = ("kafka.lane_taken", "kafka.produced", "kafka.marked", "kafka.decided", "kafka.committed")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -105,7 +105,7 @@ def test_a_crash_at_each_step_of_a_transaction(kafka: Kafka, topic: str, target:
     failpoints.disarm_all()
     target.claim(by(2))
     connection = target.connect(by(2), 0)
-    done = step == "kafka.committed"
+    done = step in ("kafka.decided", "kafka.committed")
     assert connection.reached() == ("m2" if done else "m1")
     if not done:
         connection.write(batch(("a", "2")), "m1", "m2")
@@ -189,7 +189,14 @@ def forget(kafka: Kafka, target: KafkaTarget) -> None:
         done.result(10)
 
 
-@pytest.mark.parametrize("when", ["between two transactions", *STEPS[1:]])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "kafka.produced",
+        "kafka.decided",
+        *(pytest.param(f"{step}", marks=pytest.mark.soak) for step in ("between", "kafka.marked", "kafka.committed")),
+    ],
+)
 def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target: KafkaTarget, when: str) -> None:
     """A client of it may wait for ever then: it is given up, and another asks how far the lane came."""
 
@@ -206,6 +213,7 @@ def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target
     else:
         strike()
     until = time.monotonic() + 60
+    # What is said to be written stays written.
     while connection.reached() != "m2":
         try:
             connection.write(batch(("a", "2")), "m1", "m2")
@@ -334,11 +342,21 @@ def trial(kafka: Kafka, target: KafkaTarget) -> Trial:
     )
 
 
-@pytest.mark.parametrize("lanes", ["many lanes", "one lane"])
-@pytest.mark.parametrize("check", EXACT, ids=name_of)
+# One lane is written by the thread that a trial sees, to its last line: there a crash may come anywhere.
+MANY, ONE = "many lanes", "one lane"
+CRASHING = [check for check in EXACT if "crash" in name_of(check)]
+
+
+@pytest.mark.parametrize(
+    ("check", "lanes"),
+    [
+        *(pytest.param(check, ONE, id=name_of(check)) for check in CRASHING),
+        *(pytest.param(check, MANY, id=name_of(check)) for check in EXACT if check not in CRASHING),
+        *(pytest.param(check, MANY, id=f"{name_of(check)}-{MANY}", marks=pytest.mark.soak) for check in CRASHING),
+    ],
+)
 def test_exactly_once(kafka: Kafka, target: KafkaTarget, check: Check, lanes: str) -> None:
-    # One is written by the thread that the trial sees, to its last line.
-    target.parallel = lanes == "many lanes"
+    target.parallel = lanes == MANY
     check(trial(kafka, target))
 
 

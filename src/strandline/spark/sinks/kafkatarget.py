@@ -219,11 +219,27 @@ class KafkaConnection(Connection):
             self._record.put_lane(producer, self._consumer, self._lane, record)
             failpoints.hit("kafka.marked")
             self._target.cluster.ask(producer.commit_transaction)
+            failpoints.hit("kafka.decided")
+            self._await(record)
         except KafkaException as error:
             raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
         failpoints.hit("kafka.committed")
         self._found, self._is_whole = record, True
         _known[self._key] = record
+
+    def _await(self, record: LaneRecord) -> None:
+        """Wait until it is seen that the transaction is committed.
+
+        Brokers say so when they have decided it, and carry it out a little later. One that was killed in between was
+        seen to forget that, and to abort it with the next.
+        """
+        until = time.monotonic() + self._target.cluster.answer_s
+        while self._record.of_lane(self._consumer) != record:
+            if time.monotonic() > until:
+                raise UnavailableError(
+                    f"{self._writer.label}: Kafka at {self._target.cluster.servers} does not carry out a commit"
+                )
+            time.sleep(0.005)
 
     def close(self) -> None:
         if self._is_whole:
