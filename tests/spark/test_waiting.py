@@ -85,7 +85,9 @@ def test_asked_before_the_job_works(asked: Asked, state: State) -> None:
 
 
 @pytest.mark.parametrize("is_triggered", [False, True])
-@pytest.mark.parametrize("given", [{}, {"progress": lambda stats: None}, {"last": True}], ids=lambda given: next(iter(given), "plain"))
+@pytest.mark.parametrize(
+    "given", [{}, {"progress": lambda stats: None}, {"last": True}], ids=lambda given: next(iter(given), "plain")
+)
 def test_asked_of_an_attempt_that_ends(asked: Asked, is_triggered: bool, given: dict[str, Any]) -> None:
     keepers = asked.begin()
     asking = asked.ask(**given)
