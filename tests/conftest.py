@@ -53,6 +53,14 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have as few processes as may be start a JVM."""
+    from tests.balance import FewSessions
+
+    return FewSessions(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what takes longest first, so that workers are done at the same time."""
     items.sort(key=lambda item: (item.path.stem not in _LONG, item.get_closest_marker("spark") is None))

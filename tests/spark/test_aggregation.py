@@ -18,6 +18,7 @@ from strandline.plan.columns import Columns
 from strandline.spark.base.ddl import ddl_of
 from strandline.spark.lower.reduction import Reduction
 from strandline.types.datatypes import parse_type
+from tests.soak import soaking
 from tests.spark.harness import Case, begin_reducing, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -91,12 +92,15 @@ def plain(rows: Any) -> list[tuple[Any, ...]]:
     return sorted((tuple(map(one, row)) for row in rows), key=repr)
 
 
-@pytest.mark.parametrize("reduce", [True, False])
-def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: bool, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+def test_running_aggregates_are_those_of_a_batch(
+    spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: Any
+) -> None:
+    """Whether Spark aggregates first or not, and when it does no longer."""
     sink = sl.sinks.memory()
     stream = source(spark, case.root / "in").where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
-    begin_reducing(monkeypatch, reduce)
     for part in range(2):
+        begin_reducing(monkeypatch, reduce[part])
         with start(spark, case, (stream, sink)) as run:
             for number in range(2):
                 write_rows(case.root / "in", 2 * part + number, 300, 10)
@@ -129,10 +133,10 @@ def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
                 write_rows(case.root / "in", number, 450, 10 + 15 * number)
             settle(run)
             if part == 1:
-                wanted = [by_window(spark, case, window) for window in WINDOWS]
-                finish(run, case, sinks, [rows.count() for rows in wanted])
+                wanted = [by_window(spark, case, window).collect() for window in WINDOWS]
+                finish(run, case, sinks, [len(rows) for rows in wanted])
     for sink, rows in zip(sinks, wanted, strict=False):
-        assert plain(sink.rows) == plain(rows.collect())
+        assert plain(sink.rows) == plain(rows)
     assert plain(sinks[2].rows) == plain(by_fives(case))
     assert sum(row.n for row in sinks[3].rows) == 1801
     # A burst's last result is the whole of it, whatever came before it.

@@ -14,6 +14,7 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
+from tests.soak import soaking
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 
@@ -77,7 +78,7 @@ def shown(spark: Any, case: Case) -> tuple[Counter[Any], Counter[Any]]:
     return windows, Counter((r["user"], r["total"]) for r in waited)
 
 
-@pytest.mark.parametrize("broken", ["", "keeper", "drain.epoch", "checkpoint.commit_sinks.before"])
+@pytest.mark.parametrize("broken", ["", "drain.epoch", "checkpoint.commit_sinks.before", *soaking(["keeper"])])
 def test_a_source_that_ends_is_drained_exactly_once(spark: Any, case: Case, broken: str) -> None:
     write(case.root / "in", 0, EVENTS)
     dies = str(case.root / "died") if broken == "keeper" else ""

@@ -27,7 +27,7 @@ def wanted(parallelism: int) -> set[tuple[str, int]]:
 
 def test_a_running_job_is_rescaled_and_its_keepers_are_killed(spark: Any, case: Case) -> None:
     with Reader(case):
-        case.add(2)
+        case.add(1)
         with case.job(spark).start(spark) as run:
             settle(run)
             case.add(1)
@@ -68,7 +68,7 @@ def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> N
         return {file.name for file in (case.root / name / "data").iterdir()}
 
     with Reader(case):
-        case.add(2)
+        case.add(1)
         with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1).start(spark) as run:
             assert of(run) == (3, {"profile": 3, "per-kind": 1})
             run.savepoint(case.root / "narrow")
@@ -97,6 +97,7 @@ def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> N
 
 @pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
+    case.short = True
     case.add(2)
     with case.job(spark).start(spark) as run:
         settle(run)
