@@ -85,7 +85,7 @@ class Case:
             restart=restart or sl.Restart.never(),
         )
 
-    def checkpoints(self, every: str | None = "200ms", retain: int = 2, **given: Any) -> sl.Checkpoints:
+    def checkpoints(self, every: str | None = "400ms", retain: int = 2, **given: Any) -> sl.Checkpoints:
         """Return where and when to take checkpoints."""
         return sl.Checkpoints(self.root / "ck", every=every, retain=retain, **given)
 
