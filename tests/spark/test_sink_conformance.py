@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import strandline as sl
+from strandline.spark.sinks import transactional
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from tests.pages import run_page
-from tests.spark import filesinks
+from tests.spark import filesinks, inprocess
 from tests.spark.filesinks import NEED_SPARK, frame
 
 EXACT = (Promise.EXACTLY_ONCE, Promise.TAKES_BACK)
@@ -69,7 +70,6 @@ def parquet(spark: Any, path: Path) -> Trial:
 
 def page(spark: Any, path: Path) -> Trial:
     trial: Trial = run_page("sinks.md", 2)["trial_of"](spark, path)
-    trial.crashes = 4
     return trial
 
 
@@ -84,7 +84,7 @@ WITH_SPARK: Kinds = {
     "foreach": (foreach, (Promise.SEEN,)),
     "foreach_batch": (foreach_batch, (Promise.SEEN,)),
     "noop": (lambda spark, path: Trial(spark, make=sl.sinks.noop), ()),
-    "of the page": (page, (*EXACT, Promise.LASTING)),
+    "of the page": (page, (Promise.SEEN,)),
 }
 
 
@@ -101,6 +101,16 @@ def cases(kinds: Kinds) -> list[Any]:
 def test_a_sink_on_the_driver(tmp_path: Path, make: Make, check: Check) -> None:
     trial = make(None, tmp_path / "place")
     trial.frame, trial.crashes = frame, 60
+    check(trial)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 4 << 20], ids=["by tasks", "by the driver"])
+@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING), ids=name_of)
+def test_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Check, small_bytes: int) -> None:
+    """That of the page, at every line of the sink and of what it has tasks do."""
+    monkeypatch.setattr(transactional, "_SMALL_BYTES", small_bytes)
+    trial = page(inprocess.Session(), tmp_path / "place")
+    trial.crashes = 25
     check(trial)
 
 

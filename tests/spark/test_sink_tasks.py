@@ -14,11 +14,12 @@ import pytest
 from pyspark import TaskContext
 
 import strandline as sl
+from strandline.checkpoint import coordinator
 from strandline.core import failpoints
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.spark.base.said import find_error
 from strandline.spark.job.staging import Staging
-from strandline.spark.sinks import tasks
+from strandline.spark.sinks import tasks, transactional
 from strandline.spark.sinks.base import committables_of
 from tests.pages import run_page
 from tests.spark import small
@@ -159,10 +160,12 @@ def test_what_a_lost_attempt_has_staged_is_never_shown_and_forgotten_by_a_restar
     pending = trial.stage(sink, 1)
     sink.commit(pending)
     trial.expect(1)
-    # As many rows as were shown: each task was through twice.
-    assert sorted(trial.left()) == sorted(trial.visible())
+    staged = [path for path in Path(trial.storage).rglob("*") if path.is_file()]
+    # What was shown is gone, and each task was through twice.
+    assert len(staged) == len(pending)
     trial.start(pending, 1)
     trial.expect(1)
+    assert not [path for path in Path(trial.storage).rglob("*") if path.is_file()]
 
 
 def newest(directory: Path) -> Manifest:
@@ -171,16 +174,24 @@ def newest(directory: Path) -> Manifest:
 
 
 @pytest.mark.spark
-def test_a_checkpoint_lists_every_task_and_the_restart_shows_them(spark: Any, case: Case) -> None:
+@pytest.mark.parametrize("small_bytes", [0, 4 << 20], ids=["by tasks", "by the driver"])
+def test_a_checkpoint_lists_every_task_and_the_restart_shows_them(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
     def fail() -> None:
         raise OSError("the commit fails")
 
     path = case.root / "results.db"
     results = run_page("sinks.md", 2)["Results"]
+    # Each commit by the driver, or by tasks.
+    monkeypatch.setattr(transactional, "_SMALL_BYTES", small_bytes)
 
     def run() -> sl.Run:
         return small.job(
-            sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir, sink=results(path)
+            sl.stream(small.source(spark, case.root / "in")),
+            case.root,
+            case.local_dir,
+            sink=sl.sinks.Transactional(results(path)),
         ).start(spark)
 
     def shown() -> Counter[int]:
@@ -204,6 +215,45 @@ def test_a_checkpoint_lists_every_task_and_the_restart_shows_them(spark: Any, ca
         settle(running)
         assert running.status().restored_from is not None
     assert shown() == Counter({1: 20, 2: 20, 3: 20})
+
+
+@pytest.mark.spark
+def test_a_target_that_is_away_is_caught_up_with_by_a_job_that_goes_on(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, users = case.root / "results.db", [f"u{i}" for i in range(20)]
+    monkeypatch.setattr(coordinator, "_SHOW_AGAIN_MS", 100)
+    sink = sl.sinks.Transactional(run_page("sinks.md", 2)["Results"](path))
+    sink.patience_s = 0.0
+
+    def shown() -> Counter[int]:
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            return Counter(n for (n,) in db.execute("select n from results"))
+
+    stream = sl.stream(small.source(spark, case.root / "in"))
+    with small.job(stream, case.root, case.local_dir, sink=sink).start(spark) as running:
+        away = path.with_suffix(".away")
+        path.rename(away)
+        # No file can be made of that name.
+        path.mkdir()
+        for epoch in range(3):
+            small.write_rows(case.root / "in", epoch, [(user, "x", 1) for user in users])
+            running.process_all_available(60)
+            running.checkpoint(60)
+        (listed,) = newest(case.root / "ck" / "small").sinks
+        assert len(listed.pending) == 6
+        (told,) = running.status().sinks
+        assert (told.rows, told.waiting_rows) == (0, 60)
+        assert "unable to open" in told.failure
+        path.rmdir()
+        away.rename(path)
+        # No checkpoint comes any more: nothing has changed.
+        eventually(lambda: shown() == Counter({1: 20, 2: 20, 3: 20}), "the rows are written", 20)
+        assert running.status().restarts == 0
+        waiting = case.root / "ck" / "small" / "sinks"
+        eventually(lambda: not [found for found in waiting.rglob("*") if found.is_file()], "nothing waits", 20)
+        (told,) = running.status().sinks
+        assert (told.rows, told.waiting_rows, told.failure) == (60, 0, "")
 
 
 @pytest.mark.parametrize("given", [b"bytes", ("a", "b"), ["a", None], 1, [["a"]]])

@@ -117,7 +117,7 @@ def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, 
 
     sink = {
         "files": lambda: sl.sinks.files(str(case.out), format="json"),
-        "tasks": lambda: run_page("sinks.md", 2)["Results"](case.root / "results.db"),
+        "tasks": lambda: sl.sinks.Transactional(run_page("sinks.md", 2)["Results"](case.root / "results.db")),
         "several actions": lambda: sl.sinks.foreach_batch(several),
         "one row only": lambda: sl.sinks.foreach_batch(one_row),
     }[how]()

@@ -27,6 +27,7 @@ from strandline.format.manifest import FileRef, Manifest, OperatorInfo, Partitio
 log = logging.getLogger(__name__)
 
 _CLEAN_AGAIN_MS = 5_000
+_SHOW_AGAIN_MS = 5_000
 
 
 @dataclass
@@ -45,7 +46,8 @@ class Coordinator:
     _next_id: CheckpointId
     _restored: Manifest | None
     _operators: Sequence[OperatorInfo]
-    _commit_sinks: Callable[[Manifest], None]
+    _commit_sinks: Callable[[Manifest], bool | None]
+    """Shows what a checkpoint lists; returns True if some of it has to wait: what a sink writes to may be away."""
     _depends_on: str = ""
     """Where somebody else's snapshot is that this run began with; "" once there is a checkpoint of its own."""
     _holds: Holds = field(default_factory=Holds)
@@ -68,6 +70,9 @@ class Coordinator:
         self._last_trigger_ms = self._clock.monotonic_ms()
         self._last_end_ms = -float("inf")
         self._clean_from_ms = -float("inf")
+        self._unshown: Manifest | None = None
+        """The newest checkpoint, while sinks do not show all of it."""
+        self._show_from_ms = -float("inf")
         self._history = History(Counts(restored=1 if self._restored is not None or self._depends_on else 0))
 
     @property
@@ -91,6 +96,11 @@ class Coordinator:
         """The checkpoint that was triggered and has not ended."""
         with self._lock:
             return self._pending.checkpoint if self._pending else None
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether sinks show everything that the newest checkpoint lists."""
+        return self._unshown is None
 
     @property
     def next_id(self) -> CheckpointId:
@@ -280,6 +290,7 @@ class Coordinator:
         """
         with self._advancing:
             self._clean()
+            self._show_rest()
             with self._lock:
                 pending = self._pending
                 if pending is None:
@@ -309,6 +320,16 @@ class Coordinator:
         if self._clock.monotonic_ms() >= self._clean_from_ms and not self._retention.clean():
             self._clean_from_ms = self._clock.monotonic_ms() + _CLEAN_AGAIN_MS
 
+    def _show_rest(self) -> None:
+        """Try again to show what sinks could not, whether or not there will be another checkpoint."""
+        if self._unshown is not None and self._clock.monotonic_ms() >= self._show_from_ms:
+            self._claim.check()
+            self._show(self._unshown)
+
+    def _show(self, manifest: Manifest) -> None:
+        self._unshown = manifest if self._commit_sinks(manifest) else None
+        self._show_from_ms = self._clock.monotonic_ms() + _SHOW_AGAIN_MS
+
     def _commit(self, pending: Pending) -> CheckpointId | None:
         """Make a checkpoint that waits for nothing the job's newest. Each step may be the last before a crash."""
         manifest = pending.manifest = pending.manifest or self._manifest(pending)
@@ -337,7 +358,7 @@ class Coordinator:
             # 5. Only the owner makes results visible. What fails here is done again by the restore.
             self._claim.check()
             hit("checkpoint.commit_sinks.before")
-            self._commit_sinks(manifest)
+            self._show(manifest)
             hit("checkpoint.commit_sinks.after")
         except Exception as error:
             resolve(pending.waiting, error)

@@ -18,6 +18,8 @@ _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 GENERATIONS = "generations"
 START_PATH = f"{GENERATIONS}/start"
 """Where the job's sources began, before its first checkpoint."""
+SINKS = "sinks"
+"""The folder of rows that sinks have staged, and that wait for their way into what they write to."""
 _SHARED = re.compile(r"shared/[^/]+/[^/]+")
 _PROBE = f"{GENERATIONS}/probe-"
 

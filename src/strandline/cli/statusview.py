@@ -12,7 +12,7 @@ from strandline.cli.liveline import checkpoint_text, watermark_text
 from strandline.cli.output import add_row, age_text, console, duration_text, rate_text, size_text, table, time_text
 from strandline.control.client import Driver
 from strandline.control.journal import Record
-from strandline.control.status import SourceStatus, Status
+from strandline.control.status import SinkStatus, SourceStatus, Status
 
 STATE_STYLES = {
     "running": "green", "starting": "yellow", "restarting": "yellow", "rescaling": "yellow", "failed": "bold red",
@@ -34,6 +34,8 @@ def print_status(driver: Driver, found: Status) -> None:
     console().print(made)
     if found.source_progress:
         _print_sources(found.source_progress)
+    if found.sinks:
+        _print_sinks(found.sinks)
     if found.keepers:
         _print_keepers(found)
 
@@ -84,6 +86,15 @@ def _print_sources(sources: list[SourceStatus]) -> None:
     made = table("source", "what it is", "behind", "read to")
     for one in sources:
         add_row(made, one.name or "-", one.what or "-", behind_text(one), _offsets_text(one.read_to))
+    console().print(made)
+
+
+def _print_sinks(sinks: list[SinkStatus]) -> None:
+    made = table("sink", "delivered", "refused", "waits", "why", right=("delivered", "refused"))
+    for one in sinks:
+        size, age = size_text(one.waiting_bytes), age_text(one.waiting_ms / 1000)
+        waits = f"{one.waiting_rows:,} rows, {size}, for {age}" if one.waiting_rows else "nothing"
+        add_row(made, one.name, f"{one.rows:,}", f"{one.refused_rows:,}", waits, one.failure or "-")
     console().print(made)
 
 

@@ -59,6 +59,24 @@ class SourceStatus:
 
 
 @dataclass(frozen=True)
+class SinkStatus:
+    """One sink that writes to another system: what is there, and what waits for it."""
+
+    name: str
+    rows: int = 0
+    """How many this run has delivered, since its last start or restart."""
+    refused_rows: int = 0
+    """How many of those the target refused, where `on_error` lets the job go on."""
+    waiting_rows: int = 0
+    """How many a checkpoint has listed that are not delivered: what they go to did not take them."""
+    waiting_bytes: int = 0
+    waiting_ms: int = 0
+    """For how long the oldest of them has waited."""
+    failure: str = ""
+    """Why they wait."""
+
+
+@dataclass(frozen=True)
 class OperatorStatus:
     """One keyed operator, as it runs."""
 
@@ -133,4 +151,6 @@ class Status:
     """Events that functions failed for, and that `on_error` has left out, in the job's whole life."""
     source_progress: list[SourceStatus] = field(default_factory=list)
     """How far each source was read."""
+    sinks: list[SinkStatus] = field(default_factory=list)
+    """What waits in sinks that write to other systems."""
     keepers: list[KeeperStatus] = field(default_factory=list)

@@ -18,7 +18,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.retention import Holds
-from strandline.control.status import SourceStatus
+from strandline.control.status import SinkStatus, SourceStatus
 from strandline.control.telling import tell
 from strandline.core.clock import Clock
 from strandline.core.errors import UnavailableError
@@ -42,6 +42,8 @@ _LOOK_S = 0.01
 _QUERY_LOOK_S = 0.2
 _IDLE_S = 0.15
 _FENCE_LOOK_S = 5.0
+_UNSHOWN_S = 60.0
+"""For how long a job that has come to its end waits for what it writes to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Attempt:
     _final: Future[CheckpointId] | None = field(default=None, init=False)
     _has_told: bool = field(default=False, init=False)
     _has_released: bool = field(default=False, init=False)
+    _unshown_since: float = field(default=0.0, init=False)
     _finished_us: int | None = field(default=None, init=False)
     """When the source was found to have ended: timers that are set for later do not fire any more."""
 
@@ -173,6 +176,10 @@ class Attempt:
     def look_at_sources(self) -> list[SourceStatus]:
         """Return how far each source is, and what waits there."""
         return self._lag.look(self.query)
+
+    def look_at_sinks(self) -> list[SinkStatus]:
+        """Return what waits in sinks that write to other systems."""
+        return [said for _, sink, _ in self._b.plan.sinks if (said := sink.status()) is not None]
 
     def table(self, name: str) -> Table:
         """Return a table of state that can be looked into; raise NotFoundError, with what there is."""
@@ -253,9 +260,25 @@ class Attempt:
             self._final = self.coordinator.request()
         if not self._final.done():
             return False
-        final, self._final = self._final.result(), None
+        final = self._final.result()
+        if not self._is_all_shown():
+            return False
+        self._final = None
         # A timer may have fired since it was triggered: when a source is idle for long enough, its watermark moves.
         return any(c.checkpoint == final and c.epoch == self.driver.progress.epoch for c in self.coordinator.history)
+
+    def _is_all_shown(self) -> bool:
+        """Whether the sinks show what there is; where one cannot, the run does not end as if it had."""
+        if self.coordinator.shows_all:
+            return True
+        now = time.monotonic()
+        self._unshown_since = self._unshown_since or now
+        if now - self._unshown_since > _UNSHOWN_S:
+            raise UnavailableError(
+                f"job '{self._b.name}' has come to its end, and what it writes to does not take its last rows",
+                hint="they wait in the checkpoints' storage, and are written when the job is started again",
+            )
+        return False
 
 
 def end(

@@ -56,12 +56,16 @@ class Staging:
         with self._lock:
             return [SinkInfo(name=name, pending=list(texts)) for name, texts in self._staged.items()]
 
-    def commit(self, manifest: Manifest) -> None:
-        """Show what a published checkpoint lists."""
+    def commit(self, manifest: Manifest) -> bool:
+        """Show what a published checkpoint lists; return True if some of it has to wait, for what is away."""
         listed = {sink.name: sink.pending for sink in manifest.sinks}
+        has_left = False
         for name, sink in self._sinks:
-            sink.commit(listed.get(name, []))
-        with self._lock:
-            for name, texts in listed.items():
-                for text in texts:
-                    self._staged.get(name, {}).pop(text, None)
+            mine = listed.get(name, [])
+            left = set(sink.commit(mine) or ())
+            has_left = has_left or bool(left)
+            with self._lock:
+                for text in mine:
+                    if text not in left:
+                        self._staged[name].pop(text, None)
+        return has_left

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from pyspark.sql.streaming.query import StreamingQuery
 
 from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
+from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.start import Start, load_start
 from strandline.control.telling import tell_everybody
 from strandline.core import failpoints
@@ -42,6 +44,7 @@ from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
+from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -245,8 +248,13 @@ class Starting:
         b, manifest = self._b, origin.manifest
         return SinkContext(
             b.spark, b.name, life, generation, name, b.settings.fsync, origin.text(b.jobdir.url),
-            manifest.life if manifest else "", manifest.epoch if manifest else 0,
+            manifest.life if manifest else "", manifest.epoch if manifest else 0, self._sinks_place(),
         )  # fmt: skip
+
+    def _sinks_place(self) -> Place:
+        b = self._b
+        place = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
+        return structs.replace(place, path=f"{place.path}/{SINKS}" if place.path else SINKS)
 
     def _load_start(self, manifest: Manifest | None) -> Start | None:
         """Return where the job's life began, when there is no snapshot that says how far it came."""

@@ -37,6 +37,7 @@ def status_of_attempt(attempt: Attempt, *, sources: bool) -> dict[str, Any]:
         "depends_on": coordinator.depends_on,
         "uncovered_ms": coordinator.uncovered_ms,
         "source_progress": attempt.look_at_sources() if sources else [],
+        "sinks": attempt.look_at_sinks(),
         **status_of_epochs(attempt.driver),
     }
 

@@ -7,11 +7,15 @@ failure. Your own derive from `Sink`, may write on the executors with `write_tas
 """
 
 from strandline.spark.sinks.base import Committables, Sink, SinkContext
+from strandline.spark.sinks.deliver import DeliverSink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sinks.simple import ConsoleSink, ForeachBatchSink, ForeachSink, MemorySink, NoopSink
+from strandline.spark.sinks.target import Connection, Rows, Target, Writer
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
+from strandline.spark.sinks.transactional import Transactional
 
 console = ConsoleSink
+deliver = DeliverSink
 files = FileSink
 foreach = ForeachSink
 foreach_batch = ForeachBatchSink
@@ -20,10 +24,16 @@ noop = NoopSink
 
 __all__ = [
     "Committables",
+    "Connection",
+    "Rows",
     "Sink",
     "SinkContext",
+    "Target",
     "TaskAttempt",
+    "Transactional",
+    "Writer",
     "console",
+    "deliver",
     "files",
     "foreach",
     "foreach_batch",

@@ -10,8 +10,10 @@ from typing import Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
+from strandline.control.status import SinkStatus
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
+from strandline.storage.place import Place
 
 Visibility = Literal["checkpoint", "epoch"]
 
@@ -37,6 +39,8 @@ class SinkContext:
     """Where a snapshot is restored: the life that it is of. What that life had shown by then does not come again."""
     from_epoch: int = 0
     """Of which epoch the snapshot is."""
+    staging: Place | None = None
+    """Where rows may wait until they are delivered: all machines of the job reach it."""
 
     @property
     def identity(self) -> str:
@@ -47,6 +51,10 @@ class SinkContext:
 class Sink(ABC):
     """A place for results. Derive from it to write your own; every step may be repeated and must be idempotent."""
 
+    patience_s: float = 5.0
+    """For how long a commit may wait for what rows go to, where a sink waits at all: the job's next checkpoint does."""
+    start_patience_s: float = 30.0
+    """And for how long a start may."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
 
@@ -80,13 +88,17 @@ class Sink(ABC):
         executor. An epoch may be written again in the same run: what was staged of it before is in no checkpoint.
         """
 
-    def commit(self, pending: Sequence[str]) -> None:
+    def commit(self, pending: Sequence[str]) -> Sequence[str] | None:
         """Make staged rows visible, in this order. Called once the checkpoint that lists them is published.
+
+        Those that cannot be shown now, since what they go to is away, may be returned: they are listed by the next
+        checkpoints, too, and come again.
 
         Committables may come again, here and in `recover`. Runs in another thread than `write`, and at the same time.
         """
         if pending:
             raise NotImplementedError(f"{type(self).__name__} stages rows and does not define commit")
+        return None
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
         """After a restore: commit what the checkpoint lists as pending, forget everything later than `epoch`.
@@ -96,6 +108,10 @@ class Sink(ABC):
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
         """
         self.commit(pending)
+
+    def status(self) -> SinkStatus | None:
+        """Return what is delivered and what waits, in any thread; None if that says nothing of this sink."""
+        return None
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the run held, if it was opened."""

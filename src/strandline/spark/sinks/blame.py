@@ -33,7 +33,7 @@ def named(error: Exception, sink: str, epoch: Epoch | None = None) -> BaseExcept
     if type(found) is SparkError and epoch is not None:
         # It may be the sink's, or that of the steps before it, which run only now.
         where = f"while the rows of epoch {epoch} were made and given to sink '{sink}'"
-    lines = _users_lines(error.__traceback__)
+    lines = users_lines(error.__traceback__)
     at = f" (at {lines[-1].strip()})" if lines else ""
     if isinstance(found, StrandlineError):
         renamed = type(found)(
@@ -72,10 +72,10 @@ class ForEach:
                 except Exception as error:
                     name = getattr(self.function, "__name__", type(self.function).__name__)
                     where = f"sink '{self.sink}': its function {name}"
-                    raise raised(where, error, _users_lines(error.__traceback__), row) from error
+                    raise raised(where, error, users_lines(error.__traceback__), row) from error
 
 
-def _users_lines(trace: TracebackType | None) -> list[str]:
+def users_lines(trace: TracebackType | None) -> list[str]:
     """Return the places in the user's own code that a traceback leads through."""
     frames = traceback.extract_tb(trace)
     own = [frame for frame in frames if not any(part in frame.filename for part in _OURS)]

@@ -16,6 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 
+from strandline.core.errors import UnavailableError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.trial import Steps, Trial, failing_once, noting_ends
 
@@ -31,6 +32,7 @@ class Promise(Enum):
     SEEN = "every row can be seen, at least once, when its epoch is committed"
     EXACTLY_ONCE = "and not before; exactly once, whatever crashed: `visibility` is 'checkpoint'"
     LASTING = "what is staged and shown outlives its driver, in a place for several drivers, jobs and sinks"
+    WAITS = "its rows wait while what they go to is away, and come when it is back: the trial says how to take it away"
     TAKES_BACK = "rows that a checkpoint has shown disappear with a restore to one before it"
 
 
@@ -40,7 +42,7 @@ _CHECKS: list[tuple[Promise | None, Check]] = []
 def checks(*promises: Promise) -> list[Check]:
     """Return the checks of a sink that promises this. Whoever promises more also promises the first ones."""
     kept = {None, *promises}
-    if kept & {Promise.LASTING, Promise.TAKES_BACK}:
+    if kept & {Promise.LASTING, Promise.WAITS, Promise.TAKES_BACK}:
         kept.add(Promise.EXACTLY_ONCE)
     if Promise.EXACTLY_ONCE in kept:
         kept.add(Promise.SEEN)
@@ -296,6 +298,53 @@ def lives_and_sinks_share_a_place(trial: Trial) -> None:
     mine.commit(second)
     trial.start(second, 2)
     trial.expect(1, 2, (1, 1), (1, 2))
+
+
+# -- WAITS
+
+
+@_needs(Promise.WAITS)
+def a_target_that_is_away_is_caught_up_with(trial: Trial) -> None:
+    """The job goes on meanwhile, and may be restarted; it begins again only when what its checkpoint lists is there."""
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    sink.commit(first)
+    second = trial.stage(sink, 2)
+    with trial.away():
+        assert list(sink.commit(second) or ()) == second
+        third = trial.stage(sink, 3)
+        assert list(sink.commit([*second, *third]) or ()) == [*second, *third]
+        try:
+            trial.start([*second, *third], 3)
+        except UnavailableError:
+            pass
+        else:
+            raise AssertionError("a run began without what its checkpoint lists: expected UnavailableError")
+    trial.expect(1)
+    sink = trial.start([*second, *third], 3)
+    trial.expect(1, 2, 3)
+    fourth = trial.stage(sink, 4)
+    with trial.away():
+        assert list(sink.commit(fourth) or ()) == fourth
+    assert not sink.commit([*fourth, *trial.stage(sink, 5)])
+    trial.expect(1, 2, 3, 4, 5)
+
+
+@_needs(Promise.WAITS)
+def an_answer_that_is_lost_is_asked_for(trial: Trial) -> None:
+    """The target has done the work, and nobody is told: it counts once, in a run that goes on and after a restart."""
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    with trial.mute(), suppress(Exception):
+        sink.commit(first)
+    trial.expect_none_twice()
+    sink.commit(first)
+    trial.expect(1)
+    second = trial.stage(sink, 2)
+    with trial.mute(), suppress(Exception):
+        sink.commit(second)
+    trial.start(second, 2)
+    trial.expect(1, 2)
 
 
 # -- TAKES_BACK

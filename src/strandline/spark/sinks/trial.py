@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import linecache
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from inspect import isfunction
 from pathlib import Path
+from tempfile import mkdtemp
 from types import FrameType
 from typing import Any
+from weakref import finalize
 
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
@@ -20,8 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation, unique_name
 from strandline.spark.sinks.base import Sink, SinkContext, committables_of
+from strandline.storage.place import Place
 
 TASKS = 3
+_PATIENCE_S = 0.5
 _ROWS = 6
 
 
@@ -79,15 +84,28 @@ class Trial:
     left: Callable[[], Any] = tuple
     """What is staged, of any run; after a restart it must be nothing: empty, zero or None."""
     frame: Callable[[SparkSession, range, int], DataFrame] = frame_of
+    away: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Takes what rows go to away, for as long as the context lasts: nobody reaches it."""
+    mute: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Meanwhile, what rows go to does what it is asked to, and its answers are lost, at least that to a commit."""
     crashes: int = 8
     """At how many of a step's lines to crash, at most."""
     generation: int = field(default=0, init=False)
+    storage: str = field(default_factory=lambda: mkdtemp(prefix="strandline-trial-"), init=False)
+    """What stands for the checkpoints' storage, for sinks whose rows wait there."""
+
+    def __post_init__(self) -> None:
+        finalize(self, shutil.rmtree, self.storage, ignore_errors=True)
 
     def open(self, made: Sink | None = None, *, life: str = "life", name: str = "out") -> Sink:
         """Return the sink, or this object again, opened for the next generation of a job."""
         self.generation += 1
         made = made or self.make()
-        made.open(SinkContext(self.spark, "job", life, Generation(self.generation), name, fsync=False))
+        # A trial has no hour to wait.
+        made.patience_s = made.start_patience_s = _PATIENCE_S
+        place = Place(url=self.storage, path="sinks", fsync=False)
+        generation = Generation(self.generation)
+        made.open(SinkContext(self.spark, "job", life, generation, name, fsync=False, staging=place))
         return made
 
     def start(self, pending: Sequence[str] = (), epoch: int = 0, made: Sink | None = None) -> Sink:

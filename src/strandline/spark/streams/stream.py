@@ -27,6 +27,7 @@ from strandline.runtime.operators.asof import AsOfHow
 from strandline.runtime.operators.joins import Bounds, How
 from strandline.runtime.operators.windows.operator import Rules
 from strandline.spark.sinks.base import Sink
+from strandline.spark.sinks.target import Target
 from strandline.spark.sources.checks import check_source, check_source_name
 from strandline.spark.sources.files import Cleaning
 from strandline.spark.streams.frames import read
@@ -105,9 +106,9 @@ class Stream(Steps):
     def to(self, sink: Sink) -> Output:
         """Send the stream into a sink."""
         if not isinstance(sink, Sink):
-            raise ConfigurationError(
-                f"to() was given {sink!r}, expected a sink", hint="take one from strandline.sinks, for example files()"
-            )
+            is_target = isinstance(sink, Target)
+            hint = "write sinks.Transactional(target)" if is_target else "take one from sl.sinks, for example files()"
+            raise ConfigurationError(f"to() was given {sink!r}, expected a sink", hint=hint)
         output = Output(self, sink)
         for source in sources_of(self._node):
             source.outputs.append(output)

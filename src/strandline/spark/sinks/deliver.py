@@ -1,0 +1,152 @@
+"""Delivery by a function, for what has no transactions: HTTP, a queue. At least once, with a stable id for each row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+
+from strandline.api.badrecords import Then
+from strandline.checkpoint.folder import Folder, folder_at
+from strandline.core.errors import ConfigurationError, FencedError, NotFoundError
+from strandline.core.settings import parse_duration_ms
+from strandline.format.frame import frame, unframe
+from strandline.plan.callables import check_function, check_shippable
+from strandline.spark.sinks.blame import raised, users_lines
+from strandline.spark.sinks.target import Connection, Rows, Target, Writer
+from strandline.spark.sinks.transactional import Transactional
+
+_MAGIC = b"SLSMARK1"
+_VERSION = 1
+_LONGEST_PAUSE_S = 10.0
+
+Deliver = Callable[[list[Row], list[str]], Any]
+
+
+class DeliverSink(Transactional):
+    """Call `function(rows, ids)` for rows that a checkpoint has, on the executors, until it returns: at least once.
+
+    `ids` names each row, and is the same whenever the row comes again, in this run or a later one: give it to what you
+    call as an idempotency key. At most `batch_size` rows come at once, in order within a partition. An error is tried
+    again `attempts` times, with growing pauses from `pause` on; then it ends the job, unless `on_error` says otherwise.
+    Errors that are in `passing` never do: the rows wait, and the job goes on, for as long as it takes.
+    """
+
+    def __init__(
+        self,
+        function: Deliver,
+        *,
+        batch_size: int = 100,
+        attempts: int = 5,
+        pause: str = "200 ms",
+        passing: Sequence[type[Exception]] = (ConnectionError, TimeoutError),
+        on_error: Then = "fail",
+        dead_letters: str | Path | None = None,
+        name: str | None = None,
+        staging: str | Path | None = None,
+        storage_options: dict[str, str] | None = None,
+    ) -> None:
+        where = "sinks.deliver()"
+        check_function(f"{where}: the function", function, ["rows", "ids"])
+        check_shippable(f"{where}: the function", function)
+        for what, value in (("batch_size", batch_size), ("attempts", attempts)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigurationError(f"{where}: {what} is {value!r}, expected 1 or more")
+        passing = tuple(passing)
+        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in passing):
+            raise ConfigurationError(f"{where}: passing is {passing!r:.300}, expected types of exceptions")
+        pause_s = parse_duration_ms(pause, f"{where}: pause") / 1000
+        super().__init__(
+            _Called(function, batch_size, attempts, pause_s, passing, on_error == "fail"),
+            name=name, staging=staging, on_error=on_error, dead_letters=dead_letters, storage_options=storage_options,
+        )  # fmt: skip
+
+
+class _Called(Target):
+    refusing = (Exception,)
+
+    def __init__(
+        self, function: Deliver, batch_size: int, attempts: int, pause_s: float, passing: tuple[type[Exception], ...],
+        ends: bool,
+    ) -> None:  # fmt: skip
+        self.function, self.attempts, self.pause_s, self.passing = function, attempts, pause_s, passing
+        self.ends = ends
+        """Whether what it raises ends the job; else rows are tried in halves, to find the one that it is for."""
+        # How far it came is on record after each call.
+        self.max_rows = batch_size
+
+    def claim(self, writer: Writer) -> None:
+        folder = folder_at(writer.storage)
+        if (newest := _read(folder, _claim_path(writer))) and int(newest) > writer.generation:
+            raise FencedError(f"{writer.label}: a newer driver of the job is at work")
+        _put(folder, _claim_path(writer), str(writer.generation))
+
+    def connect(self, writer: Writer, lane: int) -> Connection:
+        return _Calling(self, writer, lane)
+
+
+@dataclass
+class _Calling(Connection):
+    target: _Called
+    writer: Writer
+    lane: int
+
+    def __post_init__(self) -> None:
+        self._folder = folder_at(self.writer.storage)
+        self._path = f"{self.writer.sink}/lanes/{self.lane}"
+
+    def reached(self) -> str | None:
+        return _read(self._folder, self._path)
+
+    def write_rows(self, rows: Rows, since: str | None, mark: str) -> None:
+        newest = _read(self._folder, _claim_path(self.writer))
+        if newest and int(newest) > self.writer.generation:
+            raise FencedError(f"{self.writer.label}: a newer driver of the job is at work")
+        made = Row(*rows.batches[0].schema.names)
+        columns = ([c.to_pylist() for c in batch.columns] for batch in rows.batches)
+        self._call([made(*values) for found in columns for values in zip(*found, strict=True)], rows.ids)
+        _put(self._folder, self._path, mark)
+
+    def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
+        assert not batches, "rows come with their names"
+        _put(self._folder, self._path, mark)
+
+    def _call(self, rows: list[Row], ids: list[str]) -> None:
+        target, pause_s = self.target, self.target.pause_s
+        attempts = target.attempts if target.ends or len(rows) == 1 else 1
+        for attempt in range(1, attempts + 1):
+            try:
+                target.function(rows, ids)
+                return
+            except Exception as error:
+                if target.may_pass(error):
+                    raise
+                if attempt == attempts:
+                    if not target.ends:
+                        raise
+                    name = getattr(target.function, "__name__", type(target.function).__name__)
+                    where = f"{self.writer.label}: its function {name}, called {attempts} times with {len(rows)} rows,"
+                    raise raised(where, error, users_lines(error.__traceback__)) from error
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _claim_path(writer: Writer) -> str:
+    return f"{writer.sink}/claim"
+
+
+def _read(folder: Folder, path: str) -> str | None:
+    try:
+        data = folder.get(path)
+    except NotFoundError:
+        return None
+    return unframe(data, _MAGIC, _VERSION, f"{folder.url}/{path}").decode()
+
+
+def _put(folder: Folder, path: str, text: str) -> None:
+    folder.put(path, frame(_MAGIC, _VERSION, text.encode()))

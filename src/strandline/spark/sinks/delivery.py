@@ -1,0 +1,164 @@
+"""From staged rows to a target, in a task or on the driver: what is on record there is not written again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from strandline.checkpoint.folder import Folder, folder_at
+from strandline.core import failpoints
+from strandline.core.errors import ConflictError, CorruptionError, SinkError, StrandlineError
+from strandline.core.failure import shortened
+from strandline.spark.base.marks import Seal, marking
+from strandline.spark.sinks.refused import Refusals
+from strandline.spark.sinks.target import Connection, Target, Writer
+from strandline.spark.sinks.waiting import Part, Waiting, rests
+from strandline.storage.place import Place
+
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """What became of a lane's pieces."""
+
+    rows: int
+    refused: int
+    failure: str = ""
+    """Why those that are left have to wait, if any are."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Writes what is staged into a target, a lane at a time. It goes to the executors."""
+
+    target: Target
+    writer: Writer
+    place: Place
+    refusals: Refusals
+    patience_s: float
+    """For how long a target that does not answer is tried again, before its rows wait for another time."""
+
+    def deliver(self, lane: int, waiting: Sequence[Waiting]) -> Delivered:
+        """Write what the lane's record in the target does not have yet."""
+        folder, rows, refused = folder_at(self.place), 0, 0
+        delay_s, until = _FIRST_DELAY_S, time.monotonic() + self.patience_s
+        while True:
+            one = _Lane(self, lane, folder)
+            try:
+                for written, is_refused in one.write(waiting):
+                    rows, refused = rows + written, refused + is_refused
+                    until = time.monotonic() + self.patience_s
+                return Delivered(rows, refused)
+            except Exception as error:
+                if not isinstance(error, ConflictError) and not self.target.may_pass(error):
+                    raise self._named(error) from error
+                if time.monotonic() + delay_s > until:
+                    return Delivered(rows, refused, shortened(f"{type(error).__name__}: {error}".strip()))
+            finally:
+                one.close()
+            # Another connection asks how far it came: an answer may have been lost.
+            time.sleep(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _named(self, error: Exception) -> Exception:
+        if isinstance(error, StrandlineError):
+            return error
+        return SinkError(
+            f"{self.writer.label}: the target refused: {shortened(f'{type(error).__name__}: {error}')}",
+            hint="the rows stay staged, and are tried again with the next start; on_error='dead-letter' goes on "
+            "without those that are refused",
+            discreet=f"{self.writer.label}: the target refused: {type(error).__name__}",
+        )
+
+
+class _Lane:
+    """One way through what waits for a lane."""
+
+    def __init__(self, delivery: Delivery, lane: int, folder: Folder) -> None:
+        self._d, self._lane, self._folder = delivery, lane, folder
+        self._connection: Connection | None = None
+
+    def close(self) -> None:
+        # What closes badly has failed before, or has nothing more to say.
+        with suppress(Exception):
+            if self._connection is not None:
+                self._connection.close()
+        self._connection = None
+
+    def write(self, waiting: Sequence[Waiting]) -> Iterator[tuple[int, int]]:
+        """Write what lies behind the lane's mark; of each transaction, give how many rows it wrote, and set aside."""
+        connection, target = self._connect(), self._d.target
+        since = connection.reached()
+        for rest in rests(waiting, since, target.max_rows, target.max_bytes):
+            try:
+                part = Part.read(rest, self._folder, self._d.writer.label)
+            except CorruptionError:
+                # Unless somebody else was faster, and took the files away.
+                if connection.reached() == since:
+                    raise
+                raise self._overtaken() from None
+            size = self._d.target.max_rows
+            left = [(start, min(start + size, part.rows)) for start in range(0, part.rows, size)][::-1]
+            while left:
+                start, stop = left.pop()
+                mark = part.mark(stop)
+                try:
+                    failpoints.hit("sink.deliver.before")
+                    connection.write_rows(part.cut(self._d.writer.sink, start, stop), since, mark)
+                    failpoints.hit("sink.deliver.after")
+                    yield stop - start, 0
+                except Exception as error:
+                    if not self._d.refusals.takes(target, error):
+                        raise
+                    self.close()
+                    connection = self._connect()
+                    if connection.reached() != since:
+                        raise self._overtaken() from None
+                    if stop - start > 1:
+                        # It does not say which of them.
+                        middle = (start + stop) // 2
+                        left += [(middle, stop), (start, middle)]
+                        continue
+                    self._d.refusals.put(self._d.writer, part.cut(self._d.writer.sink, start, stop), error)
+                    connection.write([], since, mark)
+                    yield 0, 1
+                since = mark
+
+    def _connect(self) -> Connection:
+        self._connection = self._d.target.connect(self._d.writer, self._lane)
+        return self._connection
+
+    def _overtaken(self) -> ConflictError:
+        return ConflictError(f"{self._d.writer.label}: another task writes this lane")
+
+
+DELIVERED = "lane int, rows bigint, refused bigint, failure string"
+
+
+@dataclass(frozen=True)
+class DeliverLanes:
+    """What runs in tasks, whose rows are the lanes' numbers."""
+
+    seal: Seal
+    delivery: Delivery
+    lanes: dict[int, Sequence[Waiting]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        order = sorted(self.lanes)
+        for batch in batches:
+            with marking(self.seal):
+                lanes = [order[at] for at in batch[0].to_pylist()]
+                done = [(lane, self.delivery.deliver(lane, self.lanes[lane])) for lane in lanes]
+            columns = [
+                pa.array([lane for lane, _ in done], pa.int32()),
+                pa.array([found.rows for _, found in done], pa.int64()),
+                pa.array([found.refused for _, found in done], pa.int64()),
+                pa.array([found.failure for _, found in done], pa.string()),
+            ]
+            yield pa.RecordBatch.from_arrays(columns, ["lane", "rows", "refused", "failure"])

@@ -1,0 +1,215 @@
+"""Exactly once into systems with transactions, none of which is open for longer than it takes to write.
+
+The write-ahead log is the checkpoint: an epoch's rows are staged in its storage, the manifest lists them, and once it
+is published they are written to the target in short transactions, each with the record of how far it came. A restore
+reads that record and does the rest. So nothing depends on how long a job was away, and a target that was is caught up
+with: its rows wait in storage meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, get_args
+
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from strandline.api.badrecords import Then
+from strandline.checkpoint.folder import folder_at
+from strandline.control.status import SinkStatus
+from strandline.core import failpoints
+from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.ids import Epoch
+from strandline.plan.callables import check_shippable
+from strandline.spark.base.mapping import map_batches
+from strandline.spark.base.marks import SEAL
+from strandline.spark.base.said import find_error
+from strandline.spark.sinks.base import Sink, SinkContext
+from strandline.spark.sinks.delivery import DELIVERED, Delivered, DeliverLanes, Delivery
+from strandline.spark.sinks.refused import Refusals
+from strandline.spark.sinks.target import Target, Writer
+from strandline.spark.sinks.tasks import write_tasks
+from strandline.spark.sinks.waiting import StageRows, Waiting, generation_in, staged_of, waiting_in
+from strandline.storage.place import Place
+
+log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 4 << 20
+"""Up to so much the driver writes itself: a Spark job takes longer to begin."""
+_THREADS = 8
+
+
+class Transactional(Sink):
+    """Write rows into a `Target` exactly once: visible there when the checkpoint after them completes, or later.
+
+    Rows of a key stay in order if they come from a keyed operator with nothing in between that shuffles. A job that is
+    restored to an older checkpoint goes on from there, and what the target has been given since stays: give such a job
+    a target whose rows it may replace, by their keys.
+
+    `staging` is where rows wait, if not in the checkpoints' storage: a directory or url that all machines reach.
+
+    A row that the target refuses ends the job, unless `on_error` is `"skip"` or `"dead-letter"`: then the job goes on
+    without it, and `dead_letters`, a directory or url, has it as a file of JSON with the columns of all dead letters.
+    `storage_options` are those of both places.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        name: str | None = None,
+        staging: str | Path | None = None,
+        on_error: Then = "fail",
+        dead_letters: str | Path | None = None,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name=name, visibility="checkpoint")
+        if not isinstance(target, Target):
+            raise ConfigurationError(f"sinks.Transactional(): target is {target!r:.200}, expected a sinks.Target")
+        check_shippable(f"sinks.Transactional(): the target {type(target).__name__}", target)
+        self.target = target
+        self.on_error = _checked(on_error, target, dead_letters)
+        self._dead_letters = None if dead_letters is None else os.fspath(dead_letters)
+        self._staging = None if staging is None else os.fspath(staging)
+        self._options = dict(storage_options or {})
+        self._context: SinkContext | None = None
+        self._told: SinkStatus | None = None
+        self._rows = self._refused = 0
+        self._late_since = 0.0
+
+    def try_out(self, empty: DataFrame) -> None:
+        self.target.try_out(to_arrow_schema(empty.schema))
+
+    def open(self, context: SinkContext) -> None:
+        if self._staging is not None:
+            self._place = Place(url=self._staging, path="", options=self._options, fsync=context.fsync)
+        elif context.staging is not None:
+            self._place = context.staging
+        else:
+            raise ConfigurationError(
+                f"sink '{context.sink}': there is no storage for the rows that wait",
+                hint="give the job checkpoints=, or the sink staging=",
+            )
+        self._context = context
+        self._sink = context.identity
+        self._writer = Writer(self._sink, context.generation, context.sink, context.job, self._place)
+        aside = None if self._dead_letters is None else Place(
+            url=self._dead_letters, options=self._options, fsync=context.fsync
+        )  # fmt: skip
+        self._refusals = Refusals(self.on_error, aside)
+        self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
+
+    def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
+        context = self._opened
+        return write_tasks(df, StageRows(self._place, self._sink, context.generation, epoch))
+
+    def commit(self, pending: Sequence[str]) -> Sequence[str]:
+        left, why = self._deliver(pending, self.patience_s)
+        now = time.monotonic()
+        pieces = [piece for text in left for piece in staged_of(text, self._writer.label).pieces]
+        rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
+        if left and not self._late_since:
+            self._late_since = now
+            log.warning("%s: %s rows wait in storage, and the job goes on: %s", self._writer.label, f"{rows:,}", why)
+        elif self._late_since and not left:
+            log.warning("%s: what waited is delivered", self._writer.label)
+            self._late_since = 0.0
+        waiting_ms = round((now - self._late_since) * 1000) if left else 0
+        self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
+        return left
+
+    def status(self) -> SinkStatus | None:
+        return self._told
+
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+        del epoch, fresh
+        writer = self._writer
+        try:
+            self.target.claim(writer)
+        except Exception as error:
+            if isinstance(error, StrandlineError) or not self.target.may_pass(error):
+                raise
+            raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
+        left, why = self._deliver(pending, self.start_patience_s)
+        if left:
+            raise UnavailableError(
+                f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
+            )
+        self._forget_older()
+
+    def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[str], str]:
+        """Write what the target does not have; return what has to wait, and why."""
+        listed = [(text, staged_of(text, self._writer.label)) for text in pending]
+        lanes: dict[int, list[Waiting]] = {}
+        for _, staged in listed:
+            lane = staged.partition if self.target.parallel else 0
+            lanes.setdefault(lane, []).extend(waiting_in(self._sink, staged))
+        for waiting in lanes.values():
+            waiting.sort(key=lambda each: each.number)
+        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s)
+        done = self._run(delivery, lanes)
+        failing = {lane: found.failure for lane, found in done.items() if found.failure}
+        self._rows += sum(found.rows for found in done.values())
+        refused = sum(found.refused for found in done.values())
+        if refused:
+            self._refused += refused
+            log.warning("%s: the target refused %d rows: %s", self._writer.label, refused, self._aside())
+        left = [text for text, staged in listed if (staged.partition if self.target.parallel else 0) in failing]
+        through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
+        failpoints.hit("sink.delivered")
+        # What cannot be deleted now is when the next run begins.
+        with suppress(UnavailableError):
+            folder_at(self._place).delete(through)
+        return left, next(iter(failing.values()), "")
+
+    def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
+        if sum(each.piece.bytes for waiting in lanes.values() for each in waiting) <= _SMALL_BYTES:
+            if len(lanes) < 2:
+                return {lane: delivery.deliver(lane, waiting) for lane, waiting in lanes.items()}
+            with ThreadPoolExecutor(min(_THREADS, len(lanes)), "strandline-deliver") as pool:
+                running = {lane: pool.submit(delivery.deliver, lane, waiting) for lane, waiting in lanes.items()}
+            return {lane: future.result() for lane, future in running.items()}
+        spark, many = self._opened.spark, len(lanes)
+        numbers = spark.range(0, many, 1, many)
+        try:
+            rows = map_batches(numbers, DeliverLanes(SEAL, delivery, dict(lanes)), DELIVERED).collect()
+        except Exception as error:
+            raise find_error(error) from error
+        return {row.lane: Delivered(row.rows, row.refused, row.failure) for row in rows}
+
+    def _forget_older(self) -> None:
+        """Delete what older generations have staged: what the checkpoint lists of it is in the target."""
+        folder = folder_at(self._place)
+        found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
+        folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
+
+    def _aside(self) -> str:
+        return "they are left out" if self._dead_letters is None else f"they are in {self._dead_letters}"
+
+    @property
+    def _opened(self) -> SinkContext:
+        assert self._context is not None, "the sink was not opened"
+        return self._context
+
+
+def _checked(on_error: Any, target: Target, dead_letters: Any) -> Then:
+    if on_error not in get_args(Then):
+        raise ConfigurationError(f"on_error is {on_error!r}, expected 'fail', 'skip' or 'dead-letter'")
+    kind = type(target).__name__
+    if on_error != "fail" and not target.refusing:
+        raise ConfigurationError(
+            f"on_error is {on_error!r}, and the target {kind} does not say which of its errors rows are to blame for",
+            hint=f"give {kind} an attribute refusing = (TheError, …)",
+        )
+    if (on_error == "dead-letter") != (dead_letters is not None):
+        raise ConfigurationError(
+            f"on_error is {on_error!r}, and dead_letters is {dead_letters!r}: one needs the other",
+            hint="on_error='dead-letter', dead_letters='a directory or url'",
+        )
+    return on_error  # type: ignore[no-any-return]

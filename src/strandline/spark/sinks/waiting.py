@@ -1,0 +1,225 @@
+"""Rows that wait for their way into a target: staged by tasks in files, and cut into transactions."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import pyarrow as pa
+
+from strandline.checkpoint.folder import Folder, folder_at
+from strandline.core import failpoints
+from strandline.core.errors import CorruptionError, NotFoundError
+from strandline.core.ids import Epoch, Generation
+from strandline.format.rows import decode_rows, encode_rows
+from strandline.spark.sinks.target import Rows
+from strandline.spark.sinks.tasks import TaskAttempt
+from strandline.storage.place import Place
+
+_PIECE_BYTES = 8 << 20
+"""How much of a task's rows is in one file: they are in memory whole."""
+_WHOLE = "99999999"
+"""Stands in the mark of a piece's end: greater than that of any of its rows."""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """A file of staged rows."""
+
+    name: str
+    rows: int
+    bytes: int
+    """As Arrow has them, uncompressed."""
+
+
+class Staged(msgspec.Struct, frozen=True, array_like=True):
+    """What one task has staged of an epoch: a committable."""
+
+    generation: Generation
+    epoch: Epoch
+    partition: int
+    pieces: list[Piece]
+
+    @property
+    def text(self) -> str:
+        """The committable itself."""
+        return msgspec.json.encode(self).decode()
+
+
+def staged_of(text: str, sink: str) -> Staged:
+    """Read a committable."""
+    try:
+        return msgspec.json.decode(text, type=Staged)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(f"{sink}: the checkpoint lists what it has not staged: {text:.200}") from error
+
+
+def generation_in(sink: str, path: str) -> int | None:
+    """Return which run of the sink has staged a file, if one has."""
+    found = re.match(rf"{sink}/g(\d+)/", path)
+    return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class StageRows:
+    """Stages a partition's rows of an epoch: what `write_tasks` calls."""
+
+    place: Place
+    sink: str
+    generation: Generation
+    epoch: Epoch
+
+    def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
+        folder = folder_at(self.place)
+        pieces: list[Piece] = []
+        held: list[pa.RecordBatch] = []
+
+        def put() -> None:
+            name = f"{self.epoch}-{attempt.partition}-{attempt.name}-{len(pieces)}"
+            folder.put(f"{self.sink}/g{self.generation}/{name}", encode_rows(held))
+            pieces.append(Piece(name, sum(b.num_rows for b in held), sum(b.nbytes for b in held)))
+            held.clear()
+
+        for batch in batches:
+            held.append(batch)
+            if sum(b.nbytes for b in held) >= _PIECE_BYTES:
+                put()
+        if held:
+            put()
+        failpoints.hit("sink.rows_staged")
+        return Staged(self.generation, self.epoch, attempt.partition, pieces).text
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A piece that may have to be written."""
+
+    number: str
+    """Where it stands in its lane: those that come later have greater ones, whatever run has staged them."""
+    path: str
+    piece: Piece
+
+    def mark(self, rows: int) -> str:
+        """Return the mark of having written so many of its rows: marks grow, as strings."""
+        return f"{self.number}.{_WHOLE if rows >= self.piece.rows else f'{rows:08}'}"
+
+    def done(self, mark: str | None) -> int:
+        """Return how many of its rows were written when this was the lane's mark."""
+        if mark is None or mark < self.mark(0):
+            return 0
+        number, _, rows = mark.rpartition(".")
+        return int(rows) if number == self.number and rows != _WHOLE else self.piece.rows
+
+    def read(self, folder: Folder, sink: str) -> list[pa.RecordBatch]:
+        """Read its rows."""
+        where = f"{folder.url}/{self.path}"
+        try:
+            return decode_rows(folder.get(self.path), where)
+        except NotFoundError as error:
+            raise CorruptionError(
+                f"{sink}: staged rows are gone that the target does not have on record: {where}",
+                hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; if "
+                "it was, restore the job from a savepoint of before",
+            ) from error
+
+
+def waiting_in(sink: str, staged: Staged) -> Iterator[Waiting]:
+    """Return a task's pieces in their order."""
+    for at, piece in enumerate(staged.pieces):
+        number = f"{staged.generation:08}.{staged.epoch:012}.{staged.partition:05}.{at:05}"
+        yield Waiting(number, f"{sink}/g{staged.generation}/{piece.name}", piece)
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What is left of a piece."""
+
+    waiting: Waiting
+    done: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows that are."""
+        return self.waiting.piece.rows - self.done
+
+
+def rests(waiting: Sequence[Waiting], since: str | None, max_rows: int, max_bytes: int) -> Iterator[list[Rest]]:
+    """Cut what lies behind a lane's mark into parts, each for about one transaction."""
+    part: list[Rest] = []
+    rows = size = 0
+    for each in waiting:
+        rest = Rest(each, each.done(since))
+        if not rest.rows:
+            continue
+        if part and (rows + rest.rows > max_rows or size + each.piece.bytes > max_bytes):
+            yield part
+            part, rows, size = [], 0, 0
+        part.append(rest)
+        rows, size = rows + rest.rows, size + each.piece.bytes
+    if part:
+        yield part
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows on their way into a target, with where they stand."""
+
+    rests: Sequence[Rest]
+    _batches: Sequence[pa.RecordBatch]
+
+    @classmethod
+    def read(cls, rests: Sequence[Rest], folder: Folder, sink: str) -> Part:
+        """Read what is left of these pieces."""
+        batches = [b for r in rests for b in _behind(r.waiting.read(folder, sink), r.done)]
+        return cls(rests, batches)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Of each piece, how many of the rows end with it."""
+        ends, end = [], 0
+        for rest in self.rests:
+            end += rest.rows
+            ends.append(end)
+        return ends
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return self._ends[-1]
+
+    def cut(self, sink: str, start: int, stop: int) -> Rows:
+        """Return those from `start` up to `stop`."""
+        return Rows(self._between(start, stop), lambda: self._ids(sink, start, stop))
+
+    def _between(self, start: int, stop: int) -> list[pa.RecordBatch]:
+        found, at = [], 0
+        for batch in self._batches:
+            first, last = max(start - at, 0), min(stop - at, batch.num_rows)
+            if first < last:
+                found.append(batch.slice(first, last - first))
+            at += batch.num_rows
+        return found
+
+    def mark(self, stop: int) -> str:
+        """Return the mark of having written all up to `stop`."""
+        rest, row = self._at(stop - 1)
+        return rest.waiting.mark(row + 1)
+
+    def _ids(self, sink: str, start: int, stop: int) -> list[str]:
+        return [f"{sink}-{rest.waiting.number}.{row:08}" for rest, row in map(self._at, range(start, stop))]
+
+    def _at(self, at: int) -> tuple[Rest, int]:
+        index = bisect_right(self._ends, at)
+        rest = self.rests[index]
+        return rest, rest.done + at - (self._ends[index] - rest.rows)
+
+
+def _behind(batches: Sequence[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Give batches without so many rows at their beginning."""
+    for batch in batches:
+        if rows < batch.num_rows:
+            yield batch.slice(rows) if rows else batch
+        rows = max(0, rows - batch.num_rows)

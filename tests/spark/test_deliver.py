@@ -1,0 +1,140 @@
+"""Delivery by a function: every row, at least once, by a name that stays; what is tried again, and what is set aside."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import strandline as sl
+from strandline.core.errors import ConfigurationError, FencedError, SinkError
+from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
+from strandline.spark.sinks.trial import Trial, numbers_of
+from tests.spark import inprocess
+
+CALLS: list[tuple[list[int], list[str]]] = []
+RAISING: list[Exception] = []
+"""What the next calls raise."""
+BAD: set[int] = set()
+
+
+def keep(rows: list[Any], ids: list[str]) -> None:
+    if RAISING:
+        raise RAISING.pop(0)
+    if BAD & {row.n for row in rows}:
+        raise ValueError(f"no place for {rows}")
+    CALLS.append(([row.n for row in rows], ids))
+
+
+def seen() -> list[int]:
+    """What a receiver has that knows each id once."""
+    return list({name: n for numbers, ids in CALLS for n, name in zip(numbers, ids, strict=True)}.values())
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 0.0)
+    CALLS.clear()
+    RAISING.clear()
+    BAD.clear()
+
+
+def trial_of(**given: Any) -> Trial:
+    session: Any = inprocess.Session()
+    return Trial(session, make=lambda: sl.sinks.deliver(keep, pause="1 ms", **given), visible=seen)
+
+
+@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE), ids=name_of)
+def test_who_knows_the_ids_has_each_row_once(check: Check) -> None:
+    check(trial_of(batch_size=4))
+
+
+def test_an_older_run_calls_no_more() -> None:
+    trial = trial_of()
+    older = trial.start()
+    pending = trial.stage(older, 1)
+    newer: Any = trial.open()
+    newer.target.claim(newer._writer)
+    with pytest.raises(FencedError):
+        older.commit(pending)
+    assert not CALLS
+
+
+def test_rows_come_in_batches_in_order_with_names_of_their_own() -> None:
+    trial = trial_of(batch_size=4)
+    sink = trial.start()
+    sink.commit([*trial.stage(sink, 1, tasks=1), *trial.stage(sink, 2, tasks=1)])
+    assert [numbers for numbers, _ in CALLS] == [
+        [*numbers_of(1)[:4]], [*numbers_of(1)[4:]], [*numbers_of(2)[:4]], [*numbers_of(2)[4:]],
+    ]  # fmt: skip
+    assert len({name for _, ids in CALLS for name in ids}) == 12
+
+
+def test_an_error_is_tried_again_and_then_ends_the_job_in_words() -> None:
+    trial = trial_of(attempts=3)
+    sink = trial.start()
+    RAISING.extend([ValueError("busy"), ValueError("busy")])
+    sink.commit(trial.stage(sink, 1, tasks=1))
+    trial.expect(1)
+    RAISING.extend([ValueError("busy")] * 3)
+    pending = trial.stage(sink, 2, tasks=1)
+    with pytest.raises(
+        SinkError, match="sink 'out' of job 'job': its function keep, called 3 times with 6 rows, raised"
+    ):
+        sink.commit(pending)
+    trial.start(pending, 2)
+    trial.expect(1, 2)
+
+
+def test_errors_that_pass_end_nothing() -> None:
+    trial = trial_of(attempts=1)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    RAISING.extend([ConnectionRefusedError("nobody there")] * 3)
+    assert sink.commit(pending) == pending
+    told = sink.status()
+    assert told is not None
+    assert (told.waiting_rows, told.failure) == (6, "ConnectionRefusedError: nobody there")
+    assert sink.commit(pending) == []
+    trial.expect(1)
+
+
+def test_rows_that_it_always_fails_for_are_dead_letters(tmp_path: Path) -> None:
+    trial = trial_of(on_error="dead-letter", dead_letters=tmp_path, attempts=2)
+    sink = trial.start()
+    BAD.update(numbers_of(1)[1:3])
+    sink.commit(trial.stage(sink, 1))
+    assert Counter(seen()) == Counter(set(numbers_of(1)) - BAD)
+    found = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    assert {json.loads(letter["event"])["n"] for letter in found} == BAD
+    assert {letter["operator"] for letter in found} == {"out"}
+    assert all(letter["reason"].startswith("ValueError: no place for [Row(n=100000") for letter in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"function": lambda rows: None}, r"is called with \(rows, ids\)"),
+        ({"batch_size": 0}, "batch_size is 0, expected 1 or more"),
+        ({"attempts": "3"}, "attempts is '3'"),
+        ({"passing": ["OSError"]}, "expected types of exceptions"),
+        ({"pause": "soon"}, r"sinks\.deliver\(\): pause"),
+    ],
+)
+def test_what_cannot_be_meant(given: dict[str, Any], words: str) -> None:
+    function = given.pop("function", keep)
+    with pytest.raises(ConfigurationError, match=words):
+        sl.sinks.deliver(function, **given)
+
+
+def test_nothing_is_left_where_rows_waited() -> None:
+    trial = trial_of()
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    trial.start([], 1)
+    # But the records of how far it came.
+    files = [path for path in Path(trial.storage).rglob("*") if path.is_file()]
+    assert sorted(path.name for path in files) == ["0", "1", "2", "claim"]

@@ -1,0 +1,390 @@
+"""Sinks for systems with transactions: targets that are away, that lose answers, that refuse; what waits and for how long."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import strandline as sl
+from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, SinkError, UnavailableError
+from strandline.core.ids import Epoch
+from strandline.spark.sinks import waiting
+from strandline.spark.sinks.conformance import Check, Promise, checks, name_of
+from strandline.spark.sinks.trial import Crash, Trial, numbers_of
+from tests.soak import examples
+from tests.spark import inprocess
+
+LEDGERS: dict[str, Ledger] = {}
+
+
+class Ledger:
+    """What a target holds: rows, records and claims, and how it fails."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.marks: dict[tuple[str, int], str] = {}
+        self.generations: Counter[str] = Counter()
+        self.transactions: list[tuple[int, list[int]]] = []
+        self.before: Callable[[], None] = lambda: None
+        """Called before a transaction commits."""
+        self.after: Callable[[], None] = lambda: None
+        """Called when it has, before anybody is told."""
+        self.lock = threading.Lock()
+        self.bad: set[int] = set()
+        """Rows that are refused, each with all others of its transaction."""
+
+
+class BadRowError(Exception):
+    pass
+
+
+class Kept(sl.sinks.Target):
+    """A target in this process, found by its name: it is pickled on its way to tasks."""
+
+    refusing = (BadRowError,)
+
+    def __init__(self, name: str, *, parallel: bool = True) -> None:
+        self.name, self.parallel = name, parallel
+
+    def claim(self, writer: sl.sinks.Writer) -> None:
+        ledger = LEDGERS[self.name]
+        ledger.before()
+        if ledger.generations[writer.sink] > writer.generation:
+            raise FencedError("claimed by a newer one")
+        ledger.generations[writer.sink] = writer.generation
+
+    def connect(self, writer: sl.sinks.Writer, lane: int) -> sl.sinks.Connection:
+        return KeptLane(LEDGERS[self.name], writer, lane)
+
+
+class KeptLane(sl.sinks.Connection):
+    def __init__(self, ledger: Ledger, writer: sl.sinks.Writer, lane: int) -> None:
+        self.ledger, self.writer, self.lane = ledger, writer, lane
+
+    def reached(self) -> str | None:
+        return self.ledger.marks.get((self.writer.sink, self.lane))
+
+    def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
+        self.ledger.before()
+        with self.ledger.lock:
+            if self.ledger.generations[self.writer.sink] > self.writer.generation:
+                raise FencedError("claimed by a newer one")
+            if self.reached() != since:
+                raise sl.errors.ConflictError("another task writes this lane")
+            numbers = [n for batch in batches for n in batch["n"].to_pylist()]
+            if self.ledger.bad & set(numbers):
+                raise BadRowError("no place for a row of these")
+            self.ledger.rows += numbers
+            self.ledger.transactions.append((self.lane, numbers))
+            self.ledger.marks[self.writer.sink, self.lane] = mark
+        self.ledger.after()
+
+
+@pytest.fixture
+def ledger(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 0.0)
+    LEDGERS[request.node.name] = ledger = Ledger()
+    ledger.name = request.node.name  # type: ignore[attr-defined]
+    yield ledger
+    del LEDGERS[request.node.name]
+
+
+def trial_of(ledger: Any, *, parallel: bool = True) -> Trial:
+    session: Any = inprocess.Session()
+    make = lambda: sl.sinks.Transactional(Kept(ledger.name, parallel=parallel))  # noqa: E731
+    return Trial(session, make=make, visible=lambda: list(ledger.rows))
+
+
+def away() -> None:
+    raise ConnectionError("nobody listens")
+
+
+@contextmanager
+def taken_away(ledger: Ledger) -> Iterator[None]:
+    ledger.before = away
+    yield
+    ledger.before = lambda: None
+
+
+@contextmanager
+def muted(ledger: Ledger) -> Iterator[None]:
+    ledger.after = away
+    yield
+    ledger.after = lambda: None
+
+
+@pytest.mark.parametrize("check", checks(Promise.EXACTLY_ONCE, Promise.LASTING, Promise.WAITS), ids=name_of)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_target_in_memory(ledger: Any, check: Check, parallel: bool) -> None:
+    trial = trial_of(ledger, parallel=parallel)
+    trial.away, trial.mute = lambda: taken_away(ledger), lambda: muted(ledger)
+    check(trial)
+
+
+def waiting_files(trial: Trial) -> list[Path]:
+    return [path for path in Path(trial.storage).rglob("*") if path.is_file()]
+
+
+def test_rows_wait_for_a_target_that_is_away_and_come_in_order(ledger: Any, caplog: Any) -> None:
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    ledger.before = away
+    assert sink.commit(first) == first
+    second = trial.stage(sink, 2)
+    assert sink.commit([*first, *second]) == [*first, *second]
+    assert [r.levelname for r in caplog.records] == ["WARNING"], "one line, not one for each checkpoint"
+    assert "nobody listens" in caplog.text
+    trial.expect()
+    ledger.before = lambda: None
+    third = trial.stage(sink, 3)
+    assert sink.commit([*first, *second, *third]) == []
+    trial.expect(1, 2, 3)
+    assert ledger.rows == sorted(ledger.rows)
+    assert waiting_files(trial) == []
+
+
+def test_lanes_that_are_through_do_not_wait_for_the_others(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    ledger.before = lambda: away() if ledger.transactions else None
+    left = sink.commit(pending)
+    assert 0 < len(left) < len(pending)
+    assert len(waiting_files(trial)) == len(left)
+    ledger.before = lambda: None
+    assert sink.commit(left) == []
+    trial.expect(1)
+
+
+def test_a_job_begins_only_when_the_target_has_what_the_checkpoint_lists(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    ledger.before = away
+    with pytest.raises(UnavailableError, match="sink 'out' of job 'job': the target does not answer: nobody listens"):
+        trial.start(pending, 1)
+    ledger.before = lambda: None
+    trial.start(pending, 1)
+    trial.expect(1)
+    assert waiting_files(trial) == []
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_answer_that_is_lost_is_asked_for(ledger: Any, parallel: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    trial = trial_of(ledger, parallel=parallel)
+    sink = trial.start()
+    lost: list[int] = []
+
+    def lose() -> None:
+        if len(lost) < 2:
+            lost.append(1)
+            away()
+
+    ledger.after = lose
+    assert sink.commit(trial.stage(sink, 1, 2)) == []
+    trial.expect(1, 2)
+    assert len(lost) == (2 if parallel else 1)
+
+
+def test_what_the_target_refuses_for_good_names_it_and_rows_stay(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+
+    def refuse() -> None:
+        raise ValueError("n must be positive, got -5")
+
+    ledger.before = refuse
+    with pytest.raises(SinkError, match="sink 'out' of job 'job': the target refused: ValueError: n must") as caught:
+        sink.commit(pending)
+    assert "-5" not in caught.value.discreet
+    ledger.before = lambda: None
+    trial.start(pending, 1)
+    trial.expect(1)
+
+
+def test_transactions_are_bounded_and_whole(ledger: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(waiting, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(Kept, "max_rows", 4)
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1, 2, 3, tasks=6))
+    trial.expect(1, 2, 3)
+    assert [len(numbers) for _, numbers in ledger.transactions] == [4, 4, 4, 4, 2]
+    assert ledger.rows == sorted(ledger.rows)
+
+
+def test_another_task_at_work_in_a_lane_is_waited_for(ledger: Any, monkeypatch: Any) -> None:
+    """Spark may run a task of a commit twice at once: each row is there once all the same."""
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    pending = trial.stage(sink, 1, 2)
+    both = threading.Barrier(2)
+    met: list[int] = []
+
+    def meet() -> None:
+        if len(met) < 2:
+            met.append(1)
+            both.wait(10)
+
+    ledger.before = meet
+    others = [threading.Thread(target=sink.commit, args=(pending,)) for _ in range(2)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(20)
+    trial.expect(1, 2)
+
+
+def test_staged_rows_that_are_gone_are_an_error_unless_they_are_on_record(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    sink.commit(pending)
+    # Its answer was lost with the driver: the files are gone, and the record says why.
+    trial.start(pending, 1)
+    sink = trial.start(pending, 1)
+    pending = trial.stage(sink, 2)
+    for path in waiting_files(trial):
+        path.unlink()
+    with pytest.raises(CorruptionError, match="sink 'out' of job 'job': staged rows are gone that the target does not"):
+        sink.commit(pending)
+    with pytest.raises(CorruptionError):
+        trial.start(pending, 2)
+
+
+def test_staged_rows_that_another_task_has_delivered_meanwhile_are_not_missed(ledger: Any, monkeypatch: Any) -> None:
+    """A driver that was replaced, or a task that Spark ran twice, may find the files gone that it wants to read."""
+    monkeypatch.setattr("strandline.spark.sinks.trial._PATIENCE_S", 10.0)
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    read = waiting.Waiting.read
+
+    def late(*given: Any) -> Any:
+        monkeypatch.setattr(waiting.Waiting, "read", read)
+        sink.commit(pending)
+        return read(*given)
+
+    monkeypatch.setattr(waiting.Waiting, "read", late)
+    sink.commit(pending)
+    trial.expect(1)
+
+
+def test_staged_rows_that_are_damaged_are_not_written(ledger: Any) -> None:
+    trial = trial_of(ledger, parallel=False)
+    sink = trial.start()
+    pending = trial.stage(sink, 1, 2)
+    path = sorted(waiting_files(trial))[-1]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptionError, match="its checksum does not match"):
+        sink.commit(pending)
+    assert ledger.rows == []
+
+
+def test_an_older_run_deletes_nothing_of_a_newer_one(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    older = trial.open()
+    newer = trial.start()
+    pending = trial.stage(newer, 1)
+    with pytest.raises(FencedError):
+        older.recover([], Epoch(0), fresh=True)
+    newer.commit(pending)
+    trial.expect(1)
+
+
+def letters(directory: Path) -> list[Any]:
+    found = [json.loads(line) for path in sorted(directory.glob("*")) for line in path.read_text().splitlines()]
+    return [json.loads(letter["event"])["n"] for letter in found]
+
+
+@examples(60)
+@given(
+    bad=st.sets(st.integers(0, 17)), crashes=st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=4),
+    parallel=st.booleans(), tasks=st.integers(1, 4), rows=st.integers(1, 20),
+)  # fmt: skip
+def test_refused_rows_are_dead_letters_and_all_others_are_there(
+    bad: set[int], crashes: list[tuple[bool, int]], parallel: bool, tasks: int, rows: int
+) -> None:
+    """Each once, and in order, wherever the driver dies in between; its answers may be lost."""
+    LEDGERS["refusing"] = ledger = Ledger()
+    ledger.name = "refusing"  # type: ignore[attr-defined]
+    trial = trial_of(ledger, parallel=parallel)
+    aside = Path(trial.storage) / "aside"
+    target = Kept("refusing", parallel=parallel)
+    target.max_rows = rows
+    made = sl.sinks.Transactional(target, on_error="dead-letter", dead_letters=aside)
+    sink = trial.start(made=made)
+    pending = [text for epoch in (1, 2, 3) for text in trial.stage(sink, epoch, tasks=tasks)]
+    numbers = [n for epoch in (1, 2, 3) for n in numbers_of(epoch)]
+    ledger.bad = {numbers[at] for at in bad}
+    for is_before, at in crashes:
+        count = 0
+
+        def crash(at: int = at) -> None:
+            nonlocal count
+            count += 1
+            if count == at:
+                raise Crash
+
+        ledger.before, ledger.after = (crash, lambda: None) if is_before else (lambda: None, crash)
+        with suppress(Crash):
+            sink.commit(pending)
+        ledger.before = ledger.after = lambda: None
+        with suppress(Crash):
+            sink = trial.start(pending, 3, made)
+    sink = trial.start(pending, 3, made)
+    assert Counter(ledger.rows) == Counter(set(numbers) - ledger.bad)
+    assert Counter(letters(aside)) == Counter(ledger.bad)
+    in_lanes = [[n for lane, found in ledger.transactions if lane == one for n in found] for one in range(tasks)]
+    assert all(found == sorted(found) for found in in_lanes)
+    assert all(path.parent == aside for path in waiting_files(trial))
+
+
+def test_a_job_may_leave_out_what_is_refused_and_counts_it(ledger: Any, caplog: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start(made=sl.sinks.Transactional(Kept(ledger.name), on_error="skip"))
+    ledger.bad = {numbers_of(1)[2]}
+    assert sink.commit(trial.stage(sink, 1)) == []
+    assert len(ledger.rows) == 5
+    told = sink.status()
+    assert told is not None
+    assert (told.rows, told.refused_rows, told.waiting_rows) == (5, 1, 0)
+    assert "sink 'out' of job 'job': the target refused 1 rows: they are left out" in caplog.text
+
+
+def test_what_on_error_needs() -> None:
+    with pytest.raises(ConfigurationError, match="expected 'fail', 'skip' or 'dead-letter'"):
+        sl.sinks.Transactional(Kept("x"), on_error="ignore")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="dead_letters is None: one needs the other"):
+        sl.sinks.Transactional(Kept("x"), on_error="dead-letter")
+    with pytest.raises(ConfigurationError, match="one needs the other"):
+        sl.sinks.Transactional(Kept("x"), dead_letters="somewhere")
+    target = Kept("x")
+    target.refusing = ()
+    with pytest.raises(ConfigurationError, match="the target Kept does not say which of its errors"):
+        sl.sinks.Transactional(target, on_error="skip")
+
+
+def test_targets_must_pickle_and_be_targets() -> None:
+    with pytest.raises(ConfigurationError, match=r"expected a sinks\.Target"):
+        sl.sinks.Transactional("postgres://")  # type: ignore[arg-type]
+    target = Kept("x")
+    target.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="the target Kept cannot be sent to other processes"):
+        sl.sinks.Transactional(target)
