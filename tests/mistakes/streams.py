@@ -330,7 +330,5 @@ MISTAKES = [
     # -- names
     written("a uid that was itself", lambda: sl.uid("a", was="a"), "which is the same", "leave was= out"),
     written("a uid of nothing", lambda: sl.uid("", was="a"), "its name is '', expected text"),
-    written(
-        "a sink that is none", lambda: PLAIN.to("out/"), "to() was given 'out/', expected a sink", "sl.sinks"
-    ),  # type: ignore[arg-type]
+    written("a sink that is none", lambda: PLAIN.to("out/"), "to() was given 'out/', expected a sink", "sl.sinks"),  # type: ignore[arg-type]
 ]

@@ -116,7 +116,7 @@ def test_dead_letters_come_once_though_keepers_die(spark: Any, case: Case) -> No
     directory = case.root / "fired"
     with pytest.raises(sl.errors.ConfigurationError, match="'strict': on_error is 'dead-letter', and its dead letters"):
         case.job_of("strict", counted.to(sl.sinks.memory())).start(spark)
-    armed = "keeper.epoch.middle=kill@3;keeper.applied=kill@5"
+    armed = "keeper.epoch.middle=kill@3;keeper.applied=kill@3"
     with (
         keepers_armed(spark, directory, armed),
         case.job_of("strict", *outputs, restart=sl.Restart(delay="10ms")).start(spark) as run,
