@@ -22,11 +22,8 @@ from strandline.core.errors import ConfigurationError, StateTypeError
 from strandline.core.ids import Partition
 from strandline.core.keygroups import BROADCAST_GROUPS, range_of
 from strandline.format.manifest import Manifest, TableFile
-from strandline.snapshot import taking
 from strandline.snapshot.building import SavepointBuilder
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.export import Files, Part, export
-from strandline.snapshot.exporters import Exporters
 from strandline.snapshot.parquet import read_tables
 from strandline.snapshot.patching import Patch, make_patched
 from strandline.snapshot.regrouping import regrouped_marks
@@ -42,6 +39,7 @@ from tests.runtime import windowed
 from tests.runtime.aggregating import Aggregating
 from tests.runtime.bench import Bench
 from tests.runtime.living import Living, epoch, stored
+from tests.snapshot.exporting import exported_here
 from tests.snapshot.partitions import operator_info
 from tests.snapshot.stateful import partition_of_entries
 from tests.snapshot.test_building import OPERATOR, SEEN, place, seen
@@ -49,20 +47,9 @@ from tests.snapshot.test_patching import tables
 from tests.snapshot.test_runtime_rows import ACCUMULATORS, ARRIVALS, EVENTS, ROWS, SET, SOME
 from tests.soak import examples
 
+__all__ = ["exported_here"]
 MOST = [1, 2, 96, 128, 200, 512]
 MODULES = ("tests.runtime.bench", "tests.runtime.aggregating", "tests.snapshot.strategies")
-
-
-class Here(Exporters):
-    """Exports in this process: that it is another is for the tests of savepoints."""
-
-    def export(self, part: Part, wrote: Callable[[int], None]) -> Files:
-        return export(part, wrote)
-
-
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(taking, "Exporters", Here)
 
 
 @contextmanager

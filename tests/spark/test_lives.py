@@ -54,8 +54,14 @@ def life(case: Case, stream: sl.Stream, sink: sl.sinks.Sink) -> sl.Job:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ["an epoch", "a checkpoint"])
-@pytest.mark.parametrize("dies", ["keeper", "job"])
+@pytest.mark.parametrize(
+    ("first", "dies"),
+    [
+        ("an epoch", "keeper"),
+        ("a checkpoint", "job"),
+        *(pytest.param(*both, marks=pytest.mark.soak) for both in (("an epoch", "job"), ("a checkpoint", "keeper"))),
+    ],
+)
 def test_rows_from_the_very_first_on_are_seen_whenever_a_job_fails(
     spark: Any, case: Case, first: str, dies: str
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
+from tests.soak import soaking
 from tests.spark import timed
 from tests.spark.harness import Case, Reader, eventually, keepers, settle
 
@@ -95,7 +96,7 @@ def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> N
             case.finish(run)
 
 
-@pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
+@pytest.mark.parametrize("place", ["restore.keepers_opened", *soaking(["restore.claimed"])])
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
     case.short = True
     case.add(2)
