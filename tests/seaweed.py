@@ -42,6 +42,13 @@ class Seaweed:
             "allow_http": "true",
         }
 
+    def pause(self) -> None:
+        """Answer nobody any more, until `resume`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()

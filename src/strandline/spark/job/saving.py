@@ -41,6 +41,7 @@ def save(
     b, started = blueprint, time.monotonic()
     with b.holds:
         stats = take_checkpoint()
+        _check_delivered(b)
         path = manifest_path(stats.checkpoint)
         manifest = b.jobdir.read(path, MANIFEST.decode)
         if manifest.checkpoint != stats.checkpoint:
@@ -63,6 +64,18 @@ def save(
                 hint="stop with a savepoint, or take one when the job runs again",
             ) from error
     return told(made, target, started)
+
+
+def _check_delivered(b: Blueprint) -> None:
+    """Whoever goes on from the savepoint elsewhere would not deliver what is listed in it: that is this job's."""
+    for name, sink, _ in b.plan.sinks:
+        waits = sink.status()
+        if waits is not None and waits.waiting_rows:
+            raise CheckpointError(
+                f"job '{b.name}': no savepoint is taken while {waits.waiting_rows:,} rows of sink '{name}' wait for "
+                f"what it writes to: {waits.failure}",
+                hint="take it when that is back; a checkpoint may be taken at any time",
+            )
 
 
 def told(made: Manifest, target: Place, started: float) -> Savepoint:

@@ -1,0 +1,223 @@
+"""A standalone cluster of Spark whose machines are processes with hosts and disks of their own, and a job for it.
+
+    python -m tests.spark.machines ROOT MASTER      the driver: counts what lies in ROOT/in, until ROOT/stop appears
+
+The machines' addresses are of loopback: 127.0.0.1 has the master and drivers, 127.0.0.2 and .3 have a worker each. Where
+this process is root, each worker has namespaces in which it has a name and `local_dir` is a disk of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import strandline as sl
+from tests import jvm
+from tests.pages import run_page
+from tests.spark import small
+from tests.spark.functions import Count
+from tests.spark.harness import TIMEOUT_S, eventually, processes
+
+_ROOT = Path(__file__).parent.parent.parent
+_CORES, _MEMORY = 1, "1g"
+
+
+class Machines:
+    """The master, two workers, and the driver of a job whose checkpoints lie at `url`."""
+
+    def __init__(self, root: Path, url: str, options: dict[str, str]) -> None:
+        self.root = root
+        self.local_dir = root / "disk"
+        for name in ("in", "disk", "tmp", "work"):
+            (root / name).mkdir()
+        (root / "storage.json").touch(mode=0o600)
+        (root / "storage.json").write_text(json.dumps({"url": url, "options": options}))
+        self._environment = {
+            **os.environ, "SPARK_LOCAL_DIRS": str(root / "tmp"), "TMPDIR": str(root / "tmp"),
+            "SPARK_HOME": str(jvm.spark_home(root / "home")), "PYSPARK_PYTHON": sys.executable,
+            # What Spark's own scripts say, which are not used here.
+            "SPARK_SCALA_VERSION": "2.13",
+        }  # fmt: skip
+        self._environment.pop("STRANDLINE_FAILPOINTS_DIR", None)
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        port = _free_port()
+        self.master = f"spark://127.0.0.1:{port}"
+        self._start_jvm("master", "127.0.0.1", "master.Master", "--port", str(port), "--webui-port", "0")
+        eventually(lambda: _listens("127.0.0.1", port), "the master listens", 60)
+        for number in (2, 3):
+            self.start_worker(number)
+
+    def start_worker(self, number: int) -> None:
+        """Start the worker of a machine."""
+        self._start_jvm(
+            f"worker-{number}", f"127.0.0.{number}", "worker.Worker", "--cores", str(_CORES), "--memory", _MEMORY,
+            "--work-dir", str(self.root / "work" / str(number)), "--webui-port", "0", self.master,
+        )  # fmt: skip
+
+    def lose(self, number: int) -> None:
+        """A machine is gone: its worker, executors, keepers, and its disk."""
+        worker = self._running.pop(f"worker-{number}")
+        for pid in [worker.pid, *_descendants(worker.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        worker.wait()
+
+    def start_driver(self, **environment: str) -> None:
+        """Start the driver, or start it again."""
+        for name in ("stop", "status.json"):
+            (self.root / name).unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.spark.machines", str(self.root), self.master]
+        self._run("driver", command, {"SPARK_LOCAL_IP": "127.0.0.1", **environment})
+
+    def kill_driver(self) -> None:
+        driver = self._running.pop("driver")
+        driver.kill()
+        driver.wait()
+
+    def status(self) -> dict[str, Any]:
+        """Return what the driver said last."""
+        driver = self._running["driver"]
+        assert driver.poll() is None, f"the driver ended with {driver.returncode}: {self.output('driver')}"
+        with contextlib.suppress(FileNotFoundError):
+            found: dict[str, Any] = json.loads((self.root / "status.json").read_text())
+            return found
+        return {}
+
+    def finish(self) -> None:
+        """Have the driver take a last checkpoint, deliver everything and end."""
+        (self.root / "stop").touch()
+        driver = self._running.pop("driver")
+        assert driver.wait(TIMEOUT_S) == 0, self.output("driver")
+
+    def output(self, name: str) -> str:
+        return (self.root / f"{name}.log").read_text(errors="replace")[-3000:]
+
+    def close(self) -> None:
+        for process in self._running.values():
+            for pid in [*_descendants(process.pid), process.pid]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+    def relatives(self) -> dict[int, str]:
+        """Return the processes that any of them brought into being and that are alive."""
+        return processes(f"SPARK_LOCAL_DIRS={self.root / 'tmp'}")
+
+    def _start_jvm(self, name: str, host: str, kind: str, *given: str) -> None:
+        home = self._environment["SPARK_HOME"]
+        java = [shutil.which("java") or "java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        command = [*java, "-cp", f"{home}/jars/*", f"org.apache.spark.deploy.{kind}", "--host", host, *given]
+        if name.startswith("worker") and os.geteuid() == 0:
+            # A disk that nobody else sees, and that goes with the machine.
+            made = f'mount -t tmpfs strandline-test "$0" && hostname machine-{name[-1]} && exec "$@"'
+            command = ["unshare", "--mount", "--uts", "sh", "-c", made, str(self.local_dir), *command]
+        self._run(name, command, {"SPARK_LOCAL_IP": host})
+
+    def _run(self, name: str, command: list[str], environment: dict[str, str]) -> None:
+        with (self.root / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                command, env={**self._environment, **environment}, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, preexec_fn=_end_with_parent,
+            )  # fmt: skip
+
+
+def counts(root: Path) -> Counter[tuple[str, int]]:
+    """Return what the job has delivered."""
+    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(root / "results.db")) as db:
+        return Counter(db.execute("select user, n from counts").fetchall())
+    return Counter()
+
+
+def main() -> None:
+    root, master = Path(sys.argv[1]), sys.argv[2]
+    storage = json.loads((root / "storage.json").read_text())
+    spark = sl.session(
+        "machines", master,
+        **{
+            "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g",
+            "spark.executor.memory": "512m", "spark.executor.cores": "1",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s", **jvm.executors(),
+        },
+    )  # fmt: skip
+    job = small.job(
+        sl.stream(small.source(spark, root / "in")), root, root / "disk", process=Count(),
+        sink=sl.sinks.Transactional(_counts(root)), restart=sl.Restart(delay="500ms"),
+        checkpoints=sl.Checkpoints(storage["url"], every="500ms", retain=2, storage_options=storage["options"]),
+    )  # fmt: skip
+    run = job.start(spark)
+    while not (root / "stop").exists():
+        run.await_termination(0.1)
+        _write_status(root, run.glance())
+    run.process_all_available(60)
+    run.stop(checkpoint=True)
+    spark.stop()
+
+
+def _counts(root: Path) -> sl.sinks.Target:
+    """The target of docs/sinks.md, with another table: it is what all of the machines reach."""
+
+    def edit(block: str) -> str:
+        return (
+            block.replace("results (n integer)", "counts (user text, n integer)")
+            .replace("insert into results values (?)", "insert into counts values (?, ?)")
+            .replace('[(n,) for n in batch["n"].to_pylist()]', "[(r['user'], r['n']) for r in batch.to_pylist()]")
+        )
+
+    target: sl.sinks.Target = run_page("sinks.md", 1, edit)["Results"](root / "results.db")
+    return target
+
+
+def _write_status(root: Path, status: sl.Status) -> None:
+    said = {
+        "state": status.state, "epoch": status.epoch, "restarts": status.restarts, "restored": status.restored_from,
+        "hosts": sorted({keeper.host for keeper in status.keepers}), "failure": status.last_failure,
+        "completed": status.checkpoints.get("completed", 0),
+    }  # fmt: skip
+    (root / "status.tmp").write_text(json.dumps(said))
+    (root / "status.tmp").rename(root / "status.json")
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, children.read_text().split()):
+                yield from _descendants(child)
+                yield child
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 1).close()
+        return True
+    except OSError:
+        time.sleep(0.1)
+        return False
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
