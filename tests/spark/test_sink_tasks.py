@@ -245,7 +245,9 @@ def test_a_target_that_is_away_is_caught_up_with_by_a_job_that_goes_on(
         (told,) = running.status().sinks
         assert (told.rows, told.waiting_rows) == (0, 60)
         assert "unable to open" in told.failure
-        with pytest.raises(sl.errors.CheckpointError, match="no savepoint is taken while 60 rows of sink 'transactional"):
+        with pytest.raises(
+            sl.errors.CheckpointError, match="no savepoint is taken while 60 rows of sink 'transactional"
+        ):
             running.savepoint(case.root / "sp")
         path.rmdir()
         away.rename(path)
