@@ -25,6 +25,8 @@ _ROOT = Path(__file__).parent.parent
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 _LONG = ("test_driver_kills", "test_cluster", "test_keeper_kills", "test_run_job", "test_event_time")
 """Files of few tests that start many processes."""
+# While nothing comes, Spark looks for new files a hundred times a second otherwise.
+_SESSION = {"spark.driver.memory": "2g", "spark.sql.streaming.pollingDelay": "40ms"}
 
 soak.register()
 
@@ -53,6 +55,14 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Have as few processes as may be start a JVM."""
+    from tests.balance import FewSessions
+
+    return FewSessions(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run what takes longest first, so that workers are done at the same time."""
     items.sort(key=lambda item: (item.path.stem not in _LONG, item.get_closest_marker("spark") is None))
@@ -63,7 +73,7 @@ def spark() -> Iterator[Any]:
     """The one session of this process; its JVM takes seconds to start."""
     import strandline as sl
 
-    session = sl.session("tests", "local[2,4]", **{"spark.driver.memory": "2g"})
+    session = sl.session("tests", "local[2,4]", **_SESSION)
     yield session
     session.stop()
     with warnings.catch_warnings():

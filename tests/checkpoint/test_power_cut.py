@@ -21,6 +21,7 @@ from strandline.format.manifest import Manifest
 from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, late_clock
 from tests.clock import ManualClock
+from tests.soak import soaking
 from tests.storage.forgetful import ForgetfulDisk, Killed
 
 
@@ -117,7 +118,7 @@ def test_a_power_cut_after_a_successor_has_started(tmp_path: Path, act: Callable
         assert max(machine.start().committed) >= committed
 
 
-@pytest.mark.parametrize("chance", [Pessimist(), random.Random(1), random.Random(2)])
+@pytest.mark.parametrize("chance", [Pessimist(), random.Random(1), *soaking([random.Random(2)])])
 def test_a_power_cut_after_a_successor_has_collected_garbage(tmp_path: Path, chance: random.Random) -> None:
     for machine in deaths(tmp_path, take_checkpoint):
         successor = machine.start()

@@ -16,10 +16,12 @@ from strandline.format.manifest import MANIFEST, Manifest, StateInfo
 from strandline.snapshot.building import SavepointBuilder
 from strandline.types.datatypes import parse_schema, parse_type
 from tests.cli.conftest import Command
+from tests.snapshot.exporting import exported_here
 from tests.snapshot.stateful import checkpoint_of
 from tests.snapshot.strategies import operator_of
 from tests.snapshot.test_building import OPERATOR, SEEN, place, seen
 
+__all__ = ["exported_here"]
 KINDS = [
     "boolean", "int", "double", "decimal(20,2)", "string", "binary", "date", "timestamp", "timestamp_ntz", "array<int>",
     "map<int,string>", "struct<a:double,b:array<date>>",

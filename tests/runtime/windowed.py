@@ -198,15 +198,22 @@ class Model:
     def _fire(self, reached: int | None, now: int) -> list[Row]:
         given = []
         for k, windows in self.open.items():
+            ends = set()
             for window in sorted(windows, key=lambda w: w.end):
                 if self._is_over(window.end, reached) and not window.closed:
                     if window.fresh or self.accumulate:
                         given.append(self._row(k, window))
                     window.closed = True
+                    ends.add(window.end)
             self.open[k] = [w for w in windows if not self._is_over(w.end + self.lateness, reached)]
+            if self.lateness and self.accumulate:
+                ends |= {w.end + self.lateness for w in windows if w not in self.open[k]}
             by = reached if self.early_by_event_time else now
             due = {mark for mark in self.marks.get(k, ()) if by is not None and mark <= by}
             self.marks.get(k, set()).difference_update(due)
+            if self.early_by_event_time and self.early and not self.slack:
+                # Where a window ends, or its lateness does, at a whole multiple of the interval, that counts as one.
+                due |= {end for end in ends if end % self.early == 0}
             for window in sorted(self.open[k], key=lambda w: w.end) if due else ():
                 if window.fresh and not self._is_over(window.end, reached):
                     given.append(self._row(k, window))

@@ -39,6 +39,7 @@ from tests.runtime import windowed
 from tests.runtime.aggregating import Aggregating
 from tests.runtime.bench import Bench
 from tests.runtime.living import Living, epoch, stored
+from tests.snapshot.exporting import exported_here
 from tests.snapshot.partitions import operator_info
 from tests.snapshot.stateful import partition_of_entries
 from tests.snapshot.test_building import OPERATOR, SEEN, place, seen
@@ -46,6 +47,7 @@ from tests.snapshot.test_patching import tables
 from tests.snapshot.test_runtime_rows import ACCUMULATORS, ARRIVALS, EVENTS, ROWS, SET, SOME
 from tests.soak import examples
 
+__all__ = ["exported_here"]
 MOST = [1, 2, 96, 128, 200, 512]
 MODULES = ("tests.runtime.bench", "tests.runtime.aggregating", "tests.snapshot.strategies")
 

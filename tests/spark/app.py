@@ -71,7 +71,10 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
     if "follow" in given:
         settings["parallelism"] = sl.FollowExecutors(after=given["follow"])
     kinds = int(given["kinds"]) if "kinds" in given else None
-    return Case(directory, local_dir).job(spark, settings=settings, kinds_parallelism=kinds)
+    case = Case(directory, local_dir)
+    # On a cluster, whatever is asked of keepers is a job of Spark's.
+    checkpoints = case.checkpoints("1s" if "master" in given else "200ms")
+    return case.job(spark, settings=settings, kinds_parallelism=kinds, checkpoints=checkpoints)
 
 
 def _write_executors(directory: Path, spark: Any) -> None:

@@ -123,20 +123,21 @@ def write_events(directory: Path, file: int, events: list[dict[str, Any]]) -> No
 
 
 def build(
-    spark: Any, source: Path, out: Path, name: str = "pipeline", kinds_parallelism: int | None = None, **kwargs: Any
-) -> sl.Job:
-    """Return the job: both operators, each into a file sink of its own."""
+    spark: Any, source: Path, out: Path, name: str = "pipeline", kinds_parallelism: int | None = None,
+    short: bool = False, **kwargs: Any,
+) -> sl.Job:  # fmt: skip
+    """Return the job: both operators, or the first alone, each into a file sink of its own."""
     df = spark.readStream.schema(EVENT_SCHEMA).option("maxFilesPerTrigger", 1).json(str(source))
     # Ordered, because after a restart the file source may give two files to one epoch.
     users = sl.stream(df).key_by("user", order_by="seq")
     profiles = users.process(Profile(), output=PROFILE_OUTPUT, uid="profile")
+    sinks = [profiles.to(sl.sinks.files(str(out / "profiles"), format="json"))]
+    if short:
+        return sl.Job(name, sinks=sinks, **kwargs)
     kinds = profiles.key_by("kind").process(
         PerKind(), output="kind string, n bigint", uid="per-kind", parallelism=kinds_parallelism
     )
-    sinks = [
-        profiles.to(sl.sinks.files(str(out / "profiles"), format="json")),
-        kinds.to(sl.sinks.files(str(out / "kinds"), format="json")),
-    ]
+    sinks.append(kinds.to(sl.sinks.files(str(out / "kinds"), format="json")))
     return sl.Job(name, sinks=sinks, **kwargs)
 
 

@@ -18,6 +18,7 @@ from strandline.plan.columns import Columns
 from strandline.spark.base.ddl import ddl_of
 from strandline.spark.lower.reduction import Reduction
 from strandline.types.datatypes import parse_type
+from tests.soak import soaking
 from tests.spark.harness import Case, begin_reducing, eventually, settle
 
 pytestmark = pytest.mark.spark
@@ -91,12 +92,15 @@ def plain(rows: Any) -> list[tuple[Any, ...]]:
     return sorted((tuple(map(one, row)) for row in rows), key=repr)
 
 
-@pytest.mark.parametrize("reduce", [True, False])
-def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: bool, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+def test_running_aggregates_are_those_of_a_batch(
+    spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: Any
+) -> None:
+    """Whether Spark aggregates first or not, and when it does no longer."""
     sink = sl.sinks.memory()
     stream = source(spark, case.root / "in").where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
-    begin_reducing(monkeypatch, reduce)
     for part in range(2):
+        begin_reducing(monkeypatch, reduce[part])
         with start(spark, case, (stream, sink)) as run:
             for number in range(2):
                 write_rows(case.root / "in", 2 * part + number, 300, 10)
@@ -109,18 +113,16 @@ def test_running_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce:
     assert stream.schema.simpleString() == grouped.schema.simpleString()
 
 
+SOME = {"n": sl.agg.count(), "total": sl.agg.sum("v")}
 WINDOWS = [sl.Sliding("20s", every="5s", offset="2s"), sl.Session("1s")]
 
 
 def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
-    """Sliding windows and sessions; and windows by count and by the clock, with a restart in between."""
+    """Sliding windows, sessions, and windows by count, with a restart in between."""
     events = source(spark, case.root / "in").watermark("ts", "10s")
     timed = [events.key_by("k").window(window).agg(GIVEN, uid=f"w{i}") for i, window in enumerate(WINDOWS)]
-    some = {"n": sl.agg.count(), "total": sl.agg.sum("v")}
-    counted = events.key_by("k", order_by=("ts", "v")).window(sl.Global(count=5)).agg(some, uid="counted")
-    clock = events.key_by("k").window(sl.Tumbling("1s"), time="processing").agg(some, uid="clock")
-    bursts = events.key_by("k").window(sl.Session("1s"), time="processing", early="500 ms").agg(some, uid="bursts")
-    outputs = [(stream, sl.sinks.memory()) for stream in (*timed, counted, clock, bursts)]
+    counted = events.key_by("k", order_by=("ts", "v")).window(sl.Global(count=5)).agg(SOME, uid="counted")
+    outputs = [(stream, sl.sinks.memory()) for stream in (*timed, counted)]
     sinks = [sink for _, sink in outputs]
     wanted: list[Any] = []
     for part in range(2):
@@ -129,28 +131,42 @@ def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
                 write_rows(case.root / "in", number, 450, 10 + 15 * number)
             settle(run)
             if part == 1:
-                wanted = [by_window(spark, case, window) for window in WINDOWS]
-                finish(run, case, sinks, [rows.count() for rows in wanted])
+                wanted = [by_window(spark, case, window).collect() for window in WINDOWS]
+                # An event whose time completes the windows of all others, without any event after it.
+                (case.root / "in" / "999.json").write_text('{"ts": "2026-01-01T00:10:00Z", "k": "last"}')
+                run.process_all_available(60)
+                counts = [len(rows) for rows in wanted]
+                eventually(lambda n=counts: run.checkpoint(60) and all_there(sinks, n), "all windows", 60)
     for sink, rows in zip(sinks, wanted, strict=False):
-        assert plain(sink.rows) == plain(rows.collect())
+        assert plain(sink.rows) == plain(rows)
     assert plain(sinks[2].rows) == plain(by_fives(case))
-    assert sum(row.n for row in sinks[3].rows) == 1801
-    # A burst's last result is the whole of it, whatever came before it.
-    newest = {(row.k, row.window_start): row.n for row in sinks[4].rows}
-    assert sum(newest.values()) == 1801
-
-
-def finish(run: sl.Run, case: Case, sinks: list[Any], counts: list[int]) -> None:
-    """Add an event whose time completes the windows of all others, without any event after it; wait for all results."""
-    (case.root / "in" / "999.json").write_text('{"ts": "2026-01-01T00:10:00Z", "k": "last"}')
-    run.process_all_available(60)
-    eventually(lambda: run.checkpoint(60) and all_there(sinks, counts), "all windows", 60)
 
 
 def all_there(sinks: list[Any], counts: list[int]) -> bool:
-    *windows, _, clock, bursts = (sink.rows for sink in sinks)
-    whole = all(len(rows) >= count for rows, count in zip(windows, counts, strict=True))
-    return whole and sum(row.n for row in clock) >= 1801 and any(row.k == "last" for row in bursts)
+    return all(len(sink.rows) >= count for sink, count in zip(sinks, counts, strict=False))
+
+
+def test_windows_by_the_clock(spark: Any, case: Case) -> None:
+    """Each row is in one, whatever restarts there are; a burst's last result is the whole of it."""
+    events = source(spark, case.root / "in").key_by("k")
+    clock = events.window(sl.Tumbling("1s"), time="processing").agg(SOME, uid="clock")
+    bursts = events.window(sl.Session("1s"), time="processing", early="500 ms").agg(SOME, uid="bursts")
+    in_windows, in_bursts = sl.sinks.memory(name="clock"), sl.sinks.memory(name="bursts")
+
+    def newest() -> dict[Any, int]:
+        return {(row.k, row.window_start): row.n for row in in_bursts.rows}
+
+    for number in range(2):
+        write_rows(case.root / "in", number, 450, 10)
+        with start(spark, case, (clock, in_windows), (bursts, in_bursts)) as run:
+            settle(run)
+            if number == 1:
+                eventually(
+                    lambda: run.checkpoint(60) and sum(row.n for row in in_windows.rows) >= 900, "all windows", 60
+                )
+                eventually(lambda: run.checkpoint(60) and sum(newest().values()) >= 900, "all bursts", 60)
+    assert sum(row.n for row in in_windows.rows) == 900
+    assert sum(newest().values()) == 900
 
 
 def by_window(spark: Any, case: Case, window: Any) -> Any:

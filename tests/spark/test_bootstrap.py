@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from strandline.snapshot.opened import METADATA, open_snapshot
 from strandline.snapshot.savepoint import WRITING
 from strandline.spark.job import bootstrapping
 from tests import jvm
+from tests.soak import soaking
 from tests.spark import bootstrapped, paying, pipeline, small
 from tests.spark.harness import TIMEOUT_S, Case, keepers, settle
 
@@ -181,20 +183,39 @@ def fail(name: str, failed: list[str]) -> None:
     raise sl.errors.UnavailableError(f"failpoint '{name}'")
 
 
+def die(spark: Any, root: Path, local_dir: Path, how: str) -> None:
+    """Have a bootstrap die when all is written but what makes it a savepoint."""
+    if how == "killed":
+        (root / "home").mkdir()
+        home = str(jvm.spark_home(root / "home"))
+        environment = {**os.environ, "STRANDLINE_FAILPOINTS": "savepoint.written=kill", "SPARK_HOME": home}
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.spark.bootstrapped", str(root), str(local_dir)],
+            env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        return
+
+    def interrupt() -> None:
+        for name in ("begun", "ck"):
+            shutil.copytree(root / name, root / "left" / name)
+        raise KeyboardInterrupt
+
+    failpoints.arm("savepoint.written", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        bootstrapped.bootstrap(spark, root, local_dir)
+    # It has tidied up. A killed one would not have.
+    for name in ("begun", "ck"):
+        assert not [path for path in (root / name).rglob("*") if path.is_file()]
+        shutil.rmtree(root / name, ignore_errors=True)
+        (root / "left" / name).rename(root / name)
+
+
+@pytest.mark.parametrize("how", ["as if killed", *soaking(["killed"])])
 def test_what_a_killed_one_left_is_taken_away(
-    spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+    spark: Any, tmp_path: Path, local_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Killed when all is written but what makes it a savepoint."""
-    (tmp_path / "home").mkdir()
-    environment = {
-        **os.environ, "STRANDLINE_FAILPOINTS": "savepoint.written=kill",
-        "SPARK_HOME": str(jvm.spark_home(tmp_path / "home")),
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.bootstrapped", str(tmp_path), str(local_dir)],
-        env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    die(spark, tmp_path, local_dir, how)
     left = {path.name for path in (tmp_path / "begun").iterdir()}
     assert WRITING in left
     assert METADATA not in left

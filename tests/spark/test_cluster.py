@@ -34,7 +34,7 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 @pytest.mark.timeout(300)
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
-        case.add(2)
+        case.add(1)
         app = App(case, master="local-cluster[2,1,1024]", executors="wanted", follow="3s", kinds="1")
         first = reached(app, case)
         # Partitions stay on their executor, with data or without.
@@ -47,14 +47,14 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
         assert executors.keys() == {"profile/0", "profile/1", "per-kind/0"}
         assert len(set(executors.values())) == 2
         assert all("CoarseGrainedExecutorBackend" in processes()[pid] for pid in executors.values())
-        case.add(2)
+        case.add(1)
         later = reached(app, case)
         assert later["keepers"] == first["keepers"]
         assert later["restarts"] == 0
 
         dead = executors["profile/0"]
         os.kill(dead, signal.SIGKILL)
-        case.add(2)
+        case.add(1)
         after = reached(app, case)
         assert after["restarts"] > 0
         assert after["restored_from"] is not None
@@ -71,7 +71,7 @@ def test_an_executor_of_two_is_killed(case: Case) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 11)))
+@pytest.mark.parametrize("seed", seeds([], soak=range(11)))
 def test_executors_without_keepers_are_killed_in_the_middle_of_an_epoch(case: Case, seed: int) -> None:
     """With them go shuffled rows that are being read: Spark makes them again, and the task that read them runs again."""
     rng, wide, wanted = random.Random(seed), Wide(case.root, seed), 2 if seed else 1

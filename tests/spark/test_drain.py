@@ -19,6 +19,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.times import FIRST_US, LAST_US
+from tests.soak import soaking
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 
@@ -82,7 +83,7 @@ def shown(spark: Any, case: Case) -> tuple[Counter[Any], Counter[Any]]:
     return windows, Counter((r["user"], r["total"]) for r in waited)
 
 
-@pytest.mark.parametrize("broken", ["", "keeper", "drain.epoch", "checkpoint.commit_sinks.before"])
+@pytest.mark.parametrize("broken", ["", "drain.epoch", "checkpoint.commit_sinks.before", *soaking(["keeper"])])
 def test_a_source_that_ends_is_drained_exactly_once(spark: Any, case: Case, broken: str) -> None:
     write(case.root / "in", 0, EVENTS)
     dies = str(case.root / "died") if broken == "keeper" else ""

@@ -20,6 +20,7 @@ from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, settle
 
 pytestmark = pytest.mark.spark
+COMPACTS = "spark.sql.streaming.fileSource.log.compactInterval"
 
 USERS = ("ann", "bob", "cid")
 
@@ -58,23 +59,25 @@ def shown(directory: Path) -> Counter[tuple[Any, ...]]:
     return Counter((row["user"], row["n"]) for row in map(json.loads, lines))
 
 
-def test_deleted_files_are_never_needed_again(spark: Any, case: Case) -> None:
+def test_deleted_files_are_never_needed_again(spark: Any, case: Case, request: pytest.FixtureRequest) -> None:
     source, out = Input(case.root / "in"), case.root / "out"
     stream = source.stream(spark, clean="delete")
     job = small.job(
         stream, case.root, case.local_dir, sink=sl.sinks.files(out, format="json"),
         checkpoints=sl.Checkpoints(case.root / "ck"), restart=sl.Restart(attempts=3, delay="50ms"),
     )  # fmt: skip
-    # Spark compacts its log with the tenth file.
-    source.put(12)
+    # Spark compacts its log with every tenth file otherwise.
+    spark.conf.set(COMPACTS, "3")
+    request.addfinalizer(lambda: spark.conf.unset(COMPACTS))
+    source.put(4)
     with job.start(spark) as run:
         run.process_all_available(60)
-        assert len(source.left()) == 12, "no checkpoint covers them yet"
+        assert len(source.left()) == 4, "no checkpoint covers them yet"
         run.checkpoint(60)
         eventually(lambda: source.left() == [], "a checkpoint covers them")
-        source.put(6)
+        source.put(3)
         run.process_all_available(60)
-        assert len(source.left()) == 6
+        assert len(source.left()) == 3
         # All that was read since the checkpoint is read again.
         os.kill(run.status().keepers[0].pid, signal.SIGKILL)
         source.put(1)

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.spark
 
 def from_now(spark: Any, name: str | None = None) -> sl.Stream:
     """A source that begins at the moment when it is first looked at."""
-    rate = spark.readStream.format("rate").option("rowsPerSecond", 20).option("numPartitions", 1).load()
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 40).option("numPartitions", 1).load()
     stream = sl.stream(rate, name=name) if name else sl.stream(rate)
     return stream.select_expr("cast(value % 3 as string) user", "value v", "timestamp")
 
@@ -50,12 +50,18 @@ class Values(sl.KeyedProcess):
 def life(case: Case, stream: sl.Stream, sink: sl.sinks.Sink) -> sl.Job:
     return small.job(
         stream, case.root, case.local_dir, sink=sink, process=Values(), output="v bigint, at string, n bigint",
-        trigger="100ms", restart=sl.Restart(attempts=5, delay="50ms"),
+        trigger="300ms", restart=sl.Restart(attempts=5, delay="50ms"),
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", ["an epoch", "a checkpoint"])
-@pytest.mark.parametrize("dies", ["keeper", "job"])
+@pytest.mark.parametrize(
+    ("first", "dies"),
+    [
+        ("an epoch", "keeper"),
+        ("a checkpoint", "job"),
+        *(pytest.param(*both, marks=pytest.mark.soak) for both in (("an epoch", "job"), ("a checkpoint", "keeper"))),
+    ],
+)
 def test_rows_from_the_very_first_on_are_seen_whenever_a_job_fails(
     spark: Any, case: Case, first: str, dies: str
 ) -> None:

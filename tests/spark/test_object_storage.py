@@ -23,7 +23,8 @@ def test_a_job_lives_and_is_forked_in_a_bucket(spark: Any, s3: Seaweed, case: Ca
     def checkpoints(every: str | None = "200ms") -> sl.Checkpoints:
         return sl.Checkpoints(f"{bucket}/ck", every=every, retain=2, storage_options=s3.options)
 
-    case.add(2)
+    case.short = True
+    case.add(1)
     with Reader(case), case.job(spark, checkpoints=checkpoints()).start(spark) as run:
         settle(run)
         run.rescale(3)

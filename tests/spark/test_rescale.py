@@ -12,6 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
+from tests.soak import soaking
 from tests.spark import timed
 from tests.spark.harness import Case, Reader, eventually, keepers, settle
 
@@ -28,7 +29,7 @@ def wanted(parallelism: int) -> set[tuple[str, int]]:
 
 def test_a_running_job_is_rescaled_and_its_keepers_are_killed(spark: Any, case: Case) -> None:
     with Reader(case):
-        case.add(2)
+        case.add(1)
         with case.job(spark).start(spark) as run:
             settle(run)
             case.add(1)
@@ -69,7 +70,7 @@ def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> N
         return {file.name for file in (case.root / name / "data").iterdir()}
 
     with Reader(case):
-        case.add(2)
+        case.add(1)
         with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1).start(spark) as run:
             assert of(run) == (3, {"profile": 3, "per-kind": 1})
             run.savepoint(case.root / "narrow")
@@ -96,8 +97,9 @@ def test_each_operator_has_a_parallelism_of_its_own(spark: Any, case: Case) -> N
             case.finish(run)
 
 
-@pytest.mark.parametrize("place", ["restore.claimed", "restore.keepers_opened"])
+@pytest.mark.parametrize("place", ["restore.keepers_opened", *soaking(["restore.claimed"])])
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
+    case.short = True
     case.add(2)
     with case.job(spark).start(spark) as run, ThreadPoolExecutor() as pool:
         settle(run)

@@ -30,7 +30,7 @@ def fork_of(case: Case) -> Case:
     """Return a case that reads the same input, and has sinks and checkpoints of its own."""
     fork = Case(case.root, case.local_dir, case.seed)
     fork.events, fork.files = case.events, case.files
-    fork.out = case.root / "fork-out"
+    fork.out, fork.short = case.root / "fork-out", case.short
     return fork
 
 
@@ -52,7 +52,8 @@ def damaged(directory: Path, checkpoint: int) -> Iterator[None]:
 @pytest.mark.parametrize("form", ["canonical", "native"])
 def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case, form: str) -> None:
     """The fork shows what comes after the savepoint, and nothing of before; neither disturbs the other."""
-    case.add(2)
+    case.short = form == "native"
+    case.add(1)
     fork = fork_of(case)
     with Reader(case), case.job(spark).start(spark) as run:
         settle(run)
@@ -67,7 +68,7 @@ def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case, form: str) -
             status = other.status()
             assert (status.restored_from, status.parallelism) == (taken.checkpoint, 3)
             assert {path.name for path in (case.root / "ck").iterdir()} == {"pipeline", "fork"}
-            case.add(2)
+            case.add(1)
             settle(run)
             settle(other)
             # Killed or not, the same command goes on from its own checkpoints.
@@ -84,7 +85,8 @@ def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case, form: str) -
 
 
 def test_a_job_stops_with_a_savepoint_and_is_set_back_to_it(spark: Any, case: Case) -> None:
-    case.add(2)
+    case.short = True
+    case.add(1)
     with case.job(spark).start(spark) as run:
         case.add(1)
         run.process_all_available(60)
@@ -130,7 +132,7 @@ def test_a_savepoint_outlives_what_becomes_of_the_run_it_was_asked_of(
     spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checkpoint stays, whichever run subsumes; when the job ends first, the savepoint is given up and says so."""
-    late = Late(case, monkeypatch)
+    late, case.short = Late(case, monkeypatch), True
     case.add(1)
     with (
         ThreadPoolExecutor(1) as pool,
@@ -160,7 +162,7 @@ def test_a_savepoint_outlives_what_becomes_of_the_run_it_was_asked_of(
 
 def test_a_job_is_not_stopped_behind_its_savepoint(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who stops with a savepoint moves what is shown there: nothing may be shown that the savepoint does not have."""
-    late = Late(case, monkeypatch)
+    late, case.short = Late(case, monkeypatch), True
     case.add(1)
     with ThreadPoolExecutor(2) as pool, case.job(spark).start(spark) as run:
         stopped = pool.submit(run.stop, savepoint=case.root / "first")
@@ -184,6 +186,7 @@ def test_a_job_is_not_stopped_behind_its_savepoint(spark: Any, case: Case, monke
 
 
 def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) -> None:
+    case.short = True
     case.add(1)
     with case.job(spark, checkpoints=case.checkpoints(retain=5)).start(spark) as run:
         first = settle(run).last_checkpoint
@@ -208,6 +211,7 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) 
 
 
 def test_a_savepoint_that_was_claimed_goes_when_the_job_stands_on_its_own(spark: Any, case: Case) -> None:
+    case.short = True
     case.add(1)
     fork = fork_of(case)
     with case.job(spark).start(spark) as run:

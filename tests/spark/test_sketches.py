@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from strandline.runtime.operators.aggregates import sketches
+from tests.soak import soaking
 from tests.spark.harness import Case, begin_reducing, eventually, settle
 from tests.spark.test_aggregation import start
 
@@ -93,34 +94,41 @@ def check_ranks(values: list[Any], ranks: list[float], found: list[Any]) -> None
         assert low - 2 / ACCURACY <= rank <= high + 2 / ACCURACY
 
 
-@pytest.mark.parametrize("reduce", [True, False])
-@pytest.mark.parametrize("window", [None, sl.Sliding("40s", every="20s")], ids=["running", "sliding"])
-def test_results_are_close_to_exact_ones(spark: Any, case: Case, window: Any, reduce: bool, monkeypatch: Any) -> None:
-    """Across a restart, and whether Spark aggregates first or not."""
-    sink = sl.sinks.memory()
+WINDOWS = {"running": None, "sliding": sl.Sliding("40s", every="20s")}
+
+
+@pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+def test_results_are_close_to_exact_ones(
+    spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Across a restart, whether Spark aggregates first or not, and when it does no longer."""
     directory = case.root / "in"
     keyed = source(spark, directory).watermark("ts").key_by("k")
-    stream = (keyed if window is None else keyed.window(window)).agg(GIVEN, uid="about")
-    begin_reducing(monkeypatch, reduce)
-    number = 0
-    for _ in range(2):
-        with start(spark, case, (stream, sink)) as run:
-            for _ in range(2):
+    sinks = {name: sl.sinks.memory(name=name) for name in WINDOWS}
+    streams = {
+        name: (keyed if window is None else keyed.window(window)).agg(GIVEN, uid=name)
+        for name, window in WINDOWS.items()
+    }
+    for part in range(2):
+        begin_reducing(monkeypatch, reduce[part])
+        with start(spark, case, *((streams[name], sinks[name]) for name in WINDOWS)) as run:
+            for number in range(2 * part, 2 * part + 2):
                 write_rows(directory, number, 3000)
-                number += 1
             settle(run)
-            if window is not None and number == 4:
+            if part:
                 (directory / "999.json").write_text('{"ts": "2026-01-01T01:00:00Z", "k": "last"}')
                 run.process_all_available(60)
-                windows = len(exact(spark, directory, window))
-                eventually(lambda n=windows: run.checkpoint(60) and len(sink.rows) >= n, "all windows", 30)
-    wanted = exact(spark, directory, window)
-    found = {(row.k,) if window is None else (row.k, row.window_start): row for row in sink.rows}
-    assert {at for at in found if at[0] != "last"} == wanted.keys()
-    for at, row in wanted.items():
-        check(found[at], row)
+                windows = len(exact(spark, directory, WINDOWS["sliding"]))
+                eventually(lambda n=windows: run.checkpoint(60) and len(sinks["sliding"].rows) >= n, "all windows", 30)
+    for name, window in WINDOWS.items():
+        wanted = exact(spark, directory, window)
+        found = {(row.k,) if window is None else (row.k, row.window_start): row for row in sinks[name].rows}
+        assert {at for at in found if at[0] != "last"} == wanted.keys()
+        for at, row in wanted.items():
+            check(found[at], row)
     types = dict(spark.read.schema(SCHEMA).json(str(directory)).groupBy("k").agg(*own()).dtypes)
-    assert {name: type for name, type in dict_of(stream).items() if name in types} == types
+    for stream in streams.values():
+        assert {name: type for name, type in dict_of(stream).items() if name in types} == types
 
 
 def own() -> list[Any]:

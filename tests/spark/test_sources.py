@@ -89,18 +89,18 @@ def test_two_sources_are_one_consistent_prefix(spark: Any, case: Case) -> None:
     def add(source: Input, files: int) -> None:
         for _ in range(files):
             rows = []
-            for _ in range(rng.randint(1, 12)):
+            for _ in range(rng.randint(6, 16)):
                 clock[source.name] += rng.randint(0, 4)
                 rows.append((rng.randrange(8), clock[source.name], rng.choice(["ann", "bob", "cid"])))
             source.add(*rows)
 
-    add(orders, 2)
+    add(orders, 1)
     with start() as run:
         settle(run)
         assert run.status().sources == ["orders", "payments"]
         assert run.status().rows_in == len(orders.rows)
         # All that follows is not in any checkpoint: both sources are rewound, to where each of them was.
-        add(payments, 2)
+        add(payments, 1)
         run.process_all_available(60)
         add(orders, 1)
         run.process_all_available(60)
@@ -108,7 +108,7 @@ def test_two_sources_are_one_consistent_prefix(spark: Any, case: Case) -> None:
     with start(backwards=True) as run:
         run.process_all_available(60)
         run.checkpoint(60)
-        add(orders, 2)
+        add(orders, 1)
         # What is far later makes an end of everything before it.
         orders.add((99, 10_000, "end"))
         payments.add((98, 10_000, "end"))

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.spark
 
 @pytest.mark.parametrize(
     ("before", "now"),
-    [(("rocksdb", 2), ("rocksdb", 2)), (("rocksdb", 2), ("rocksdb", 3)), (("filesystem", 3), ("rocksdb", 2))],
+    [
+        (("rocksdb", 2), ("rocksdb", 2)),
+        (("filesystem", 3), ("rocksdb", 2)),
+        pytest.param(("rocksdb", 2), ("rocksdb", 3), marks=pytest.mark.soak),
+    ],
 )
 def test_a_job_goes_on_with_another_type_name_and_uid(
     spark: Any, case: Case, before: tuple[str, int], now: tuple[str, int]

@@ -95,7 +95,7 @@ def _reached(watermark: dt.datetime) -> int:
 def check_columns(operator: OperatorInfo, state: StateInfo, rows: Any, name: str) -> None:
     """Refuse rows whose columns are not the table's, before any of them is computed."""
     if isinstance(rows, DataFrame):
-        schema = to_arrow_schema(rows.schema)
+        schema = to_arrow_schema(rows.schema, timezone="UTC")
         rows_of(operator, state).check(pa.RecordBatch.from_pylist([], schema))
     else:
         rows_of(operator, state).check(next(iter(_batches(rows, name))).slice(0, 0))

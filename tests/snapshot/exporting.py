@@ -1,0 +1,25 @@
+"""Canonical files made in the test's own process: that it is another one, and may die, is for the tests of savepoints.
+
+A process costs more than what it does for a state of some rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from strandline.snapshot import taking
+from strandline.snapshot.export import Files, Part, export
+from strandline.snapshot.exporters import Exporters
+
+
+class _Here(Exporters):
+    def export(self, part: Part, wrote: Callable[[int], None]) -> Files:
+        return export(part, wrote)
+
+
+@pytest.fixture(autouse=True)
+def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the tests of a module that imports this begin no processes."""
+    monkeypatch.setattr(taking, "Exporters", _Here)
