@@ -26,6 +26,7 @@ from strandline.snapshot.export import Files
 from strandline.snapshot.opened import open_snapshot
 from strandline.snapshot.rows import rows_of
 from strandline.spark.building.tasks import TableTask
+from strandline.spark.building.writing import check_columns
 from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
 from tests.pages import run_page
@@ -164,3 +165,9 @@ def test_of_several_attempts_of_a_task_one_counts(tmp_path: Path) -> None:
         builder.write("op", "seen", [rows])
         assert builder.finish().operators == made.operators
     assert tree(tmp_path / "tasks").keys() == tree(tmp_path / "once").keys()
+
+
+def test_times_of_dataframes_fit_times(spark: Any) -> None:
+    at = StateInfo(name="at", kind="value", value_type="timestamp")
+    rows = spark.sql("select 1L as id, timestamp'2026-01-01 00:00:00' as value")
+    check_columns(operator_of(parse_schema("id bigint"), at), at, rows, "op.at")
