@@ -221,8 +221,12 @@ class KafkaConnection(Connection):
             self._target.cluster.ask(producer.commit_transaction)
             failpoints.hit("kafka.decided")
             self._await(record)
-        except KafkaException as error:
-            raise in_words(error, self._writer.label, self._target.cluster, self._said) from error
+        except (KafkaException, SystemError) as error:
+            # Python says the latter of a callback that is run while the client's own error is on its way.
+            found = error if isinstance(error, KafkaException) else error.__cause__
+            if not isinstance(found, KafkaException):
+                raise
+            raise in_words(found, self._writer.label, self._target.cluster, self._said) from error
         failpoints.hit("kafka.committed")
         self._found, self._is_whole = record, True
         _known[self._key] = record
