@@ -98,7 +98,12 @@ MISTAKES = [
     ),
     asked("Spark's name", lambda: sl.ValueState, "did you mean 'Value'?"),
     asked("a format for a sink", lambda: sl.sinks.parquet("out/"), "sinks.files(path, format='parquet')"),
-    asked("another system's sink", lambda: sl.sinks.kafka("topic"), "there is no sink 'kafka'", "foreach_batch"),
+    asked("another system's sink", lambda: sl.sinks.mongodb("topic"), "there is no sink 'mongodb'", "foreach_batch"),
+    written(
+        "a topic for a server",
+        lambda: sl.sinks.kafka("topic", "out"),
+        "servers is 'topic', expected addresses with ports",
+    ),
     written("no schema", lambda: events(""), "events(): the schema: cannot read the schema", "expected a name"),
     written("a schema that is a type", lambda: events("bigint"), "events(): the schema", "expected a type"),
     # -- keys
