@@ -55,7 +55,8 @@ def use() -> None:
 
 def executors() -> dict[str, str]:
     """Return the settings of a session whose executors are processes of their own."""
-    return {"spark.executor.extraJavaOptions": f"-Xss16m {_options()}"}
+    options = [option for option in _options().split() if not option.startswith("-Dspark.")]
+    return {"spark.executor.extraJavaOptions": f"-Xss16m {' '.join(options)}"}
 
 
 def spark_home(directory: Path) -> Path:

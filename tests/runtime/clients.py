@@ -330,7 +330,8 @@ class Nursery:
     """Starts keepers of one job on one machine, and leaves none behind."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root / "local"
+        # A socket has only so long a path, and names of tests are long.
+        self.root = root / "l"
         self.storage = root / "storage"
         self._keepers: list[Keeper] = []
 
