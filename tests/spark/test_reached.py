@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -71,15 +72,19 @@ def test_a_job_is_looked_at_and_stopped_from_outside(spark: Any, case: Case) -> 
 
 def test_a_job_that_does_not_start_is_found_no_more(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
+    others = ThreadPoolExecutor(1)
 
     def fail(*_: Any, **__: Any) -> None:
         driver = find_driver(case.local_dir, "small")
         found.append(call(driver, STATUS, Nothing()).state)
         with pytest.raises(sl.errors.UnavailableError, match="is starting"):
             call(driver, STOP, Stop())
-        with pytest.raises(sl.errors.CheckpointError, match="is starting"):
-            call(driver, CHECKPOINT, TakeCheckpoint())
+        # A checkpoint is waited for, until the job has begun or failed.
+        waiting.append(others.submit(call, driver, CHECKPOINT, TakeCheckpoint()))
+        assert not wait_for(waiting, 0.3).done
         raise sl.errors.ConfigurationError("it does not fit")
+
+    waiting: list[Future[Any]] = []
 
     job = small.job(sl.stream(small.source(spark, case.root / "in")), case.root, case.local_dir)
     with monkeypatch.context() as patch:
@@ -87,4 +92,7 @@ def test_a_job_that_does_not_start_is_found_no_more(spark: Any, case: Case, monk
         with pytest.raises(sl.errors.ConfigurationError, match="it does not fit"):
             job.start(spark)
     assert found == ["starting"]
+    with pytest.raises(sl.errors.StrandlineError):
+        waiting[0].result(20)
+    others.shutdown()
     assert find_drivers(case.local_dir) == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -35,6 +36,15 @@ class Shelf:
     staged: dict[str, Staged] = field(default_factory=dict)
     shown: dict[str, Staged] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
+    is_away: bool = False
+    is_mute: bool = False
+
+    @contextmanager
+    def being(self, what: str) -> Iterator[None]:
+        """Be away, or mute, for as long as the context lasts."""
+        setattr(self, what, True)
+        yield
+        setattr(self, what, False)
 
 
 class Shelving(sl.sinks.Sink):
@@ -68,12 +78,21 @@ class Shelving(sl.sinks.Sink):
             found.append(name)
         return found
 
-    def commit(self, pending: Sequence[str]) -> None:
+    def commit(self, pending: Sequence[str]) -> Sequence[str]:
+        if self.shelf.is_away and "reaches what is away" not in self.faults:
+            return [] if "forgets what waits" in self.faults else pending
         self._check("commits unfenced", self.shelf.runs.get(self.mine) == self.generation)
         assert "is one thread's" not in self.faults or self.thread == threading.get_ident()
         self._show(pending)
+        if self.shelf.is_mute:
+            if "shows again what nobody confirmed" in self.faults:
+                self.shelf.done.clear()
+            raise ConnectionError("no answer")
+        return []
 
     def recover(self, pending: Sequence[str], epoch: int, *, fresh: bool) -> None:
+        if self.shelf.is_away and pending and "starts without what waits" not in self.faults:
+            raise sl.errors.UnavailableError("it is away")
         self._check("starts unfenced", self.shelf.runs.get(self.mine, 0) <= self.generation)
         self.shelf.runs[self.mine] = self.generation
         self._show(pending)
@@ -134,6 +153,8 @@ def passes(check: Check, faults: Collection[str], tidy: bool) -> bool:
         visible=lambda: [row for staged in shelf.shown.values() for row in staged[3]],
         left=lambda: tidy and shelf.staged,
         frame=frame,
+        away=lambda: shelf.being("is_away"),
+        mute=lambda: shelf.being("is_mute"),
         crashes=100,
     )
     try:
@@ -152,6 +173,10 @@ def test_a_sink_as_it_should_be_passes() -> None:
     [
         ("closes what it never opened", "it_runs_and_closes"),
         ("fails without rows", "an_epoch_without_rows"),
+        ("reaches what is away", "a_target_that_is_away_is_caught_up_with"),
+        ("forgets what waits", "a_target_that_is_away_is_caught_up_with"),
+        ("starts without what waits", "a_target_that_is_away_is_caught_up_with"),
+        ("shows again what nobody confirmed", "an_answer_that_is_lost_is_asked_for"),
         ("is one thread's", "commits_come_from_another_thread"),
         ("writes one task", "every_row_of_every_task_is_seen"),
         ("shows at once", "nothing_is_visible_before_its_commit"),
