@@ -174,7 +174,9 @@ def test_keepers_that_are_ready_live_on_while_another_restores(silent: KeeperRef
 def fleet(places: Places) -> Fleet:
     """A fleet whose Spark is not asked for anything but what a task has accumulated."""
     acks = SimpleNamespace(value=[])
-    context = SimpleNamespace(master="spark://elsewhere", accumulator=lambda *_: acks)
+    memory = SimpleNamespace(keys=lambda: SimpleNamespace(mkString=lambda between: "elsewhere:1"))
+    java = SimpleNamespace(sc=lambda: SimpleNamespace(getExecutorMemoryStatus=lambda: memory))
+    context = SimpleNamespace(master="spark://elsewhere", accumulator=lambda *_: acks, _jsc=java)
     return Fleet(SimpleNamespace(sparkContext=context), places, Generation(1), [], None)  # type: ignore[arg-type]
 
 

@@ -46,6 +46,8 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
     made.restored = None
     made._finished_us = None
+    made._times = SimpleNamespace(look=lambda late_rows, reached_us, now_us: None)
+    made.driver.now_us = 0
     made.ticks = ticks
     return made
 
@@ -145,11 +147,12 @@ class Reading:
         driver._coordinator = SimpleNamespace(pending=None, confirmed=None)
         driver._generation, driver._nothing, driver._batch = 1, None, 5
         driver._plan = SimpleNamespace(
-            build=lambda df, run, operators: SimpleNamespace(close=lambda: None),
+            build=lambda df, run, operators, reports: SimpleNamespace(close=lambda: None),
             reductions={},
-            pipeline=SimpleNamespace(counting=set(), measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
+            pipeline=SimpleNamespace(counting={}, measuring={"op"}, moved=lambda uid, newest_us: {0: newest_us}),
         )
         driver._fleet = SimpleNamespace(slots={("op", 0)})
+        driver._failed_rows = SimpleNamespace(reports=lambda epoch: {}, take=lambda epoch, now_us: 0)
         driver._write = lambda built, epoch: {("op", 0): self.ack}
         driver._noting_failures = lambda *_: nullcontext()
 
@@ -244,7 +247,9 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     made.driver.failed, made.driver.paused = threading.Event(), threading.Event()
     made.driver.paused.set()
     made.driver.epoch_carries_trigger, made._finished_us = False, 1
-    made.driver.progress = SimpleNamespace(epochs=0)
+    made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
+    made.driver.watermarks.reached_us, made.driver.sealed = 0, threading.Event()
+    made._fleet = SimpleNamespace(may_have_lost_one=lambda: False)
     made.driver.tick = lambda by_us: False
     made._final_checkpoint_done = lambda: True
     made.coordinator.advance = lambda: None
@@ -290,7 +295,8 @@ def rescalable() -> Any:
     )
     run._state, run._error = "running", None
     run._again, run._ended, run._changing = threading.Event(), threading.Event(), threading.Lock()
-    run._told, run.checkpoint = Told(), lambda timeout: time.sleep(0.05)
+    run._stopping, run._told = threading.Event(), Told()
+    run._checkpoint_of = lambda attempt, deadline: time.sleep(0.05)
 
     def attempt() -> Any:
         return SimpleNamespace(has=run._told.job, driver=SimpleNamespace(operators=[], paused=threading.Event()))

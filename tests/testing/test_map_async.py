@@ -179,8 +179,8 @@ def test_what_does_not_answer_in_time_is_not_the_functions_fault(threads: bool) 
 
 def test_branches_of_what_was_asked_ask_once() -> None:
     asked = ROWS.map_async(lambda row: row, "k string, v int")
-    plain = ROWS.map(lambda row: row, "k string, v int")
-    for stream, kept in ((asked, 1), (plain, 0)):
+    called = ROWS.map(lambda row: row, "k string, v int")
+    for stream, kept in ((asked, 1), (called, 1), (ROWS, 0)):
         sinks = [stream.to(sl.sinks.noop()), stream.map(lambda row: row, "k string, v int").to(sl.sinks.noop())]
         assert len(Plan._find_branches(_Planned(sinks))) == kept  # type: ignore[arg-type]
 
