@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strandline.api.states import TTL
@@ -69,6 +69,7 @@ def check_equal(made: dict[str, Bench]) -> dict[str, pa.RecordBatch]:
 
 @pytest.mark.parametrize("ttl", TTLS, ids=str)
 @given(st.lists(EVENTS, max_size=6))
+@example([[], [], [], [("a", "append", 0, 0)]])
 @examples(15)
 def test_states_of_functions(ttl: TTL | None, epochs: list[Any]) -> None:
     with benches(lambda kind, root: Bench(kind, root, Living(ttl))) as made:

@@ -80,3 +80,12 @@ def test_workers_are_forked_with_what_tasks_import(spark: Any) -> None:
 
     (row,) = spark.range(1).coalesce(1).mapInArrow(parent, "command string").collect()
     assert "strandline.spark.keepers.daemon" in row.command
+
+
+def test_the_anchors_of_two_jobs_are_two(spark: Any) -> None:
+    """They are alike, and of what is alike Spark has one cache: the first job to end would take the other's away."""
+    one, other = Exchange(spark, 2), Exchange(spark, 2)
+    other._settle()
+    one.close()
+    assert other._anchor.storageLevel.useMemory
+    other.close()

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from strandline.core.ids import Partition
+from strandline.core.ids import Partition, unique_name
 from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
@@ -58,7 +58,9 @@ class Exchange:
             prepare_session(session)
             # Of a list of Python's, Spark would make rows in Python: in workers of another kind than ours, with a
             # process of their own that forks them, a second's work.
-            anchor = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION})")
+            # And of one that is like another job's, Spark would have one cache for both, gone with the first of them.
+            own = f"'{unique_name()}' <> ''"
+            anchor = session.sql(f"SELECT * FROM VALUES {rows} AS anchor({_ANCHOR_ROUTE}, {PARTITION}) WHERE {own}")
             self._anchor = anchor.repartition(self._tasks, _ANCHOR_ROUTE).cache()
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._hinted = self._anchor.hint("shuffle_hash")

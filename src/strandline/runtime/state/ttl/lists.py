@@ -123,6 +123,9 @@ class ExpiringListHandle(ListHandle):
             first, *others = some
             elements = [element for chunk in (first, *others) for element in chunk.elements]
             table.put(key, first.number, (expires_us if has_own else None, elements))
+            if has_own and expires_us is not None:
+                # What was watched may have been another one's number, or that of a head which has gone.
+                self._watch(first.number, expires_us)
             for chunk in others:
                 table.put(key, chunk.number, None)
 
