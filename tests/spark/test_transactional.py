@@ -297,6 +297,20 @@ def test_staged_rows_that_are_damaged_are_not_written(ledger: Any) -> None:
     assert ledger.rows == []
 
 
+def test_staged_rows_in_the_place_of_others_are_not_written(ledger: Any) -> None:
+    """Each whole, as after a copy that mixed them up: both would be written, into the wrong lanes."""
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    one, other = sorted(waiting_files(trial))[:2]
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(data)
+    with pytest.raises(CorruptionError, match="staged rows are others than the checkpoint lists"):
+        sink.commit(pending)
+    assert not set(ledger.rows) & set(numbers_of(1)[:4])
+
+
 def test_an_older_run_deletes_nothing_of_a_newer_one(ledger: Any) -> None:
     trial = trial_of(ledger)
     older = trial.open()

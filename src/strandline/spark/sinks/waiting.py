@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     bytes: int
     """As Arrow has them, uncompressed."""
+    crc32: int
+    """Of the file: whole as it may be, another one in its place would be other rows."""
 
 
 class Staged(msgspec.Struct, frozen=True, array_like=True):
@@ -79,8 +82,9 @@ class StageRows:
 
         def put() -> None:
             name = f"{self.epoch}-{attempt.partition}-{attempt.name}-{len(pieces)}"
-            folder.put(f"{self.sink}/g{self.generation}/{name}", encode_rows(held))
-            pieces.append(Piece(name, sum(b.num_rows for b in held), sum(b.nbytes for b in held)))
+            data = encode_rows(held)
+            folder.put(f"{self.sink}/g{self.generation}/{name}", data)
+            pieces.append(Piece(name, sum(b.num_rows for b in held), sum(b.nbytes for b in held), zlib.crc32(data)))
             held.clear()
 
         for batch in batches:
@@ -117,13 +121,17 @@ class Waiting:
         """Read its rows."""
         where = f"{folder.url}/{self.path}"
         try:
-            return decode_rows(folder.get(self.path), where)
+            data = folder.get(self.path)
         except NotFoundError as error:
             raise CorruptionError(
                 f"{sink}: staged rows are gone that the target does not have on record: {where}",
                 hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; if "
                 "it was, restore the job from a savepoint of before",
             ) from error
+        rows = decode_rows(data, where)
+        if zlib.crc32(data) != self.piece.crc32:
+            raise CorruptionError(f"{sink}: staged rows are others than the checkpoint lists: {where}")
+        return rows
 
 
 def waiting_in(sink: str, staged: Staged) -> Iterator[Waiting]:
