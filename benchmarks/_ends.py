@@ -75,6 +75,8 @@ class Kafka(End):
 
 
 class PostgreSQL(End):
+    _key: str | None = None
+
     @contextmanager
     def running(self, spark: Any) -> Iterator[None]:
         from tests import postgres
@@ -98,7 +100,7 @@ class PostgreSQL(End):
             server.stop()
 
     def sink(self) -> sl.sinks.Sink:
-        return sl.sinks.postgres(self._dsn, "results", create=True, name="out")
+        return sl.sinks.postgres(self._dsn, "results", create=True, key=self._key, name="out")
 
     def count(self) -> int:
         return int(self._ask("select count(*) from results")[0][0] or 0)
@@ -120,6 +122,16 @@ class PostgreSQL(End):
         except psycopg.errors.UndefinedTable:
             return [(0,)] if "count" in question else []
         return rows
+
+
+class PostgreSQLByKey(PostgreSQL):
+    """Each row in the place of the one that had its key, of 100,000."""
+
+    _key = "person"
+
+    def count(self) -> int:
+        """As the numbers of rows tell it."""
+        return int(self._ask("select count(*), max(id) + 1 from results")[0][-1] or 0)
 
 
 class Files(End):
@@ -169,7 +181,9 @@ class Delta(Files):
             return []
 
 
-ENDS: dict[str, type[End]] = {"kafka": Kafka, "postgresql": PostgreSQL, "delta": Delta, "files": Files}
+ENDS: dict[str, type[End]] = {
+    "kafka": Kafka, "postgresql": PostgreSQL, "postgresql-by-key": PostgreSQLByKey, "delta": Delta, "files": Files,
+}  # fmt: skip
 
 
 def ages(end: End) -> list[float]:

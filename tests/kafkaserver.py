@@ -8,7 +8,6 @@ a copy, and saves itself the program that formats one.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import shutil
@@ -19,10 +18,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.servers import end_with_parent, free_ports
 
 VERSION = "4.4.0"
 _ROOT = Path(__file__).parent.parent
@@ -92,7 +92,7 @@ class Kafka:
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
                 [_java(), *_LIGHT, "-cp", f"{_HOME}/jars/*", "kafka.Kafka", f"{self._directory}/settings"],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
             )  # fmt: skip
         self._await()
 
@@ -192,7 +192,7 @@ def start() -> Kafka:
     )  # fmt: skip
     shutil.copytree(_HOME / "formatted", directory / "data")
     names = ("broker", "secured", "controller")
-    server = Kafka(directory, dict(zip(names, _free_ports(len(names)), strict=True)), janitor)
+    server = Kafka(directory, dict(zip(names, free_ports(len(names)), strict=True)), janitor)
     settings = _SETTINGS.format(directory=directory, password=PASSWORD, **server._ports)
     (directory / "settings").write_text(settings)
     try:
@@ -295,18 +295,6 @@ def _answers(port: int) -> bool:
         return bool(AdminClient(quiet).list_topics(timeout=1).brokers)
     except KafkaException:
         return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tests.servers import end_with_parent, free_ports
 
 DATABASE = "tests"
 PASSWORD = "a-secret-of-these-tests"
@@ -85,7 +85,7 @@ class Server:
                     *_as_nobody(), self.bin / "postgres", "-D", self.directory / "data", "-p", str(self.port),
                     *(f"-c{name}={value}" for name, value in self.settings.items()),
                 ],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
             )  # fmt: skip
         deadline = time.monotonic() + 60
         while True:
@@ -127,7 +127,7 @@ def start() -> Server | None:
     cleaner = subprocess.Popen(
         [sys.executable, "-Sc", _CLEANER, directory], stdin=subprocess.PIPE, start_new_session=True
     )
-    server = Server(found, directory, _free_port(), cleaner)
+    server = Server(found, directory, free_ports(1)[0], cleaner)
     try:
         (directory / "password").write_text(PASSWORD)
         subprocess.run(
@@ -171,17 +171,6 @@ def _as_nobody() -> tuple[str, ...]:
         "PostgreSQL refuses to run as root, and there are no user namespaces here: run the tests as another user"
     )
     return wrapper
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _children(parent: int) -> list[int]:

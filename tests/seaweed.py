@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.servers import end_with_parent, free_ports
 
 _ACCESS_KEY, _SECRET_KEY = "strandline-tests", "a-secret-of-these-tests"
 _BUCKET = "bucket"
@@ -71,7 +70,7 @@ def start() -> Seaweed | None:
         })
     )  # fmt: skip
     names = ("master.port", "volume.port", "filer.port", "s3.port")
-    ports = _free_ports(2 * len(names))
+    ports = free_ports(2 * len(names))
     listening = [f"-{name}={ports[i]}" for i, name in enumerate(names)]
     listening += [f"-{name}.grpc={ports[len(names) + i]}" for i, name in enumerate(names)]
     with open(directory / "log", "wb") as log:
@@ -81,7 +80,7 @@ def start() -> Seaweed | None:
                 *listening, "-filer", "-s3", f"-s3.config={directory}/s3.json", "-s3.port.iceberg=0",
                 "-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=32",
             ],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=_end_with_parent,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=end_with_parent,
         )  # fmt: skip
     server = Seaweed(process, directory, ports[names.index("s3.port")])
     try:
@@ -90,18 +89,6 @@ def start() -> Seaweed | None:
         server.stop()
         raise
     return server
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _wait_until_it_answers(server: Seaweed) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -34,6 +33,7 @@ from tests import jvm, kafkaserver, postgres, seaweed
 from tests.kafkaserver import Kafka
 from tests.postgres import Server
 from tests.seaweed import Seaweed
+from tests.servers import end_with_parent
 from tests.spark.harness import processes
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -151,7 +151,7 @@ class Rig:
             self._driver = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.bothends", "--driver", str(self.root)],
                 cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
+                preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def status(self) -> dict[str, Any]:

@@ -9,7 +9,6 @@ this process is root, each worker has namespaces in which it has a name and `loc
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -26,6 +25,7 @@ from pyspark.sql import functions as F
 
 import strandline as sl
 from tests import jvm, kafkaserver
+from tests.servers import end_with_parent, free_ports
 from tests.spark import small
 from tests.spark.functions import Count
 from tests.spark.harness import TIMEOUT_S, eventually, processes
@@ -52,7 +52,7 @@ class Machines:
         }  # fmt: skip
         self._environment.pop("STRANDLINE_FAILPOINTS_DIR", None)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        port = _free_port()
+        port = free_ports(1)[0]
         self.master = f"spark://127.0.0.1:{port}"
         self._start_jvm("master", "127.0.0.1", "master.Master", "--port", str(port), "--webui-port", "0")
         eventually(lambda: _listens("127.0.0.1", port), "the master listens", 60)
@@ -129,7 +129,7 @@ class Machines:
         with (self.root / f"{name}.log").open("ab") as log:
             self._running[name] = subprocess.Popen(
                 command, env={**self._environment, **environment}, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, preexec_fn=_end_with_parent,
+                stderr=subprocess.STDOUT, preexec_fn=end_with_parent,
             )  # fmt: skip
 
 
@@ -181,13 +181,6 @@ def _descendants(pid: int) -> Iterator[int]:
                 yield child
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 def _listens(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), 1).close()
@@ -195,10 +188,6 @@ def _listens(host: str, port: int) -> bool:
     except OSError:
         time.sleep(0.1)
         return False
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 if __name__ == "__main__":
