@@ -413,3 +413,38 @@ def test_what_only_the_driver_reaches_no_task_writes_to(ledger: Any, monkeypatch
     monkeypatch.setattr(inprocess.Session, "range", None)
     assert sink.commit(pending) == []
     trial.expect(1)
+
+
+def test_a_target_that_was_put_back_is_not_written_to(ledger: Any) -> None:
+    """What lies between is nobody's to write again: neither the run nor the next one may go on behind a hole."""
+    trial = trial_of(ledger)
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    older = (list(ledger.rows), dict(ledger.marks))
+    sink.commit(trial.stage(sink, 2))
+    third = trial.stage(sink, 3)
+    newer = (list(ledger.rows), dict(ledger.marks))
+    ledger.rows, ledger.marks = older
+    with pytest.raises(CorruptionError, match="less on record than it had: it was put back"):
+        sink.commit(third)
+    with pytest.raises(CorruptionError, match="less on record than it had"):
+        trial.start(third, 3)
+    ledger.marks = {}
+    with pytest.raises(CorruptionError, match="lane 0 is at nothing"):
+        trial.start(third, 3)
+    assert not set(ledger.rows) & set(numbers_of(3))
+    ledger.rows, ledger.marks = newer
+    trial.start(third, 3)
+    trial.expect(1, 2, 3)
+
+
+def test_a_target_may_be_ahead_of_an_older_checkpoint(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    second = trial.stage(sink, 2)
+    sink.commit(second)
+    sink.commit(trial.stage(sink, 3))
+    sink = trial.start(second, 2)
+    sink.commit(trial.stage(sink, 3, version=1))
+    assert set(numbers_of(3)) <= set(ledger.rows)

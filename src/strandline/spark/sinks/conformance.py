@@ -10,7 +10,7 @@ Each check needs a place of its own, and a session whose tasks are tried again: 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from strandline.core.errors import UnavailableError
 from strandline.core.ids import Epoch
+from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.trial import Steps, Trial, failing_once, noting_ends
 
 __all__ = ["Check", "Promise", "Trial", "checks", "name_of"]
@@ -311,23 +312,30 @@ def a_target_that_is_away_is_caught_up_with(trial: Trial) -> None:
     sink.commit(first)
     second = trial.stage(sink, 2)
     with trial.away():
-        assert list(sink.commit(second) or ()) == second
+        left = _left(sink, second)
         third = trial.stage(sink, 3)
-        assert list(sink.commit([*second, *third]) or ()) == [*second, *third]
+        left = _left(sink, [*left, *third])
         try:
-            trial.start([*second, *third], 3)
+            trial.start(left, 3)
         except UnavailableError:
             pass
         else:
             raise AssertionError("a run began without what its checkpoint lists: expected UnavailableError")
     trial.expect(1)
-    sink = trial.start([*second, *third], 3)
+    sink = trial.start(left, 3)
     trial.expect(1, 2, 3)
     fourth = trial.stage(sink, 4)
     with trial.away():
-        assert list(sink.commit(fourth) or ()) == fourth
-    assert not sink.commit([*fourth, *trial.stage(sink, 5)])
+        left = _left(sink, fourth)
+    assert not sink.commit([*left, *trial.stage(sink, 5)])
     trial.expect(1, 2, 3, 4, 5)
+
+
+def _left(sink: Sink, pending: Sequence[str]) -> Sequence[str]:
+    left = sink.commit(pending)
+    assert left, "commit gave nothing, expected what it could not write"
+    assert set(left) <= set(pending), f"commit gave {left!r}, expected some of {pending!r}"
+    return left
 
 
 @_needs(Promise.WAITS)

@@ -82,8 +82,7 @@ class _Called(Target):
 
     def claim(self, writer: Writer) -> None:
         folder = folder_at(writer.storage)
-        if (newest := _read(folder, _claim_path(writer))) and int(newest) > writer.generation:
-            raise FencedError(f"{writer.label}: a newer driver of the job is at work")
+        _check_claim(folder, writer)
         _put(folder, _claim_path(writer), str(writer.generation))
 
     def connect(self, writer: Writer, lane: int) -> Connection:
@@ -104,9 +103,7 @@ class _Calling(Connection):
         return _read(self._folder, self._path)
 
     def write_rows(self, rows: Rows, since: str | None, mark: str) -> None:
-        newest = _read(self._folder, _claim_path(self.writer))
-        if newest and int(newest) > self.writer.generation:
-            raise FencedError(f"{self.writer.label}: a newer driver of the job is at work")
+        _check_claim(self._folder, self.writer)
         made = Row(*rows.batches[0].schema.names)
         columns = ([c.to_pylist() for c in batch.columns] for batch in rows.batches)
         self._call([made(*values) for found in columns for values in zip(*found, strict=True)], rows.ids)
@@ -134,6 +131,11 @@ class _Calling(Connection):
                     raise raised(where, error, users_lines(error.__traceback__)) from error
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _check_claim(folder: Folder, writer: Writer) -> None:
+    if (newest := _read(folder, _claim_path(writer))) and int(newest) > writer.generation:
+        raise FencedError(f"{writer.label}: a newer driver of the job is at work")
 
 
 def _claim_path(writer: Writer) -> str:

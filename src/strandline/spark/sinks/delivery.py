@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -29,6 +29,8 @@ class Delivered:
 
     rows: int
     refused: int
+    mark: str = ""
+    """The lane's, in the target, as far as is known."""
     failure: str = ""
     """Why those that are left have to wait, if any are."""
 
@@ -43,23 +45,25 @@ class Delivery:
     refusals: Refusals
     patience_s: float
     """For how long a target that does not answer is tried again, before its rows wait for another time."""
+    reached: Mapping[int, str]
+    """What lanes had on record before: they cannot have less."""
 
     def deliver(self, lane: int, waiting: Sequence[Waiting]) -> Delivered:
         """Write what the lane's record in the target does not have yet."""
-        folder, rows, refused = folder_at(self.place), 0, 0
+        folder, rows, refused, mark = folder_at(self.place), 0, 0, self.reached.get(lane, "")
         delay_s, until = _FIRST_DELAY_S, time.monotonic() + self.patience_s
         while True:
             one = _Lane(self, lane, folder)
             try:
-                for written, is_refused in one.write(waiting):
-                    rows, refused = rows + written, refused + is_refused
+                for written, is_refused, reached in one.write(waiting):
+                    rows, refused, mark = rows + written, refused + is_refused, reached
                     until = time.monotonic() + self.patience_s
-                return Delivered(rows, refused)
+                return Delivered(rows, refused, mark)
             except Exception as error:
                 if not isinstance(error, ConflictError) and not self.target.may_pass(error):
                     raise self._named(error) from error
                 if time.monotonic() + delay_s > until:
-                    return Delivered(rows, refused, shortened(f"{type(error).__name__}: {error}".strip()))
+                    return Delivered(rows, refused, mark, shortened(f"{type(error).__name__}: {error}".strip()))
             finally:
                 one.close()
             # Another connection asks how far it came: an answer may have been lost.
@@ -81,7 +85,7 @@ class _Lane:
     """One way through what waits for a lane."""
 
     def __init__(self, delivery: Delivery, lane: int, folder: Folder) -> None:
-        self._d, self._lane, self._folder = delivery, lane, folder
+        self._d, self._target, self._lane, self._folder = delivery, delivery.target, lane, folder
         self._connection: Connection | None = None
 
     def close(self) -> None:
@@ -91,11 +95,12 @@ class _Lane:
                 self._connection.close()
         self._connection = None
 
-    def write(self, waiting: Sequence[Waiting]) -> Iterator[tuple[int, int]]:
-        """Write what lies behind the lane's mark; of each transaction, give how many rows it wrote, and set aside."""
-        connection, target = self._connect(), self._d.target
+    def write(self, waiting: Sequence[Waiting]) -> Iterator[tuple[int, int, str]]:
+        """Write what lies behind the lane's mark; give each transaction's rows, how many it set aside, its mark."""
+        connection = self._connect()
         since = connection.reached()
-        for rest in rests(waiting, since, target.max_rows, target.max_bytes):
+        self._check(since or "")
+        for rest in rests(waiting, since, self._target.max_rows, self._target.max_bytes):
             try:
                 part = Part.read(rest, self._folder, self._d.writer.label)
             except CorruptionError:
@@ -103,7 +108,7 @@ class _Lane:
                 if connection.reached() == since:
                     raise
                 raise self._overtaken() from None
-            size = self._d.target.max_rows
+            size = self._target.max_rows
             left = [(start, min(start + size, part.rows)) for start in range(0, part.rows, size)][::-1]
             while left:
                 start, stop = left.pop()
@@ -112,9 +117,9 @@ class _Lane:
                     failpoints.hit("sink.deliver.before")
                     connection.write_rows(part.cut(self._d.writer.sink, start, stop), since, mark)
                     failpoints.hit("sink.deliver.after")
-                    yield stop - start, 0
+                    yield stop - start, 0, mark
                 except Exception as error:
-                    if not self._d.refusals.takes(target, error):
+                    if not self._d.refusals.takes(self._target, error):
                         raise
                     self.close()
                     connection = self._connect()
@@ -127,18 +132,28 @@ class _Lane:
                         continue
                     self._d.refusals.put(self._d.writer, part.cut(self._d.writer.sink, start, stop), error)
                     connection.write([], since, mark)
-                    yield 0, 1
+                    yield 0, 1, mark
                 since = mark
 
+    def _check(self, since: str) -> None:
+        if since >= (before := self._d.reached.get(self._lane, "")):
+            return
+        raise CorruptionError(
+            f"{self._d.writer.label}: the target has less on record than it had: it was put back, or is another one "
+            f"(lane {self._lane} is at {since or 'nothing'}, and was at {before})",
+            hint="restore the job from a checkpoint or savepoint of before; or give the sink another name: it begins "
+            "anew, and goes on behind the rows that were delivered",
+        )
+
     def _connect(self) -> Connection:
-        self._connection = self._d.target.connect(self._d.writer, self._lane)
+        self._connection = self._target.connect(self._d.writer, self._lane)
         return self._connection
 
     def _overtaken(self) -> ConflictError:
         return ConflictError(f"{self._d.writer.label}: another task writes this lane")
 
 
-DELIVERED = "lane int, rows bigint, refused bigint, failure string"
+DELIVERED = "lane int, rows bigint, refused bigint, mark string, failure string"
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,7 @@ class DeliverLanes:
                 pa.array([lane for lane, _ in done], pa.int32()),
                 pa.array([found.rows for _, found in done], pa.int64()),
                 pa.array([found.refused for _, found in done], pa.int64()),
+                pa.array([found.mark for _, found in done], pa.string()),
                 pa.array([found.failure for _, found in done], pa.string()),
             ]
-            yield pa.RecordBatch.from_arrays(columns, ["lane", "rows", "refused", "failure"])
+            yield pa.RecordBatch.from_arrays(columns, ["lane", "rows", "refused", "mark", "failure"])

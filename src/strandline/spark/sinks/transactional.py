@@ -35,7 +35,7 @@ from strandline.spark.sinks.delivery import DELIVERED, Delivered, DeliverLanes, 
 from strandline.spark.sinks.refused import Refusals
 from strandline.spark.sinks.target import Target, Writer
 from strandline.spark.sinks.tasks import write_tasks
-from strandline.spark.sinks.waiting import StageRows, Waiting, generation_in, staged_of, waiting_in
+from strandline.spark.sinks.waiting import Reached, Staged, StageRows, Waiting, generation_in, staged_of, waiting_in
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class Transactional(Sink):
         self._context: SinkContext | None = None
         self._told: SinkStatus | None = None
         self._rows = self._refused = 0
+        self._reached: dict[int, str] = {}
         self._late_since = 0.0
 
     def try_out(self, empty: DataFrame) -> None:
@@ -107,15 +108,17 @@ class Transactional(Sink):
         )  # fmt: skip
         self._refusals = Refusals(self.on_error, aside)
         self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
+        self._reached = {}
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
-        context = self._opened
-        return write_tasks(df, StageRows(self._place, self._sink, context.generation, epoch))
+        reached = Reached(self._sink, epoch, dict(self._reached))
+        staged = write_tasks(df, StageRows(self._place, self._sink, self._opened.generation, epoch))
+        return [*staged, reached.text] if reached.lanes else staged
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         left, why = self._deliver(pending, self.patience_s)
         now = time.monotonic()
-        pieces = [piece for text in left for piece in staged_of(text, self._writer.label).pieces]
+        pieces = [piece for each in left for piece in each.pieces]
         rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
         if left and not self._late_since:
             self._late_since = now
@@ -125,7 +128,7 @@ class Transactional(Sink):
             self._late_since = 0.0
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
         self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
-        return left
+        return [each.text for each in left]
 
     def status(self) -> SinkStatus | None:
         return self._told
@@ -146,30 +149,44 @@ class Transactional(Sink):
             )
         self._forget_older()
 
-    def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[str], str]:
+    def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[Staged], str]:
         """Write what the target does not have; return what has to wait, and why."""
-        listed = [(text, staged_of(text, self._writer.label)) for text in pending]
+        listed: list[Staged] = []
         lanes: dict[int, list[Waiting]] = {}
-        for _, staged in listed:
-            lane = staged.partition if self.target.parallel else 0
-            lanes.setdefault(lane, []).extend(waiting_in(self._sink, staged))
+        for each in (staged_of(text, self._writer.label) for text in pending):
+            if isinstance(each, Staged):
+                listed.append(each)
+                lanes.setdefault(self._lane(each), []).extend(waiting_in(self._sink, each))
+            elif each.sink == self._sink:
+                self._remember(each.lanes)
         for waiting in lanes.values():
             waiting.sort(key=lambda each: each.number)
-        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s)
+        delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._reached)
         done = self._run(delivery, lanes)
+        self._remember({lane: found.mark for lane, found in done.items()})
         failing = {lane: found.failure for lane, found in done.items() if found.failure}
         self._rows += sum(found.rows for found in done.values())
         refused = sum(found.refused for found in done.values())
         if refused:
             self._refused += refused
             log.warning("%s: the target refused %d rows: %s", self._writer.label, refused, self._aside())
-        left = [text for text, staged in listed if (staged.partition if self.target.parallel else 0) in failing]
+        left = [each for each in listed if self._lane(each) in failing]
         through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
         failpoints.hit("sink.delivered")
         # What cannot be deleted now is when the next run begins.
         with suppress(UnavailableError):
             folder_at(self._place).delete(through)
         return left, next(iter(failing.values()), "")
+
+    def _lane(self, staged: Staged) -> int:
+        return staged.partition if self.target.parallel else 0
+
+    def _remember(self, reached: Mapping[int, str]) -> None:
+        """What was on record once is: a target that has less was put back, and lacks what nobody will write again."""
+        # Epochs are staged while this goes on.
+        self._reached = self._reached | {
+            lane: mark for lane, mark in reached.items() if mark > self._reached.get(lane, "")
+        }
 
     def _run(self, delivery: Delivery, lanes: Mapping[int, Sequence[Waiting]]) -> dict[int, Delivered]:
         size = sum(each.piece.bytes for waiting in lanes.values() for each in waiting)
@@ -185,7 +202,7 @@ class Transactional(Sink):
             rows = map_batches(numbers, DeliverLanes(SEAL, delivery, dict(lanes)), DELIVERED).collect()
         except Exception as error:
             raise find_error(error) from error
-        return {row.lane: Delivered(row.rows, row.refused, row.failure) for row in rows}
+        return {row.lane: Delivered(row.rows, row.refused, row.mark, row.failure) for row in rows}
 
     def _forget_older(self) -> None:
         """Delete what older generations have staged: what the checkpoint lists of it is in the target."""

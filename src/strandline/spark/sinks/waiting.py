@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Of the file: whole as it may be, another one in its place would be other rows."""
 
 
-class Staged(msgspec.Struct, frozen=True, array_like=True):
+class Staged(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
     """What one task has staged of an epoch: a committable."""
 
     generation: Generation
@@ -52,10 +52,23 @@ class Staged(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self).decode()
 
 
-def staged_of(text: str, sink: str) -> Staged:
+class Reached(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
+    """How far lanes had come in the target when an epoch was staged: it may not be less again. A committable, too."""
+
+    sink: str
+    epoch: Epoch
+    lanes: dict[int, str]
+
+    @property
+    def text(self) -> str:
+        """The committable itself."""
+        return msgspec.json.encode(self).decode()
+
+
+def staged_of(text: str, sink: str) -> Staged | Reached:
     """Read a committable."""
     try:
-        return msgspec.json.decode(text, type=Staged)
+        return msgspec.json.decode(text, type=Staged | Reached)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"{sink}: the checkpoint lists what it has not staged: {text:.200}") from error
 
@@ -79,17 +92,21 @@ class StageRows:
         folder = folder_at(self.place)
         pieces: list[Piece] = []
         held: list[pa.RecordBatch] = []
+        size = 0
 
         def put() -> None:
+            nonlocal size
             name = f"{self.epoch}-{attempt.partition}-{attempt.name}-{len(pieces)}"
             data = encode_rows(held)
             folder.put(f"{self.sink}/g{self.generation}/{name}", data)
-            pieces.append(Piece(name, sum(b.num_rows for b in held), sum(b.nbytes for b in held), zlib.crc32(data)))
+            pieces.append(Piece(name, sum(b.num_rows for b in held), size, zlib.crc32(data)))
             held.clear()
+            size = 0
 
         for batch in batches:
             held.append(batch)
-            if sum(b.nbytes for b in held) >= _PIECE_BYTES:
+            size += batch.nbytes
+            if size >= _PIECE_BYTES:
                 put()
         if held:
             put()
