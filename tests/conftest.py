@@ -82,6 +82,17 @@ def spark() -> Iterator[Any]:
         gc.collect()
 
 
+@pytest.fixture(scope="module")
+def generated_code(spark: Any) -> Iterator[None]:
+    """Have Spark compute with code that it generates, as it does for users: most tests have so few rows that it does not."""
+    before = {name: spark.conf.get(name) for name in jvm.GENERATED}
+    for name, value in jvm.GENERATED.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[seaweed.Seaweed]:
     """Object storage that speaks S3, a server on loopback."""

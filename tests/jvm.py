@@ -39,6 +39,13 @@ _LIGHT = (
     "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=4 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK "
     "-Dspark.strandline.warmup=false"
 )
+GENERATED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+"""As users have it: the fixture `generated_code`."""
+# For a few rows, Spark's interpreter is done before Java code for a plan is generated and compiled.
+_INTERPRETED = (
+    "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN -Dspark.sql.ui.explainMode=simple "
+    "-Dspark.sql.lightweightPlanChangeValidation=false"
+)
 _DEFAULTS = ("core-default.xml", "mapred-default.xml", "yarn-default.xml")
 _USED = ("fs.AbstractFileSystem.", "fs.default", "fs.file.", "fs.permissions.", "fs.trash.", "hadoop.common.",
          "hadoop.security.auth", "hadoop.tmp.", "io.", "mapreduce.fileoutputcommitter.")  # fmt: skip
@@ -117,7 +124,8 @@ def _without_defaults(jar: Path, target: Path) -> None:
 def _options() -> str:
     archive = _archive()
     # Else Java says on standard output that an archive does not fit.
-    return f"{_LIGHT} -Xlog:disable -XX:SharedArchiveFile={archive}" if archive.exists() else _LIGHT
+    given = f"{_LIGHT} {_INTERPRETED}"
+    return f"{given} -Xlog:disable -XX:SharedArchiveFile={archive}" if archive.exists() else given
 
 
 def _archive() -> Path:
@@ -137,7 +145,7 @@ def _make(archive: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="sl-jvm-") as directory:
         made = archive.with_suffix(f".{os.getpid()}")
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        options = f"{_LIGHT} -Xlog:disable -XX:ArchiveClassesAtExit={made}"
+        options = f"{_LIGHT} {_INTERPRETED} -Xlog:disable -XX:ArchiveClassesAtExit={made}"
         environment = {**os.environ, "PYTHONPATH": path, _DRIVERS: options}
         done = subprocess.run(
             [sys.executable, "-m", "tests.warm", directory],

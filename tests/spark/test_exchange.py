@@ -11,7 +11,7 @@ from strandline.core.keygroups import partition_of
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.keepers.exchange import Exchange, prepare_session
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 SCHEMA = "k string, v bigint"
 
