@@ -2,7 +2,7 @@
 # inside it. Nothing here prints to standard output but the commands themselves: `make bench` stays machine-readable.
 RUN := @scripts/bootstrap.sh
 
-.PHONY: help setup demo demo-kafka test archive lint format soak soak-ends bench clean
+.PHONY: help setup demo demo-kafka test archive compiled lint format soak soak-ends bench clean
 
 help:
 	@printf '%s\n' \
@@ -29,13 +29,19 @@ demo-kafka:
 
 # All tests run in three processes, a file in one of them: they wait for each other's processes more than they compute.
 # Those that are named run in one.
+# What they import is compiled once, whatever the environment says.
+test: export PYTHONDONTWRITEBYTECODE =
 test: setup
-	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive)
+	@$(MAKE) -j2 -O --no-print-directory lint $(if $(ARGS),,archive compiled)
 	$(RUN) python -m pytest $(or $(ARGS),-n 3 --dist loadfile --no-loadscope-reorder)
 
 # What the JVMs of tests load Spark's classes from; only for all tests is it worth the while.
 archive:
 	$(RUN) python -m tests.jvm
+
+# Each process that runs tests imports all of them, and rewrites their assertions unless that was done.
+compiled:
+	@scripts/bootstrap.sh python -m pytest --collect-only -qq >/dev/null || true
 
 lint:
 	$(RUN) ruff check .

@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ soak.register()
 
 
 def pytest_configure() -> None:
+    # What tests import is compiled once, whatever the environment says.
+    sys.dont_write_bytecode = False
     # A shell's background job ignores Ctrl-C, and so would the programs that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
