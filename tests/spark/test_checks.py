@@ -11,7 +11,7 @@ from strandline.spark.base.session import session_warnings, spark_settings
 
 
 def session(master: str, conf: dict[str, str]) -> Any:
-    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, getConf=lambda: conf))
+    return SimpleNamespace(sparkContext=SimpleNamespace(master=master, _conf=conf))
 
 
 @pytest.mark.parametrize("master", ["local[2,4]", "spark://host:7077", "local-cluster[2,1,1024]"])

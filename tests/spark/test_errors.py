@@ -338,7 +338,7 @@ def test_a_job_that_would_read_its_own_results(spark: Any, tmp_path: Path) -> No
 
 def test_speculation_is_refused(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     conf = spark.sparkContext.getConf().set("spark.speculation", "true")
-    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
+    monkeypatch.setattr(spark.sparkContext, "_conf", conf)
     job = small.job(sl.stream(small.source(spark, tmp_path / "in")), tmp_path, tmp_path / "l")
     with pytest.raises(sl.errors.ConfigurationError, match=r"spark\.speculation is true"):
         job.start(spark)

@@ -65,7 +65,7 @@ def test_who_is_to_follow_with_executors_that_come_when_tasks_wait_is_warned(
     room: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     conf = {"spark.dynamicAllocation.enabled": "true"}
-    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: conf, master="local[2]"))
+    session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_conf=conf, master="local[2]"))
     follows = sl.Settings(parallelism=sl.FollowExecutors(min=3))
     for settings, warned in ((sl.Settings(parallelism=2), False), (follows, True)):
         told = first_told(settings, session, wait=True)

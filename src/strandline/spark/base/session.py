@@ -23,6 +23,7 @@ from strandline.core.settings import default_local_dir
 from strandline.spark.base import behind
 from strandline.spark.base.classes import class_options, may_be_archived
 from strandline.spark.base.quiet import ignore_lost_updates, java_options, new_log_file, spark_log, start_jvm
+from strandline.spark.base.remembering import remember_classes
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ def session(
     is_wanted = (made.conf.get(behind.SETTING, None) or "true").lower() == "true"
     if is_wanted and is_mine and not of_classes and has_one_process(master) and may_be_archived(java, options):
         behind.remember(java)
+    remember_classes(made)
     ignore_lost_updates(made.sparkContext)
     _write_logs_plainly(made)
     if ui and (address := made.sparkContext.uiWebUrl):
@@ -155,7 +157,7 @@ def check_session(spark: Any) -> None:
         )
     if not isinstance(spark, SparkSession):
         raise ConfigurationError(f"start() was given {spark!r}, expected a SparkSession")
-    if spark.sparkContext.getConf().get("spark.speculation", "false").lower() == "true":
+    if core_setting(spark, "spark.speculation").lower() == "true":
         raise ConfigurationError(
             "spark.speculation is true: a second attempt of a running task would end the keeper's conversation with "
             "the first",
@@ -172,20 +174,28 @@ def check_session(spark: Any) -> None:
 
 def session_warnings(spark: SparkSession) -> list[str]:
     """Return what is wrong with a session in which a job works, but not well."""
-    sc = spark.sparkContext
-    conf, several = sc.getConf(), not has_one_process(sc.master or "")
+    several = not has_one_process(spark.sparkContext.master or "")
     found = []
-    if several and conf.get("spark.shuffle.reduceLocality.enabled", "true").lower() == "true":
+    if several and core_setting(spark, "spark.shuffle.reduceLocality.enabled").lower() != "false":
         found.append(
             "spark.shuffle.reduceLocality.enabled is not false: with few executors, tasks will move away from their "
             "state and the job will be restored often"
         )
-    if conf.get("spark.python.unix.domain.socket.enabled", "false").lower() != "true":
+    if core_setting(spark, "spark.python.unix.domain.socket.enabled").lower() != "true":
         found.append("spark.python.unix.domain.socket.enabled is not true: each operator makes an epoch 40 ms longer")
     how = (
         "Set it when the session is made: strandline.session() does, and strandline.spark_settings() gives the settings"
     )
     return [f"{what}. {how}" for what in found]
+
+
+def core_setting(spark: SparkSession, name: str) -> str:
+    """Return a core setting as the session was made with it, "" if it was not given.
+
+    Of all of them, as `getConf()` has them, PySpark asks one by one: a hundred and fifty calls.
+    """
+    sc: Any = spark.sparkContext
+    return str(sc._conf.get(name, ""))
 
 
 def room_of(spark: SparkSession) -> int:

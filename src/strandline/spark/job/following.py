@@ -12,7 +12,7 @@ from strandline.core.clock import Clock
 from strandline.core.settings import FollowExecutors, Settings
 from strandline.plan.following import Following
 from strandline.plan.parallelism import Parallelism, Told
-from strandline.spark.base.session import await_executors, room_of
+from strandline.spark.base.session import await_executors, core_setting, room_of
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ def first_told(settings: Settings, spark: SparkSession, *, wait: bool = False) -
     if settings.follows is None:
         return Told()
     if wait:
-        if (spark.sparkContext.getConf().get("spark.dynamicAllocation.enabled") or "").lower() == "true":
+        if core_setting(spark, "spark.dynamicAllocation.enabled").lower() == "true":
             log.warning(
                 "spark.dynamicAllocation.enabled is true, and the job is to follow its executors: Spark asks for more "
                 "when tasks wait, and of a job that follows none does. Give a number as the parallelism"

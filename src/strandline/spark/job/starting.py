@@ -31,7 +31,7 @@ from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.session import has_one_process, retained_batches
+from strandline.spark.base.session import core_setting, has_one_process, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver
@@ -339,7 +339,7 @@ class Starting:
         if len(hosts) > 1 and not has_one_process(sc.master):
             # The driver is among them, and runs no keepers.
             with contextlib.suppress(ValueError):
-                hosts.remove(sc.getConf().get("spark.driver.host", ""))
+                hosts.remove(core_setting(self._b.spark, "spark.driver.host"))
         keepers = most_on_one(parallelisms, len(set(hosts)))
         return max(32 << 20, self._b.settings.state_memory_bytes // max(1, keepers))
 

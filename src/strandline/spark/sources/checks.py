@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from pyspark.sql import DataFrame
 
@@ -91,6 +92,8 @@ _SAFE = (
     "org.apache.iceberg.",
     "org.apache.spark.sql.eventhubs.",
 )
+_known: WeakKeyDictionary[DataFrame, list[Relation | None]] = WeakKeyDictionary()
+"""What a DataFrame reads: it stays the same, and a job's start asks for it five times."""
 _PYTHON = "org.apache.spark.sql.execution.datasources.v2.python."
 
 
@@ -129,12 +132,14 @@ def check_source_name(name: object) -> str:
 
 def relations_of(df: DataFrame) -> list[Relation]:
     """Return the sources that a DataFrame reads, as far as its plan names them."""
-    return list(filter(None, map(_relation, leaves_of(df))))
+    return list(filter(None, numbered_relations(df)))
 
 
 def numbered_relations(df: DataFrame) -> list[Relation | None]:
     """Return the sources by Spark's numbers; None for one that its plan does not name."""
-    return [_relation(leaf) for leaf in leaves_of(df)]
+    if df not in _known:
+        _known[df] = [_relation(leaf) for leaf in leaves_of(df)]
+    return list(_known[df])
 
 
 def leaves_of(df: DataFrame) -> Iterator[Any]:
@@ -209,7 +214,10 @@ def _relation(leaf: Any) -> Relation | None:
         is_files = leaf.sourceName().startswith("FileSource[")
         return Relation(source.className(), source.providingClass().getName(), is_files, options)
     if kind == "StreamingRelationV2":
-        options = {name.lower(): value for name, value in leaf.extraOptions().asCaseSensitiveMap().items()}
+        given = leaf.extraOptions().asCaseSensitiveMap()
+        # Where Python goes through a map of Java's, its end is an exception, of which PySpark makes one of its own, in
+        # sixty calls.
+        options = {name.lower(): given[name] for name in list(given.keySet().toArray())}
         return Relation(leaf.sourceName(), leaf.table().getClass().getName(), options=options)
     # What Scala programs make for tests: MemoryStream.
     return None
