@@ -31,7 +31,7 @@ from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
-from strandline.spark.base.session import core_setting, has_one_process, retained_batches
+from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
 from strandline.spark.job.compat import check_compatible, check_start
 from strandline.spark.job.epochs import EpochDriver
@@ -214,7 +214,7 @@ class Starting:
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
         if b.trigger:
             writer = writer.trigger(**b.trigger)
-        between_ms = int(b.trigger.get("processingTime", "0").partition(" ")[0])
+        between_ms = max(int(b.trigger.get("processingTime", "0").partition(" ")[0]), polling_delay_ms(b.spark))
         query = self._query = writer.start()
         b.draining.begun()
         watch = SourceWatch(query, between_ms)
