@@ -62,6 +62,18 @@ def test_what_every_partition_hears_of_comes_once_to_each(spark: Any, exchange: 
     assert sorted(row.k for row in found if row.k is not None) == sorted(f"k{i}" for i in range(50))
 
 
+def test_operators_of_one_key_have_each_their_own_columns(spark: Any, exchange: tuple[Exchange, int]) -> None:
+    made, _ = exchange
+    session = spark.newSession()
+    prepare_session(session)
+    for columns in (["v"], ["total", "a.b"], []):
+        row = ("a", *range(len(columns)))
+        given = session.createDataFrame([row], ", ".join(["k string", *(f"`{name}` int" for name in columns)]))
+        routed = made.route(given, ["k"], 128)
+        assert routed.columns == [PARTITION, KEY_GROUP, "k", *columns]
+        assert [tuple(found)[2:] for found in routed.collect() if found.k] == [row]
+
+
 def test_polls_reach_every_partition_once(exchange: tuple[Exchange, int]) -> None:
     made, parallelism = exchange
     assert sorted(row[0] for row in made.partitions.collect()) == list(range(parallelism))

@@ -13,9 +13,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from py4j.protocol import Py4JError
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from strandline.core.ids import Partition, unique_name
@@ -39,6 +41,15 @@ _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
 _FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
 """Where the key is a constant, it puts the route into the anchor's join, which then is none by key any more: the anchor
 is broadcast, and partitions without rows are not reached."""
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is made of an operator's rows on their way, without text: Spark would parse that in each epoch anew."""
+
+    sent: Any
+    given: Any
+    order: list[Column]
 
 
 class Exchange:
@@ -66,6 +77,8 @@ class Exchange:
         self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
         self._route = F.col(_ROUTE)
+        self._made: dict[tuple[Any, ...], _Columns] = {}
+        """By what `route` is told: that is the same in every epoch."""
         # Computed while keepers restore: in a cold JVM, Spark's first job takes seconds, most of them one core's.
         self._warming = threading.Thread(target=self._warm, name="strandline-anchor", daemon=True)
         self._warming.start()
@@ -93,29 +106,47 @@ class Exchange:
         it is for another operator that hears the same, and has more of them. `refusal` is which rows fail, and how.
         """
         self._settle()
-        group = f"pmod(hash({', '.join(map(quoted, keys))}), {max_parallelism})"
+        way = tuple(keys), max_parallelism, tuple(order_by), tuple(hidden), to, refusal
+        made = self._made.get(way)
+        if made is None:
+            made = self._made[way] = self._columns(df, *way)
+        if to is not None:
+            df = df.where(f"{to} is null or {to} < {self._parallelism}")
+        joined = (
+            _selected(df, made.sent).repartition(self._tasks, self._route).join(self._hinted, self._meet, "full_outer")
+        )
+        joined = _selected(joined, made.given)
+        return joined.sortWithinPartitions(*made.order) if made.order else joined
+
+    def _columns(
+        self,
+        df: DataFrame,
+        keys: Sequence[str],
+        max_parallelism: int,
+        order_by: Sequence[str],
+        hidden: Sequence[str],
+        to: str | None,
+        refusal: tuple[str, str],
+    ) -> _Columns:
+        group = F.pmod(F.hash(*(F.col(quoted(key)) for key in keys)), F.lit(max_parallelism))
         if to is not None:
             partitions = map(Partition, range(self._parallelism))
             firsts = [range_of(partition, max_parallelism, self._parallelism)[0] for partition in partitions]
             # Not with []: Spark takes what that gives for never null, though the index may be.
-            group = f"coalesce(get(array({', '.join(map(str, firsts))}), {to}), {group})"
-            df = df.where(f"{to} is null or {to} < {self._parallelism}")
-        routes = f"array({', '.join(map(str, self._routes))})"
-        route = f"{routes}[cast({group} * {self._parallelism} div {max_parallelism} as int)]"
-        refused, failing = refusal
-        if refused:
+            group = F.coalesce(F.get(F.array(*map(F.lit, firsts)), F.col(to)), group)
+        at = F.call_function("div", group * F.lit(self._parallelism), F.lit(max_parallelism))
+        route = F.array(*map(F.lit, self._routes))[at.cast("int")]
+        if all(refusal):
             # Here, and not as a condition: Spark would compute it before what the columns are made of, and that twice.
-            route = f"if({refused}, cast({failing} as int), {route})"
-        routed = df.selectExpr("*", f"{group} as {KEY_GROUP}", f"{route} as {_ROUTE}")
+            too_large, fails = (_parsed(df.sparkSession, sql) for sql in refusal)
+            route = F.when(too_large, fails.cast("int")).otherwise(route)
+        sent = [F.col("*"), group.alias(KEY_GROUP), route.alias(_ROUTE)]
         first = [PARTITION, KEY_GROUP, *hidden]
-        joined = (
-            routed.repartition(self._tasks, self._route)
-            .join(self._hinted, self._meet, "full_outer")
-            .selectExpr(*first, f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})")
-        )
-        if not order_by:
-            return joined
-        return joined.sortWithinPartitions(F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by))
+        # Whatever there is: operators whose rows are sent in one way need not have the same columns.
+        others = f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})"
+        given = [*map(F.col, first), _parsed(df.sparkSession, others)]
+        order = [F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by)] if order_by else []
+        return _Columns(df._jcols(*sent), df._jcols(*given), order)  # type: ignore[operator]
 
     def _settle(self) -> None:
         """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
@@ -132,6 +163,21 @@ class Exchange:
         """Let the anchor go."""
         self._warming.join()
         self._anchor.unpersist()
+
+
+def _selected(df: DataFrame, columns: Any) -> DataFrame:
+    """Do what `select` does, with columns as its JVM has them."""
+    return DataFrame(df._jdf.select(columns), df.sparkSession)
+
+
+def _parsed(session: Any, sql: str) -> Column:
+    """Return an SQL expression as Spark reads it once, where a column of its text is read again in each DataFrame."""
+    try:
+        found = session._jsparkSession.sessionState().sqlParser().parseExpression(sql)
+        return Column(getattr(session._jvm, "org.apache.spark.sql.classic.ExpressionUtils").column(found))
+    except Py4JError:
+        # Where another Spark has it under another name, it is only slower.
+        return F.expr(sql)
 
 
 class Exchanges:
