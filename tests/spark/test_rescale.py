@@ -47,9 +47,10 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
     def tables(name: str) -> set[str]:
         return {file.name for file in (case.root / name / "data").iterdir()}
 
+    on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
     with Reader(case):
         case.add(1)
-        with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1).start(spark) as run:
+        with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1, **on_demand).start(spark) as run:
             assert of(run) == (3, {"profile": 3, "per-kind": 1})
             run.savepoint(case.root / "narrow")
             run.rescale({"per-kind": 4})
@@ -77,7 +78,7 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
         # with; on another backend, and both with the same rows.
         assert not keepers(case.local_dir)
         settings = {"parallelism": None, "backend": "filesystem"}
-        with case.job(spark, settings=settings, kinds_parallelism=2).start(spark) as run:
+        with case.job(spark, settings=settings, kinds_parallelism=2, **on_demand).start(spark) as run:
             assert run.status().restored_from is not None
             assert of(run) == (2, {"profile": 2, "per-kind": 2})
             assert looked_up(run) == counted(case)
@@ -88,7 +89,7 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
 def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: Case, place: str) -> None:
     case.short = True
     case.add(1)
-    with case.job(spark).start(spark) as run, ThreadPoolExecutor() as pool:
+    with case.job(spark, checkpoints=case.checkpoints(None)).start(spark) as run, ThreadPoolExecutor() as pool:
         settle(run)
         asked: list[Future[Any]] = []
 
@@ -117,7 +118,8 @@ def test_a_job_follows_its_executors(spark: Any, case: Case, monkeypatch: pytest
     monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
     follow = sl.FollowExecutors(min=2, max=4, after="300ms")
     case.add(1)
-    with case.job(spark, settings={"parallelism": follow}, kinds_parallelism=1).start(spark) as run:
+    given: dict[str, Any] = {"kinds_parallelism": 1, "checkpoints": case.checkpoints(None)}
+    with case.job(spark, settings={"parallelism": follow}, **given).start(spark) as run:
         status = settle(run)
         assert (status.parallelism, status.follows) == (2, True)
         room[0] = 9

@@ -54,14 +54,15 @@ def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case) -> None:
     case.short = True
     case.add(1)
     fork = fork_of(case)
-    with Reader(case), case.job(spark).start(spark) as run:
+    on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
+    with Reader(case), case.job(spark, **on_demand).start(spark) as run:
         settle(run)
         taken = run.savepoint(case.root / "savepoint")
         before = visible(case.out)
         # Copied anywhere, it is a savepoint there.
         shutil.move(case.root / "savepoint", case.root / "elsewhere" / "moved")
         assert verify_snapshot(str(case.root / "elsewhere" / "moved")).problems == []
-        with fork.job(spark, name="fork", settings={"parallelism": 3, "backend": "filesystem"}).start(
+        with fork.job(spark, name="fork", settings={"parallelism": 3, "backend": "filesystem"}, **on_demand).start(
             spark, restore=case.root / "elsewhere" / "moved"
         ) as other:
             status = other.status()
@@ -71,7 +72,7 @@ def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case) -> None:
             settle(run)
             settle(other)
             # Killed or not, the same command goes on from its own checkpoints.
-        with fork.job(spark, name="fork", settings={"parallelism": 1}).start(
+        with fork.job(spark, name="fork", settings={"parallelism": 1}, **on_demand).start(
             spark, restore=case.root / "elsewhere" / "moved"
         ) as other:
             status = other.status()
@@ -182,7 +183,7 @@ def test_a_job_stops_with_a_savepoint_not_behind_it_and_is_set_back(
 def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) -> None:
     case.short = True
     case.add(1)
-    with case.job(spark, checkpoints=case.checkpoints(retain=5)).start(spark) as run:
+    with case.job(spark, checkpoints=case.checkpoints(None, retain=5)).start(spark) as run:
         first = settle(run).last_checkpoint
         assert first is not None
         case.add(1)
@@ -209,7 +210,7 @@ def test_a_savepoint_that_was_claimed_goes_when_the_job_stands_on_its_own(spark:
     case.short = True
     case.add(1)
     fork = fork_of(case)
-    with case.job(spark).start(spark) as run:
+    with case.job(spark, checkpoints=case.checkpoints(None)).start(spark) as run:
         settle(run)
         run.savepoint(case.root / "here", format="native")
     before = visible(case.out)
@@ -232,7 +233,7 @@ def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> No
     """To other partitions of a job that runs, and with a savepoint to other key groups: nothing is late there."""
     source = timed.Input(case.root, 5)
     source.add()
-    with timed.build(spark, case.root, case.local_dir).start(spark) as run:
+    with timed.build(spark, case.root, case.local_dir, checkpoints=case.checkpoints(None)).start(spark) as run:
         run.process_all_available(60)
         run.rescale(3)
         source.add()
@@ -243,7 +244,9 @@ def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> No
     source.add()
     source.end()
     sl.state.patch(case.root / "savepoint", case.root / "patched", max_parallelism=200)
-    with timed.build(spark, case.root, case.local_dir).start(spark, restore=case.root / "patched") as run:
+    with timed.build(spark, case.root, case.local_dir, checkpoints=case.checkpoints(None)).start(
+        spark, restore=case.root / "patched"
+    ) as run:
         settle(run)
         assert run.status().late_rows == 0
     shown, expected = timed.shown(case.root), source.expected()
