@@ -75,7 +75,7 @@ class Case:
             **given,
         )
 
-    def job_of(self, name: str, *outputs: Any, restart: sl.Restart | None = None) -> sl.Job:
+    def job_of(self, name: str, *outputs: Any, restart: sl.Restart | None = None, trigger: str | None = None) -> sl.Job:
         """Return a job of other outputs, checkpointed when asked or when it stops; it is not restarted unless told to."""
         return sl.Job(
             name,
@@ -83,6 +83,7 @@ class Case:
             settings=sl.Settings(parallelism=2, local_dir=self.local_dir, state_memory="128MB"),
             checkpoints=sl.Checkpoints(self.root / "ck", retain=2),
             restart=restart or sl.Restart.never(),
+            trigger=trigger,
         )
 
     def checkpoints(self, every: str | None = "400ms", retain: int = 2, **given: Any) -> sl.Checkpoints:

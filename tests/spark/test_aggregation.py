@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +71,16 @@ def write_rows(directory: Path, number: int, count: int, start: int) -> None:
                 "s": draw.choice([None, "a", "b", "ü"]),
             }
         )  # fmt: skip
+    write_lines(directory, number, map(json.dumps, lines))
+
+
+def write_lines(directory: Path, number: int, lines: Iterable[str]) -> None:
+    """Add an input file, which comes after those of lower numbers: Spark reads files by age."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{number:03d}.json").write_text("\n".join(map(json.dumps, lines)))
+    hidden = directory / f".{number:03d}.json"
+    hidden.write_text("\n".join(lines))
+    os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
+    hidden.rename(directory / hidden.name[1:])
 
 
 def source(spark: Any, directory: Path) -> sl.Stream:
@@ -77,8 +88,8 @@ def source(spark: Any, directory: Path) -> sl.Stream:
     return sl.stream(spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(directory)))
 
 
-def start(spark: Any, case: Case, *outputs: tuple[sl.Stream, Any]) -> sl.Run:
-    return case.job_of("agg", *(stream.to(sink) for stream, sink in outputs)).start(spark)
+def start(spark: Any, case: Case, *outputs: tuple[sl.Stream, Any], trigger: str | None = None) -> sl.Run:
+    return case.job_of("agg", *(stream.to(sink) for stream, sink in outputs), trigger=trigger).start(spark)
 
 
 def plain(rows: Any) -> list[tuple[Any, ...]]:
@@ -102,8 +113,7 @@ def test_running_aggregates_are_those_of_a_batch(
     for part in range(2):
         begin_reducing(monkeypatch, reduce[part])
         with start(spark, case, (stream, sink)) as run:
-            for number in range(2):
-                write_rows(case.root / "in", 2 * part + number, 300, 10)
+            write_rows(case.root / "in", part, 600, 10)
             settle(run)
     newest = {tuple(row[:2]): row for row in sink.rows}
     batch = spark.read.schema(SCHEMA).json(str(case.root / "in")).where("g is not null")
@@ -124,26 +134,18 @@ def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
     counted = events.key_by("k", order_by=("ts", "v")).window(sl.Global(count=5)).agg(SOME, uid="counted")
     outputs = [(stream, sl.sinks.memory()) for stream in (*timed, counted)]
     sinks = [sink for _, sink in outputs]
-    wanted: list[Any] = []
     for part in range(2):
-        with start(spark, case, *outputs) as run:
-            for number in range(2 * part, 2 * part + 2):
-                write_rows(case.root / "in", number, 450, 10 + 15 * number)
-            settle(run)
-            if part == 1:
-                wanted = [by_window(spark, case, window).collect() for window in WINDOWS]
-                # An event whose time completes the windows of all others, without any event after it.
-                (case.root / "in" / "999.json").write_text('{"ts": "2026-01-01T00:10:00Z", "k": "last"}')
-                run.process_all_available(60)
-                counts = [len(rows) for rows in wanted]
-                eventually(lambda n=counts: run.checkpoint(60) and all_there(sinks, n), "all windows", 60)
+        for number in ((0, 1), (2,))[part]:
+            write_rows(case.root / "in", number, 450, 10 + 15 * number)
+        if part == 1:
+            # An event whose time completes the windows of all others, without any event after it.
+            write_lines(case.root / "in", 999, ['{"ts": "2026-01-01T00:10:00Z", "k": "last"}'])
+        run = start(spark, case, *outputs, trigger="available-now")
+        assert run.await_termination(120)
+    wanted = [by_window(spark, case, window).collect() for window in WINDOWS]
     for sink, rows in zip(sinks, wanted, strict=False):
         assert plain(sink.rows) == plain(rows)
     assert plain(sinks[2].rows) == plain(by_fives(case))
-
-
-def all_there(sinks: list[Any], counts: list[int]) -> bool:
-    return all(len(sink.rows) >= count for sink, count in zip(sinks, counts, strict=False))
 
 
 def test_windows_by_the_clock(spark: Any, case: Case) -> None:
@@ -156,17 +158,22 @@ def test_windows_by_the_clock(spark: Any, case: Case) -> None:
     def newest() -> dict[Any, int]:
         return {(row.k, row.window_start): row.n for row in in_bursts.rows}
 
+    def given() -> tuple[int, int]:
+        return sum(row.n for row in in_windows.rows), sum(newest().values())
+
+    def all_given(run: sl.Run) -> bool:
+        # Sooner, nothing is over that was not.
+        time.sleep(0.5)
+        run.checkpoint(60)
+        return given() == (900, 900)
+
     for number in range(2):
         write_rows(case.root / "in", number, 450, 10)
         with start(spark, case, (clock, in_windows), (bursts, in_bursts)) as run:
             settle(run)
             if number == 1:
-                eventually(
-                    lambda: run.checkpoint(60) and sum(row.n for row in in_windows.rows) >= 900, "all windows", 60
-                )
-                eventually(lambda: run.checkpoint(60) and sum(newest().values()) >= 900, "all bursts", 60)
-    assert sum(row.n for row in in_windows.rows) == 900
-    assert sum(newest().values()) == 900
+                eventually(lambda: all_given(run), "all windows and bursts", 60)
+    assert given() == (900, 900)
 
 
 def by_window(spark: Any, case: Case, window: Any) -> Any:

@@ -55,13 +55,14 @@ def test_bad_rows_go_their_way_and_are_counted_once(spark: Any, case: Case) -> N
         outputs = zip(streams(spark, case, at_most), sinks.values(), strict=True)
         return case.job_of("bad", *(stream.to(sink) for stream, sink in outputs)).start(spark)
 
-    with start() as run:
+    more = ("ann", "2", AT.format(4)), mixed, ("bob", "x", AT.format(5)), ("bob", "y", AT.format(6))
+    with start(at_most=2) as run:
         settle(run)
         # The row without a key fails twice: for the sum, and for the join.
         assert run.status().failed_events == 4
-    put(case.root / "in", 1, ("ann", "2", AT.format(4)), mixed, ("bob", "x", AT.format(5)), ("bob", "y", AT.format(6)))
-    with start(at_most=1) as run, pytest.raises(sl.errors.UserCodeError, match=r"map \(cents\): 2 rows failed within"):
-        run.await_termination(60)
+        put(case.root / "in", 1, *more)
+        with pytest.raises(sl.errors.UserCodeError, match=r"map \(cents\): 3 rows failed within"):
+            run.await_termination(60)
     assert {name: len(sink.rows) for name, sink in sinks.items()} == {"good": 1, **dict.fromkeys(LETTERS, 1)}
     with start() as run:
         settle(run)

@@ -78,14 +78,14 @@ def test_a_source_without_files_is_rewound(spark: Any, case: Case) -> None:
         return small.job(stream, case.root, case.local_dir, sink=sink, trigger="100ms").start(spark)
 
     with start() as run:
-        eventually(lambda: run.status().epoch >= 3, "three epochs")
+        eventually(lambda: run.status().epoch >= 1, "an epoch")
         run.checkpoint(60)
         done = run.status().epoch
         # Not in any checkpoint: to be forgotten.
-        eventually(lambda: run.status().epoch >= done + 2, "two epochs more")
+        eventually(lambda: run.status().epoch > done, "an epoch more")
     with start() as run:
         assert run.status().restored_from == 1
-        eventually(lambda: run.status().epoch >= done + 2, "two epochs more")
+        eventually(lambda: run.status().epoch > done, "an epoch more")
         last = run.checkpoint(60)
     assert small.rows_of(sink) == small.counted([str(value % 5) for value in range(20 * last.epoch)])
 
@@ -290,10 +290,11 @@ def test_key_groups_are_the_same_in_spark_and_here(spark: Any) -> None:
 def test_stop_leaves_nothing(spark: Any, case: Case) -> None:
     before = set(threading.enumerate())
     temporary = {path.name for path in Path(case.local_dir.parent).iterdir() if "strandline" in path.name}
+    case.short = True
     case.add(1)
     run = case.job(spark).start(spark)
     settle(run)
-    assert len(keepers(case.local_dir)) == 4
+    assert len(keepers(case.local_dir)) == 2
     assert run.query is not None
     run.stop()
     assert not keepers(case.local_dir)

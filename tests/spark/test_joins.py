@@ -109,12 +109,12 @@ def test_two_branches_of_one_source(spark: Any, case: Case) -> None:
             windows.to(sinks["windows"]),
         ).start(spark)
 
-    add(case, [("order", 1, 10, "a"), ("order", 2, 11, "b"), ("ship", 1, 12, "sent"), ("order", 1, 14, "a2")])
-    add(case, [("ship", 2, 21, "lost"), ("order", 3, 21, "c")])
+    first = [("order", 1, 10, "a"), ("order", 2, 11, "b"), ("ship", 1, 12, "sent"), ("order", 1, 14, "a2")]
+    add(case, [*first, ("ship", 2, 21, "lost"), ("order", 3, 21, "c")])
     with start() as run:
         settle(run)
-    add(case, [("ship", 2, 5, "late"), ("order", 3, 33, "c2"), ("ship", 3, 30, "sent")])
-    add(case, [("other", 9, 100, "moves no watermark: nobody reads it"), ("order", 9, 90, "z")])
+    other = ("other", 9, 100, "moves no watermark: nobody reads it")
+    add(case, [("ship", 2, 5, "late"), ("order", 3, 33, "c2"), ("ship", 3, 30, "sent"), other, ("order", 9, 90, "z")])
     with start() as run:
         assert settle(run).restored_from == 1
     assert shown(sinks["changes"]) == Counter([(1, "sent"), (2, "lost"), (2, "late"), (3, "sent")])
@@ -145,8 +145,8 @@ def test_a_self_join_and_branches_with_watermarks_of_their_own(spark: Any, case:
         left = by_id.join(ships.select("order_id", "v").key_by("order_id"), ("0s", "3s"), "alone", how="left")
         return case.job_of("joins", selves.to(pairs), left.to(alone)).start(spark)
 
-    add(case, [("order", 1, 10, "a"), ("order", 1, 12, "b"), ("order", 2, 13, "c"), ("ship", 2, 14, "sent")])
-    add(case, [("order", 1, 50, "d")])
+    first = [("order", 1, 10, "a"), ("order", 1, 12, "b"), ("order", 2, 13, "c"), ("ship", 2, 14, "sent")]
+    add(case, [*first, ("order", 1, 50, "d")])
     with start() as run:
         settle(run)
         # The other watermark stands at 12.
@@ -188,19 +188,19 @@ def test_rules_reach_every_partition_and_survive(spark: Any, case: Case) -> None
         both, output = orders.broadcast(labels, order_by="at"), "id bigint, what string, seen bigint, label string"
         # Another operator hears the same rules, in more partitions.
         labelled = both.process(Label(), output, "label", parallelism=parallelism)
-        more = both.process(Label(), output, "wide", parallelism=5)
+        more = both.process(Label(), output, "wide", parallelism=3)
         return case.job_of("joins", labelled.to(sink), more.to(wide)).start(spark)
 
     many = range(20)
     # The rule counts for all orders of its epoch, and of two the later one.
     add(case, [("order", n, 1, "") for n in many] + [("label", 3, 2, "new"), ("label", 3, 1, "old")])
-    with start(2) as run:
+    with start(1) as run:
         settle(run)
     first = Counter((n, "event", 1, "new" if n % 10 == 3 else None) for n in many)
     assert shown(sink) == shown(wide) == first
     add(case, [("order", n, 2, "") for n in many])
     add(case, [("label", 4, 1, "four"), ("order", 99, 7, "")])
-    with start(3) as run:
+    with start(2) as run:
         settle(run)
         # Timers fire with the epoch after, in which there are no rules: they see those from before.
         labels = {3: "new", 4: "four"}

@@ -100,8 +100,8 @@ def restored(case: Case) -> list[tuple[int, int]]:
 
 def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case) -> None:
     case.short = True
-    case.add(2)
-    with case.job(spark).start(spark) as run:
+    case.add(1)
+    with case.job(spark, checkpoints=case.checkpoints(None)).start(spark) as run:
         settle(run)
         os.kill(run.status().keepers[0].pid, signal.SIGKILL)
         case.add(1)
@@ -117,7 +117,7 @@ def test_local_copies_are_used_and_damaged_ones_are_not(spark: Any, case: Case) 
         os.kill(run.status().keepers[-1].pid, signal.SIGKILL)
         case.add(1)
         assert settle(run).restarts == 2
-        case.finish(run)
+        case.check()
     assert len(restored(case)) == 4
     assert sum(remote > 0 for _, remote in restored(case)) == 2
 
@@ -175,15 +175,15 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark
 @pytest.mark.parametrize("backend", ["memory", *soaking(["filesystem"])])
 def test_state_on_the_heap_goes_on_after_kill_and_restart(spark: Any, case: Case, backend: str) -> None:
     case.short = True
-    case.add(2)
+    case.add(1)
     with Reader(case):
-        with case.job(spark, settings={"backend": backend}).start(spark) as run:
+        with case.job(spark, settings={"backend": backend}, checkpoints=case.checkpoints(None)).start(spark) as run:
             settle(run)
             os.kill(run.status().keepers[0].pid, signal.SIGKILL)
             case.add(1)
             assert settle(run).restarts == 1
-        case.add(2)
-        with case.job(spark, settings={"backend": backend}).start(spark) as run:
+        case.add(1)
+        with case.job(spark, settings={"backend": backend}, checkpoints=case.checkpoints(None)).start(spark) as run:
             status = settle(run)
             assert status.restored_from is not None
             case.check()
@@ -195,7 +195,7 @@ def test_state_on_the_heap_goes_on_after_kill_and_restart(spark: Any, case: Case
 
 def test_full_checkpoints_share_nothing(spark: Any, case: Case) -> None:
     case.short = True
-    case.add(2)
+    case.add(1)
     checkpoints = case.checkpoints(None, mode="full")
     with case.job(spark, checkpoints=checkpoints).start(spark) as run:
         settle(run)
@@ -215,10 +215,10 @@ def test_full_checkpoints_share_nothing(spark: Any, case: Case) -> None:
 def test_of_two_drivers_on_one_machine_the_older_stops(spark: Any, case: Case) -> None:
     """The newer one ends the older one's keepers: that must not make the older one take the job back."""
     case.short = True
-    case.add(2)
+    case.add(1)
     with Reader(case), case.job(spark).start(spark) as older:
         settle(older)
-        case.add(2)
+        case.add(1)
         with case.job(spark).start(spark) as newer:
             case.add(1)
             with pytest.raises(sl.errors.FencedError, match="generation 1 was replaced by a newer driver"):
@@ -226,7 +226,7 @@ def test_of_two_drivers_on_one_machine_the_older_stops(spark: Any, case: Case) -
             assert older.status().state == "failed"
             status = settle(newer)
             assert (status.generation, status.restarts) == (2, 0)
-            case.finish(newer)
+            case.check()
 
 
 @pytest.mark.soak

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.runtime.operators.aggregates import sketches
 from tests.soak import soaking
-from tests.spark.harness import Case, begin_reducing, eventually, settle
-from tests.spark.test_aggregation import start
+from tests.spark.harness import Case, begin_reducing
+from tests.spark.test_aggregation import start, write_lines
 
 pytestmark = pytest.mark.spark
 
@@ -48,8 +48,7 @@ def write_rows(directory: Path, number: int, count: int) -> None:
         if i % 13 == 0:
             row |= {"user": None, "v": None, "x": "NaN", "d": None}
         lines.append(json.dumps(row))
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / f"{number:03d}.json").write_text("\n".join(lines))
+    write_lines(directory, number, lines)
 
 
 def source(spark: Any, directory: Path) -> sl.Stream:
@@ -111,15 +110,11 @@ def test_results_are_close_to_exact_ones(
     }
     for part in range(2):
         begin_reducing(monkeypatch, reduce[part])
-        with start(spark, case, *((streams[name], sinks[name]) for name in WINDOWS)) as run:
-            for number in range(2 * part, 2 * part + 2):
-                write_rows(directory, number, 3000)
-            settle(run)
-            if part:
-                (directory / "999.json").write_text('{"ts": "2026-01-01T01:00:00Z", "k": "last"}')
-                run.process_all_available(60)
-                windows = len(exact(spark, directory, WINDOWS["sliding"]))
-                eventually(lambda n=windows: run.checkpoint(60) and len(sinks["sliding"].rows) >= n, "all windows", 30)
+        write_rows(directory, part, 3000)
+        if part:
+            write_lines(directory, 999, ['{"ts": "2026-01-01T01:00:00Z", "k": "last"}'])
+        outputs = ((streams[name], sinks[name]) for name in WINDOWS)
+        assert start(spark, case, *outputs, trigger="available-now").await_termination(120)
     for name, window in WINDOWS.items():
         wanted = exact(spark, directory, window)
         found = {(row.k,) if window is None else (row.k, row.window_start): row for row in sinks[name].rows}

@@ -23,18 +23,20 @@ from tests.spark.test_restore import manifests
 pytestmark = pytest.mark.spark
 
 
+ROCKSDB = ("rocksdb", 2)
+
+
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        (("rocksdb", 2), ("rocksdb", 2)),
-        (("filesystem", 3), ("rocksdb", 2)),
-        pytest.param(("rocksdb", 2), ("rocksdb", 3), marks=pytest.mark.soak),
+        (("filesystem", 3), ROCKSDB),
+        *(pytest.param(ROCKSDB, now, marks=pytest.mark.soak) for now in (ROCKSDB, ("rocksdb", 3))),
     ],
 )
 def test_a_job_goes_on_with_another_type_name_and_uid(
     spark: Any, case: Case, before: tuple[str, int], now: tuple[str, int]
 ) -> None:
-    """Also at another parallelism and on another backend at once."""
+    """Also at another parallelism and on another backend at once, and then with the same: most values are old ones."""
     stream = sl.stream(small.source(spark, case.root / "in"))
     shown: Counter[tuple[Any, ...]] = Counter()
 
@@ -44,12 +46,12 @@ def test_a_job_goes_on_with_another_type_name_and_uid(
             stream, case.root, case.local_dir, sink=sink, process=process, uid=uid, settings={"backend": how[0], "parallelism": how[1]},
             restart=sl.Restart(attempts=5, delay="50ms"),
         )  # fmt: skip
-        case.add(1)
+        case.add(1, rows=15)
         with job.start(spark) as run:
             settle(run)
             for _ in range(kills):
                 os.kill(run.status().keepers[0].pid, signal.SIGKILL)
-                case.add(1)
+                case.add(1, rows=15)
                 settle(run)
         shown.update(small.rows_of(sink))
         assert shown == small.counted([event["user"] for event in case.events])
@@ -63,10 +65,10 @@ def test_a_job_goes_on_with_another_type_name_and_uid(
     states = {state.name: (state.schema_id, state.older) for state in operator.states}
     assert states["count"] == (1, {0: OlderSchema(value_type="bigint")})
     assert states["last"][0] == 0
-    go_on(CountMore(), wider, now)
+    go_on(CountMore(), sl.uid("most", was="more"), now)
     with pytest.raises(sl.errors.IncompatibleStateError, match="the state 'count' is not declared any more") as caught:
-        go_on(Count(), "more", now)
-    assert 'write drop=["more.count", "more.last"]' in caught.value.hint
+        go_on(Count(), "most", now)
+    assert 'write drop=["most.count", "most.last"]' in caught.value.hint
 
 
 PROGRAM = """
