@@ -145,7 +145,6 @@ def start() -> Server | None:
             check=True, stdin=subprocess.DEVNULL, capture_output=True,
         )  # fmt: skip
         server.start()
-        server.hash_passwords_quickly()
     except BaseException as error:
         server.stop()
         if isinstance(error, subprocess.CalledProcessError):
