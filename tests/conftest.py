@@ -123,6 +123,7 @@ def postgresql() -> Iterator[postgres.Server]:
     server = postgres.start()
     if server is None:
         pytest.skip("there is no PostgreSQL: neither as a wheel for this machine, nor installed on it")
+    server.hash_passwords_quickly()
     yield server
     server.stop()
 

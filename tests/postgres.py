@@ -78,6 +78,13 @@ class Server:
 
         return psycopg.connect(dsn or self.dsn(), autocommit=True, connect_timeout=10)
 
+    def hash_passwords_quickly(self) -> None:
+        """Have a connection cost a half: what is slow to guess is slow to check."""
+        with self.connect() as connection:
+            if connection.info.server_version >= 160_000:
+                connection.execute("set scram_iterations = 1")
+                connection.execute(f"alter user tests password '{PASSWORD}'")
+
     def start(self) -> None:
         with open(self.directory / "log", "ab") as log:
             self._process = subprocess.Popen(

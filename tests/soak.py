@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 PROFILE = "soak"
 _MANY = 30
-_FEW = 0.3
+_FEW = 0.2
 """What keeps a run of all tests within eight minutes."""
 
 
@@ -36,7 +36,7 @@ def soaking(values: Iterable[Any]) -> list[Any]:
 def examples(count: int, **given: Any) -> settings:
     """Return the settings of a property that is tried with so many examples, and with many more in the soak tests."""
     factor = _MANY if settings.get_current_profile_name() == PROFILE else _FEW
-    return settings(max_examples=max(1, round(count * factor)), deadline=None, **given)
+    return settings(max_examples=max(2, round(count * factor)), deadline=None, **given)
 
 
 def seeds(always: Iterable[int], soak: Iterable[int]) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import count
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from strandline.storage.local import LocalStore
 from tests.checkpoint.helpers import HOUR_MS, Run, assert_restorable, every_epoch, late_clock
 from tests.clock import ManualClock
 from tests.soak import soaking
-from tests.storage.forgetful import ForgetfulDisk, Killed
+from tests.storage.forgetful import ForgetfulDisk
 
 
 class Pessimist(random.Random):
@@ -33,25 +33,43 @@ class Pessimist(random.Random):
 
 
 class Machine:
-    """A disk with a job of one complete checkpoint on it."""
+    """A disk with a job on it: new, of one complete checkpoint, or as a killed process has left it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, killed: Killing | None = None) -> None:
         root = directory / "disk"
         root.mkdir(parents=True)
         self.tmp = directory
-        self.disk = ForgetfulDisk(root)
-        self.clock = late_clock()
-        self.runs: list[Run] = []
-        self.start()
-        self.runs[0].checkpoint()
+        self.disk = ForgetfulDisk(root, left=killed.left if killed else b"")
+        self.clock = killed.clock if killed else late_clock()
+        self.lives = killed.lives if killed else 0
+        self.committed = killed.committed if killed else 0
+        if not killed:
+            self.start().checkpoint()
 
     def start(self) -> Run:
         run = Run(
             LocalStore(self.disk.root / "store", disk=self.disk), self.tmp, self.clock,
-            config=every_epoch(), seed=len(self.runs), source_bytes=66_000,
+            config=every_epoch(), seed=self.lives, source_bytes=66_000,
         )  # fmt: skip
-        self.runs.append(run)
+        self.lives += 1
+        self.run = run
         return run
+
+    def killings(self, act: Callable[[Machine], None]) -> list[Killing]:
+        """Return what a kill would leave while it does this: at its first change of the disk, its second, …
+
+        What leaves the same as the one before is left out, as a sync of what was synced does.
+        """
+        found: list[Killing] = []
+
+        def note(left: bytes) -> None:
+            one = Killing(left, max(self.run.committed), self.lives, self.clock)
+            if one not in found[-1:]:
+                found.append(one)
+
+        self.disk.on_change = note
+        act(self)
+        return found
 
     def look(self) -> Manifest:
         """Return the checkpoint that would be restored now, all of which must be there; looking syncs nothing."""
@@ -63,8 +81,18 @@ class Machine:
         return found.manifest
 
 
+@dataclass(frozen=True)
+class Killing:
+    """What a kill leaves: a disk, the newest checkpoint that had been committed, and how many runs there were."""
+
+    left: bytes
+    committed: int
+    lives: int
+    clock: ManualClock
+
+
 def take_checkpoint(machine: Machine) -> None:
-    machine.runs[-1].checkpoint()
+    machine.run.checkpoint()
 
 
 def restart(machine: Machine) -> None:
@@ -73,25 +101,18 @@ def restart(machine: Machine) -> None:
 
 def collect_garbage(machine: Machine) -> None:
     """With something to collect: the files of a checkpoint that nobody published."""
-    zombie = machine.runs[-1]
+    zombie = machine.run
     zombie.deliver(zombie.trigger() or zombie.coordinator.next_id)
     machine.start()
     execute(plan(zombie.jobdir, ManualClock(machine.clock.now_ms() + 2 * HOUR_MS)))
 
 
 def deaths(tmp_path: Path, act: Callable[[Machine], None]) -> Iterator[Machine]:
-    """Give machines on which a process was killed while it did this: at its first change of the disk, its second, …"""
-    for changes in count(1):
-        machine = Machine(tmp_path / str(changes))
-        machine.disk.kill_in(changes)
-        try:
-            act(machine)
-        except Killed:
-            machine.disk.revive()
-            yield machine
-        else:
-            assert changes > 20
-            return
+    """Give a machine for each moment at which a process may be killed while it does this."""
+    killings = Machine(tmp_path / "alive").killings(act)
+    assert len(killings) > 20
+    for number, killed in enumerate(killings):
+        yield Machine(tmp_path / str(number), killed)
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +123,9 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("act", [take_checkpoint, restart, collect_garbage])
 def test_a_power_cut_after_a_kill(tmp_path: Path, act: Callable[[Machine], None]) -> None:
     for machine in deaths(tmp_path, act):
-        committed = max(machine.runs[-1].committed)
         machine.disk.power_cut(Pessimist())
-        assert machine.look().checkpoint >= committed
-        assert max(machine.start().committed) >= committed
+        assert machine.look().checkpoint >= machine.committed
+        assert max(machine.start().committed) >= machine.committed
 
 
 @pytest.mark.parametrize("act", [take_checkpoint, restart, collect_garbage])

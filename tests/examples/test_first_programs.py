@@ -1,4 +1,4 @@
-"""The first programs, each run as a user runs it, by its `main`, while a keeper is killed: what its oracle says comes of it."""
+"""The first programs, each run as a user runs it, by its `main`: what its oracle says comes of it, a keeper killed or not."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,30 @@ from strandline.testing import Harness
 Row = dict[str, Any]
 
 Program = Callable[[Any], list[Row]]
+Main = Callable[..., list[Row]]
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.soak)], ids=["undisturbed", "killed"])
+def run(request: pytest.FixtureRequest, main: Main) -> Program:
+    """Run a program's main, and among the soak tests once more while a keeper is killed."""
+    return partial(main, killed=request.param)
 
 
 @pytest.fixture
-def run(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: Path) -> Program:
-    """Run a program's main with the tests' session, and kill a keeper behind its second epoch."""
+def run_killed(main: Main) -> Program:
+    return partial(main, killed=True)
+
+
+@pytest.fixture
+def main(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: Path) -> Main:
+    """Run a program's main with the tests' session, and if it is to be, kill a keeper behind its second epoch."""
     runs: list[sl.Run] = []
     start = sl.Job.start
 
     def started(job: sl.Job, session: SparkSession) -> sl.Run:
         job.restart = sl.Restart(delay="50ms")
+        # Else it is over before there is a checkpoint.
+        job.checkpoints = replace(job.checkpoints, every=0)
         runs.append(start(job, session))
         return runs[-1]
 
@@ -54,14 +70,16 @@ def run(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: 
 
     # Working state goes where socket paths are short enough.
     monkeypatch.setattr("strandline.core.settings.tempfile.gettempdir", lambda: str(local_dir))
-    monkeypatch.setattr(sl.Job, "start", started)
     monkeypatch.setattr(sl, "session", lambda name: spark)
     monkeypatch.setattr(SparkSession, "stop", lambda session: None)
 
-    def run(program: Any) -> list[Row]:
-        failpoints.arm("epoch.done", kill, at=2)
+    def run(program: Any, killed: bool) -> list[Row]:
+        if killed:
+            monkeypatch.setattr(sl.Job, "start", started)
+            failpoints.arm("epoch.done", kill, at=2)
         program.main(tmp_path)
-        assert runs[0].status().restarts >= 1
+        if killed:
+            assert runs[0].status().restarts >= 1
         return read_json(tmp_path / "out")
 
     return run
@@ -114,16 +132,16 @@ def test_top_pages(run: Program) -> None:
 
 
 @pytest.mark.spark
-def test_unpaid_orders(run: Program) -> None:
-    found = counted(run(unpaid_orders))
+def test_unpaid_orders(run_killed: Program) -> None:
+    found = counted(run_killed(unpaid_orders))
     assert found == counted(unpaid_orders.expected(*unpaid_orders.orders_and_payments()))
     assert sum("not paid" in row for row in found) > 20
 
 
 @pytest.mark.spark
-def test_prices_as_of(run: Program) -> None:
+def test_prices_as_of(run_killed: Program) -> None:
     expected = prices_as_of.expected(prices_as_of.trades(), prices_as_of.prices())
-    assert counted(run(prices_as_of), "share", "worth") == counted(expected, "share", "worth")
+    assert counted(run_killed(prices_as_of), "share", "worth") == counted(expected, "share", "worth")
 
 
 @pytest.mark.spark

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from strandline.format.keys import KeyCodec
 from strandline.format.manifest import FileRef, OperatorInfo
 from strandline.format.values import ValueCodec
 from strandline.keeper import protocol as p
+from strandline.keeper.birth import NURSERY
 from strandline.keeper.paths import Places
 from strandline.keeper.protocol import Ack, Begin, Connection, Found, Instructions, Lookup, Report
 from strandline.keeper.rowproof import RowCounter
@@ -173,6 +174,31 @@ class Talk:
         self.close()
 
 
+class Process:
+    """A keeper's process, a fork as those of a driver are: most of a program's start is imports."""
+
+    def __init__(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        pid = NURSERY.start(arguments, log, environment)
+        assert pid is not None
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        """Return how it ended, as `subprocess` has it; None if it is alive."""
+        if self._code is None:
+            self._code = NURSERY.ended(self.pid)
+        return self._code
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        eventually(lambda: self.poll() is not None, "the keeper has ended", timeout_s)
+        assert self._code is not None
+        return self._code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Keeper:
     """A keeper's process, its places, and what its driver would know of it."""
 
@@ -191,13 +217,11 @@ class Keeper:
         self.directory = self.places.state(self.program.uid, Partition(0))
         self.log = root / f"log-{self.generation}"
         watched = watched or os.getpid()
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "strandline.keeper.process", str(self.socket), str(self.directory),
-                 str(watched), process_start(watched), str(self.generation)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
-            )  # fmt: skip
+        self.process = Process(
+            [str(self.socket), str(self.directory), str(watched), process_start(watched), str(self.generation)],
+            self.log,
+            {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(env or {})},
+        )
 
     @property
     def pid(self) -> int:

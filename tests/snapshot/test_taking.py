@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +55,20 @@ def lived(root: Path, lives: list[tuple[int, str]]) -> tuple[Job, Model]:
     return job, model
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Model]:
+    return lived(tmp_path_factory.mktemp("made"), [(2, "rocksdb")])
+
+
+@pytest.fixture
+def job(made: tuple[Job, Model], tmp_path: Path) -> Job:
+    """A job of two partitions that has stopped, with storage of its own."""
+    mine = copy.copy(made[0])
+    shutil.copytree(mine.root / "storage", tmp_path / "storage")
+    mine.root, mine.storage = tmp_path, Place(url=f"file://{tmp_path}/storage")
+    return mine
+
+
 def test_equal_state_has_equal_files_whatever_its_job_was(tmp_path: Path) -> None:
     found = {}
     for name, lives in {
@@ -77,8 +93,8 @@ def test_equal_state_has_equal_files_whatever_its_job_was(tmp_path: Path) -> Non
     assert found["one"] == found["heap"] == found["many"]
 
 
-def test_a_table_is_read_without_our_code(tmp_path: Path) -> None:
-    job, model = lived(tmp_path, [(2, "rocksdb")])
+def test_a_table_is_read_without_our_code(made: tuple[Job, Model], job: Job, tmp_path: Path) -> None:
+    model = made[1]
     manifest = take(job, "savepoint")
     tables = manifest.operators[0].tables or {}
     files = {state: [str(tmp_path / "savepoint" / t.file.path) for t in tables[state]] for state in tables}
@@ -89,8 +105,7 @@ def test_a_table_is_read_without_our_code(tmp_path: Path) -> None:
     assert duckdb.sql(f"select count(*) from read_parquet({files['timers.processing']})").fetchall() == [(len(KEYS),)]
 
 
-def test_a_native_savepoint_has_the_same_files_under_paths_of_its_own(tmp_path: Path) -> None:
-    job, _ = lived(tmp_path, [(2, "rocksdb")])
+def test_a_native_savepoint_has_the_same_files_under_paths_of_its_own(job: Job, tmp_path: Path) -> None:
     manifest = take(job, "savepoint", "native")
     before = [file for part in job.manifest().operators[0].partitions for file in part.files]
     after = [file for part in manifest.operators[0].partitions for file in part.files]
@@ -117,8 +132,7 @@ def test_a_native_savepoint_of_partitions_that_hold_the_same(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("form", ["canonical", "native"])
-def test_what_is_damaged_or_in_the_way_is_refused_and_nothing_is_left(tmp_path: Path, form: Form) -> None:
-    job, _ = lived(tmp_path, [(2, "rocksdb")])
+def test_what_is_damaged_or_in_the_way_is_refused_and_nothing_is_left(job: Job, tmp_path: Path, form: Form) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "something").write_text("else")
     with pytest.raises(ConflictError, match="expected an empty folder, found 'something'"):
@@ -137,16 +151,13 @@ def test_what_is_damaged_or_in_the_way_is_refused_and_nothing_is_left(tmp_path: 
 
 @pytest.mark.parametrize("place_", ["savepoint.part.fetched", "savepoint.upload", "savepoint.part.written"])
 def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place_: str
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place_: str
 ) -> None:
-    job, _ = lived(tmp_path, [(2, "rocksdb")])
     monkeypatch.setenv("STRANDLINE_FAILPOINTS", f"{place_}=kill")
     with pytest.raises(StrandlineError, match=r"operator 'op', partition \d, .* has ended with -9"):
         take(job, "savepoint")
     assert not (tmp_path / "savepoint").exists()
     assert not list(tmp_path.glob("savepoint-*"))
-    monkeypatch.delenv("STRANDLINE_FAILPOINTS")
-    take(job, "savepoint")
 
 
 def test_a_process_that_is_killed_before_it_hears_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +189,7 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     job, _ = lived(tmp_path, [(6, "rocksdb")])
     monkeypatch.setattr(exporters.subprocess, "Popen", Failing)
     monkeypatch.setattr(taking.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(taking, "_SHARE_BYTES", 1)
     with pytest.raises(StrandlineError, match="has ended with 1"):
         take(job, "savepoint")
     # None has come to its end; one was begun, perhaps, when another had failed already.
@@ -186,8 +198,8 @@ def test_one_that_fails_ends_the_others_at_once(tmp_path: Path, monkeypatch: pyt
     assert len(begun) <= 3
 
 
-def test_one_process_for_several_partitions_gives_way_to_those_of_every_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_process_for_the_partitions_of_a_small_state_gives_way_to_those_of_every_session(
+    job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shares, begun = [], []
 
@@ -205,9 +217,8 @@ def test_one_process_for_several_partitions_gives_way_to_those_of_every_session(
                 shares.append((os.getpriority(os.PRIO_PROCESS, self.pid), os.getsid(self.pid) == self.pid, nice))
             return super().wait(timeout)
 
-    job, _ = lived(tmp_path, [(3, "rocksdb")])
     monkeypatch.setattr(exporters.subprocess, "Popen", Seen)
-    monkeypatch.setattr(taking.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(taking.os, "cpu_count", lambda: 2)
     take(job, "savepoint")
     assert shares == [(19, True, "19")]
     assert [process.returncode for process in begun] == [0]
@@ -215,7 +226,7 @@ def test_one_process_for_several_partitions_gives_way_to_those_of_every_session(
 
 @pytest.mark.parametrize("form", ["canonical", "native"])
 def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Form
 ) -> None:
     class Stopped(subprocess.Popen[bytes]):
         def __init__(self, *args: Any, **given: Any) -> None:
@@ -224,7 +235,6 @@ def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
             begun.append(self)
 
     begun: list[Stopped] = []
-    job, _ = lived(tmp_path, [(2, "rocksdb")])
     monkeypatch.setattr(exporters.subprocess, "Popen", Stopped)
     monkeypatch.setattr(exporters, "_PATIENCE_S", 0.5)
     with pytest.raises(CheckpointError, match="/savepoint: the savepoint was cancelled"):
@@ -233,9 +243,8 @@ def test_one_that_is_cancelled_ends_though_its_processes_do_not_move(
     assert not (tmp_path / "savepoint").exists()
 
 
-def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(tmp_path: Path) -> None:
+def test_processes_whose_driver_was_killed_leave_nothing_on_this_machine(job: Job, tmp_path: Path) -> None:
     stuck = "import time; from strandline.snapshot import export; export.export = lambda *_: time.sleep(60)"
-    job, _ = lived(tmp_path, [(2, "rocksdb")])
     part = Part(
         source=place(tmp_path / "storage", "job"), target=place(tmp_path, "savepoint"), operator=job.stored, scratch="",
         now_us=0,

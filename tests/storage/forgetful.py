@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -46,16 +47,21 @@ class ForgetfulDisk(Disk):
 
     `leave_out` says of which syncs (the method's name and the path) nothing is done. `kill_in` n kills the process in
     its n-th change of the disk from now on: that one is not done (of a file, the first half is written), and nothing
-    after it, until `revive`.
+    after it, until `revive`. `on_change` is told before each change what a kill in it would leave: what another disk may
+    begin with.
     """
 
-    def __init__(self, root: Path, leave_out: Callable[[str, Path], bool] = lambda method, path: False) -> None:
+    def __init__(
+        self, root: Path, leave_out: Callable[[str, Path], bool] = lambda method, path: False, left: bytes = b""
+    ) -> None:
         self.root = root
         self._depth = len(root.parts)
         self.leave_out = leave_out
         self.changes = 0
+        self.on_change: Callable[[bytes], None] | None = None
         self._kill_at: int | None = None
-        self._tree = _Directory()
+        self._tree: _Directory = pickle.loads(left) if left else _Directory()
+        _materialise(self._tree, root)
 
     def kill_in(self, changes: int) -> None:
         self._kill_at = self.changes + changes
@@ -74,9 +80,10 @@ class ForgetfulDisk(Disk):
         _materialise(self._tree, self.root)
 
     def write(self, path: Path, data: bytes) -> None:
-        if not self._alive():
-            super().write(path, data[: len(data) // 2])
-            self._set(path, _File(data[: len(data) // 2]))
+        half = data[: len(data) // 2]
+        if not self._alive(path, half):
+            super().write(path, half)
+            self._set(path, _File(half))
             raise Killed
         super().write(path, data)
         self._set(path, _File(data))
@@ -129,12 +136,26 @@ class ForgetfulDisk(Disk):
         if not self._alive():
             raise Killed
 
-    def _alive(self) -> bool:
+    def _alive(self, path: Path | None = None, half: bytes = b"") -> bool:
         """Count a change; False in the one that the process is killed in. After that, there is no process."""
         self.changes += 1
+        if self.on_change is not None:
+            self.on_change(self._left(path, half))
         if self._kill_at is not None and self.changes > self._kill_at:
             raise Killed
         return self.changes != self._kill_at
+
+    def _left(self, path: Path | None, half: bytes) -> bytes:
+        """Return what a kill leaves in a change, which may be that of a file of which one half is written."""
+        left = pickle.dumps(self._tree)
+        # Where there is no directory, nothing is written.
+        if path is None or not path.parent.is_dir():
+            return left
+        tree = self._tree
+        self._tree = pickle.loads(left)
+        self._set(path, _File(half))
+        left, self._tree = pickle.dumps(self._tree), tree
+        return left
 
     def _node(self, path: Path) -> _Node:
         node: _Node = self._tree

@@ -125,6 +125,11 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, int] = {}
 
 
+# Look-ups come in threads: of two that decode a type for the first time, msgspec shows one what is half known.
+for _kind in (Instructions, Begin, Lookup, Found, Ack, Failure):
+    msgspec.msgpack.Decoder(_kind)
+
+
 class Connection:
     """A framed, buffered Unix-socket connection. One thread may send while another receives."""
 

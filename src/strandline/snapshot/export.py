@@ -56,6 +56,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """How far the clock and event time had come: what has expired by then is left out."""
 
 
+_PARTS = msgspec.json.Decoder(Part)
+"""Made once, before there are threads: of two that decode a type for the first time, one may find it half known."""
+
+
 class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
     """What came of a part, by state: files of the savepoint, and pieces, to be joined with those of the other parts."""
 
@@ -155,7 +159,7 @@ def _stop(*_: object) -> None:
 
 def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
     try:
-        return export(msgspec.json.decode(line, type=Part), wrote)
+        return export(_PARTS.decode(line), wrote)
     except StrandlineError as error:
         return Failed(failure=to_failure(error))
     except Exception as error:
@@ -180,7 +184,7 @@ class _Asked(threading.Thread):
                     return
         # Nobody else takes it away any more.
         with contextlib.suppress(msgspec.MsgspecError, OSError):
-            scratch = Path(msgspec.json.decode(line, type=Part).scratch)
+            scratch = Path(_PARTS.decode(line).scratch)
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.parent.rmdir()
         os._exit(1)

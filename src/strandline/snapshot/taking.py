@@ -41,6 +41,8 @@ LocalCopy = Callable[[str, Partition], Path | None]
 """Where a partition of an operator has its files on this machine, if it has."""
 
 _LOOK_S = 0.1
+_SHARE_BYTES = 8 << 20
+"""How much a process has to write at least: to start one takes as long as to write that."""
 
 
 Report = Callable[[Progress], None]
@@ -224,7 +226,7 @@ class _Canonical:
         parts = [part for operator in self._manifest.operators for part in self._parts(operator)]
         exporters = Exporters(self._scratch)
         try:
-            with ThreadPoolExecutor(max(1, min(len(parts), os.cpu_count() or 1)), "strandline-savepoint") as pool:
+            with ThreadPoolExecutor(self._processes(len(parts)), "strandline-savepoint") as pool:
                 asked = [pool.submit(self._run, exporters, *one, len(parts)) for one in enumerate(parts)]
                 try:
                     # The first that fails ends the others, whichever of them come before it.
@@ -249,6 +251,11 @@ class _Canonical:
         return msgspec.structs.replace(
             self._manifest, operators=operators, source=native.bring_source(self._manifest.source)
         )
+
+    def _processes(self, parts: int) -> int:
+        """Return how many processes work at once: as many as there are processors, if each has enough to do."""
+        shares = 1 + size_of(self._manifest.files()) // _SHARE_BYTES
+        return max(1, min(parts, shares, os.cpu_count() or 1))
 
     def _parts(self, operator: OperatorInfo) -> Iterator[Part]:
         now_us, watermark_us = times_of(self._manifest)
