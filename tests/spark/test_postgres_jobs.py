@@ -43,12 +43,12 @@ def test_an_attempt_ends_in_a_transaction_and_then_the_server(spark: Any, case: 
 
     for number in range(2):
         add(number)
-    failpoints.arm("sink.postgres.written", end, at=3)
+    failpoints.arm("sink.postgres.written", end, at=2)
     with databased.build(spark, case.root, case.local_dir, dsn).start(spark) as run:
         eventually(lambda: run.glance().restarts, "the attempt has ended")
         status = settle(run)
         assert status.restarts == 1
-        assert "sink 'latest' of job 'databased': the target refused: RuntimeError" in (status.last_failure or "")
+        assert "sink 'counted' of job 'databased': the target refused: RuntimeError" in (status.last_failure or "")
         assert status.restored_from is not None
         postgresql.kill()
         add(2)

@@ -62,6 +62,8 @@ def test_a_program_goes_on_from_a_copy_and_an_error_of_its_function_ends_it(
     (copied,) = strandline("snapshots", "copy", tmp_path / "ck/small", tmp_path / "copy", "--native", "--json").json
     (tmp_path / "ck").rename(tmp_path / "gone")
     shutil.rmtree(tmp_path / "out")
+    # Afresh, it would be her first.
+    (tmp_path / "in" / "00000.json").unlink()
     small.write_rows(tmp_path / "in", 1, [("ann", "x", -5)])
     done = strandline("run", program, "--restore", copied["url"], tmp_path)
     # The message is what a user must know.
