@@ -1,182 +1,51 @@
-"""`strandline run` with real Spark: a job is stopped by a signal; a function that raises ends it with a message."""
+"""`strandline run` with real Spark: what `strandline new` makes, from its first rows to the signal that stops it."""
 
 from __future__ import annotations
 
-import json
 import os
 import pty
-import select
-import shutil
 import subprocess
 import sys
-import textwrap
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Command, environment
 from tests.cli.terminal import screen
-from tests.spark.harness import eventually
+from tests.spark.harness import eventually, keepers
+from tests.spark.pipeline import read_json
 
 pytestmark = pytest.mark.spark
 
-PROCESS = """
-import strandline as sl
 
-class Count(sl.KeyedProcess):
-    seen = sl.Value("bigint", default=0)
+class Terminal:
+    """A terminal, and all that it has got."""
 
-    def on_event(self, event, ctx):
-        if event.v < 0:
-            raise ValueError("a negative payment")
-        self.seen.value += 1
-        yield (ctx.key, self.seen.value)
-"""
+    def __init__(self) -> None:
+        self._ours, self.theirs = pty.openpty()
+        self.seen = b""
+        self._thread = threading.Thread(target=self._read, name="test-terminal")
 
-APP = """
-import sys
-from pathlib import Path
+    def begin(self) -> None:
+        """Show what comes, until nobody holds the other end any more."""
+        os.close(self.theirs)
+        self._thread.start()
 
-import strandline as sl
-from counting import Count  # beside this program: keepers must find it, too
+    def _read(self) -> None:
+        while True:
+            try:
+                self.seen += os.read(self._ours, 65536)
+            except OSError:
+                return
 
-base = Path(sys.argv[1])
-spark = sl.session("app", "local[1,4]", **{"spark.driver.memory": "512m"})
-source = spark.readStream.schema("user string, v bigint").json(str(base / "in"))
-counts = sl.stream(source).key_by("user").process(Count(), output="user string, n bigint", uid="count")
-job = sl.Job(
-    "counts",
-    sinks=[counts.to(sl.sinks.files(str(base / "out"), format="json"))],
-    checkpoints=sl.Checkpoints(base / "ck", every="200ms"),
-    settings=sl.Settings(parallelism=1, local_dir=base / "l", state_memory="64MB"),
-)
-job.start(spark).await_termination()
-"""
+    def end(self) -> None:
+        self._thread.join()
+        os.close(self._ours)
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    (tmp_path / "counting.py").write_text(PROCESS)
-    (tmp_path / "app.py").write_text(textwrap.dedent(APP))
-    add(tmp_path, "a", [("ann", 1), ("bob", 1), ("ann", 1)])
-    return tmp_path
-
-
-def add(base: Path, name: str, events: list[tuple[str, int]]) -> None:
-    (base / "in").mkdir(exist_ok=True)
-    hidden = base / "in" / f".{name}"
-    hidden.write_text("".join(json.dumps({"user": user, "v": v}) + "\n" for user, v in events))
-    hidden.rename(base / "in" / f"{name}.json")
-
-
-def start(base: Path, *options: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "strandline.cli.main", "run", str(base / "app.py"), *options, str(base)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
-    )  # fmt: skip
-
-
-def visible(base: Path) -> list[tuple[str, int]]:
-    rows = [json.loads(line) for file in (base / "out").glob("[!._]*") for line in file.read_text().splitlines()]
-    return sorted((row["user"], row["n"]) for row in rows)
-
-
-def keepers_of(base: Path) -> list[str]:
-    """Command lines of living keepers that work below a directory."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = file.read_bytes().decode(errors="replace").replace("\0", " ")
-        except OSError:
-            continue
-        if "strandline.keeper.process" in words and str(base) in words:
-            found.append(words)
-    return found
-
-
-def wait_until_visible(base: Path, driver: subprocess.Popen[str], rows: list[tuple[str, int]]) -> None:
-    deadline = time.monotonic() + 120
-    while visible(base) != rows:
-        assert driver.poll() is None, driver.communicate()
-        assert time.monotonic() < deadline, visible(base)
-        time.sleep(0.1)
-
-
-def test_a_job_is_stopped_by_sigterm_and_goes_on_with_the_same_command(base: Path, strandline: Command) -> None:
-    rows = [("ann", 1), ("ann", 2), ("bob", 1)]
-    driver = start(base)
-    wait_until_visible(base, driver, rows)
-    assert keepers_of(base)
-    # While it runs, it answers.
-    (found,) = strandline("jobs", "--local-dir", base / "l", "--json").json
-    assert (found["job"], found["state"], found["pid"]) == ("counts", "running", driver.pid)
-    assert found["directory"] == (base / "ck").as_uri()
-    (status,) = strandline("status", "counts", "--local-dir", base / "l", "--json").json
-    assert (status["rows_in"], status["keepers"][0]["uid"]) == (3, "count")
-    assert [(one["files_behind"], one["bytes_behind"]) for one in status["source_progress"]] == [(0, 0)]
-    (taken,) = strandline("checkpoint", "counts", "--local-dir", base / "l", "--json").json
-    assert (taken["status"], taken["epoch"]) == ("completed", status["epoch"])
-    driver.terminate()
-    _, said = driver.communicate(timeout=90)
-    assert driver.returncode == 143, said
-    assert "strandline: stopping job 'counts'\n" in said
-    assert "Traceback" not in said
-    assert keepers_of(base) == []
-    assert strandline("stop", "counts", "--local-dir", base / "l").code == 1
-    # It has said what it did, and what became of it outlives it.
-    told = [line for line in said.splitlines() if line.startswith("strandline: ")]
-    assert told[0] == "strandline: starting Spark"
-    assert f"strandline: job 'counts' is starting: its checkpoints are in {(base / 'ck').as_uri()}" in told
-    # Where it begins is said once, as everything.
-    assert told.count(f"strandline: job 'counts' starts afresh in {(base / 'ck').as_uri()}/counts") == 1
-    assert len(told) == len(set(told))
-    assert any(line.startswith("strandline: job 'counts': epoch 1 is the first to be done, 3 rows in") for line in told)
-    after = strandline("status", "counts", "--local-dir", base / "l")
-    assert (after.code, after.stdout) == (1, "")
-    assert f"error: job 'counts' does not run here: its driver (process {driver.pid}, since" in after.stderr
-    assert "has been stopped at" in after.stderr
-    logged = strandline("logs", "counts", "--driver", "-n", 100, "--local-dir", base / "l").stdout
-    assert "checkpoint 1 is complete" in logged
-    assert "job 'counts' has ended after epoch" in logged.splitlines()[-1]
-    # What it left can be looked at.
-    (checkpoint, *_) = strandline("checkpoints", "list", base / "ck", "--json").json
-    assert (checkpoint["job"], checkpoint["state"]) == ("counts", "complete")
-    (shown,) = strandline("checkpoints", "show", base / "ck", "latest", "--json").json
-    assert shown["operators"][0]["states"][0]["name"] == "seen"
-    assert shown["source"]["total_bytes"] > 0
-    assert strandline("checkpoints", "verify", base / "ck", "--all").code == 0
-    assert "the job was stopped" in strandline("logs", "counts", "--local-dir", base / "l", "-n", 1).stdout
-    # From a copy of its checkpoint it goes on as well; an event that its function cannot take ends it with what a user
-    # must know.
-    (copied,) = strandline("snapshots", "copy", base / "ck/counts", base / "copy", "--native", "--json").json
-    (base / "ck").rename(base / "gone")
-    shutil.rmtree(base / "out")
-    add(base, "b", [("ann", 1)])
-    rows = []
-    driver = start(base, "--restore", copied["url"])
-    wait_until_visible(base, driver, sorted([*rows, ("ann", 3)]))
-    add(base, "c", [("bob", -5)])
-    _, said = driver.communicate(timeout=120)
-    assert driver.returncode == 1
-    assert "error: operator 'count'" in said
-    assert "'bob'" in said
-    assert "ValueError: a negative payment" in said
-    assert "next step: " in said
-    assert "runpy" not in said
-    assert keepers_of(base) == []
-    after = strandline("status", "counts", "--local-dir", base / "l", "--json")
-    assert (after.code, after.json[0]["state"], after.json[0]["pid"]) == (1, "failed", driver.pid)
-    # What an error says may be somebody's data: it is in the terminal alone.
-    assert "on_event of Count raised ValueError" in after.json[0]["last_failure"]
-    assert "counting.py, line 9" in after.json[0]["last_failure"]
-    assert "counts" in strandline("jobs", "--local-dir", base / "l").stdout
-    logged = strandline("logs", "--driver", "--local-dir", base / "l", "-n", 100).stdout
-    assert "on_event of Count raised ValueError" in logged
-    assert "a negative payment" not in logged + str(after.json)
-
-
-def test_what_new_makes_shows_results_and_of_a_killed_driver_word_is_left(
+@pytest.mark.timeout(300)
+def test_what_new_makes_shows_results_and_is_stopped_by_sigterm(
     tmp_path: Path, local_dir: Path, strandline: Command
 ) -> None:
     """As it is pasted: in its own directory, on a terminal. The line that lives stands below the rows."""
@@ -184,38 +53,77 @@ def test_what_new_makes_shows_results_and_of_a_killed_driver_word_is_left(
     assert strandline("new", home).code == 0
     below = local_dir / "t"
     below.mkdir()
-    ours, theirs = pty.openpty()
+    terminal = Terminal()
     # Pseudo-terminals have no size of their own.
     given = environment(TERM="xterm-256color", COLUMNS="120", TMPDIR=str(below))
     command = [sys.executable, "-m", "strandline.cli.main", "run", "app.py"]
-    with subprocess.Popen(command, cwd=home, stdout=theirs, stderr=theirs, stdin=theirs, env=given) as driver:
-        os.close(theirs)
-        seen, deadline = b"", time.monotonic() + 120
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+    with subprocess.Popen(command, cwd=home, env=given, **streams) as driver:
+        terminal.begin()
         try:
-            while b"user='user-" not in seen or b"/s \xc2\xb7 checkpoint " not in seen:
-                assert time.monotonic() < deadline, seen.decode()
-                if select.select([ours], [], [], 1.0)[0]:
-                    seen += os.read(ours, 65536)
+            eventually(lambda: b"user='user-" in terminal.seen or driver.poll() is not None, "rows are shown")
+            assert driver.poll() is None, terminal.seen.decode()
             (root,) = below.glob("strandline-*")
-
-            def rows() -> int:
-                (status,) = strandline("status", "visits", "--local-dir", root, "--json").json
-                return int(status["rows_in"])
-
-            # They are printed before their epoch has ended.
-            assert eventually(rows, "an epoch with rows") > 0
+            here = ("visits", "--local-dir", root, "--json")
+            # While it runs, it answers. Rows are printed before their epoch has ended.
+            eventually(lambda: strandline("status", *here).json[0]["rows_in"], "an epoch with rows")
+            (found,) = strandline("jobs", "--local-dir", root, "--json").json
+            assert (found["job"], found["state"], found["pid"]) == ("visits", "running", driver.pid)
+            assert found["directory"] == (home / "checkpoints").as_uri()
+            (status,) = strandline("status", *here).json
+            assert status["keepers"][0]["uid"] == "visits"
+            assert keepers(root)
+            (taken,) = strandline("checkpoint", *here).json
+            assert taken["status"] == "completed"
+            assert taken["epoch"] >= found["epoch"] > 0
+            eventually(lambda: b"/s \xc2\xb7 checkpoint 1" in terminal.seen, "the line that lives knows of it")
+            driver.terminate()
+            assert driver.wait(90) == 143, terminal.seen.decode()
         finally:
             driver.kill()
             driver.wait()
-            os.close(ours)
+            terminal.end()
+    assert keepers(root) == {}
+    check_what_it_said(terminal.seen, home)
+    check_what_it_left(strandline, driver.pid, root, home / "checkpoints")
+    # What its sink shows is what the checkpoints hold: of each user, every fifth visit.
+    shown = [row["visits"] for row in read_json(home / "out") if row["user"] == "user-1"]
+    assert shown == list(range(5, 5 * len(shown) + 1, 5))
+
+
+def check_what_it_said(seen: bytes, home: Path) -> None:
+    """Whatever it tells, it tells once."""
     shown = screen(seen)
     assert shown[0] == "strandline: starting Spark"
     assert any(line.startswith("epoch ") and line.endswith(" rows") for line in shown)
     assert any(line.startswith("  user='user-") for line in shown)
     assert b"visits\x1b[0m  \x1b[32mrunning" in seen
     assert "Traceback" not in seen.decode()
-    after = strandline("status", "visits", "--local-dir", root, "--json")
-    assert (after.code, after.json[0]["state"], after.json[0]["ended_ms"]) == (1, "killed", None)
-    assert f"its driver (process {driver.pid}, since " in after.stderr
-    assert "is gone without a word: killed" in after.stderr
-    eventually(lambda: not keepers_of(root), "its keepers are gone, too")
+    told = [line for line in shown if line.startswith("strandline: ")]
+    where = (home / "checkpoints").as_uri()
+    assert f"strandline: job 'visits' is starting: its checkpoints are in {where}" in told
+    assert told.count(f"strandline: job 'visits' starts afresh in {where}/visits") == 1
+    assert any(
+        line.startswith("strandline: job 'visits': epoch ") and "is the first to be done" in line for line in told
+    )
+    assert told.count("strandline: stopping job 'visits'") == 1
+    assert len(told) == len(set(told))
+
+
+def check_what_it_left(strandline: Command, pid: int, root: Path, checkpoints: Path) -> None:
+    """What it did and what became of it outlives it."""
+    assert strandline("stop", "visits", "--local-dir", root).code == 1
+    after = strandline("status", "visits", "--local-dir", root)
+    assert (after.code, after.stdout) == (1, "")
+    assert f"error: job 'visits' does not run here: its driver (process {pid}, since" in after.stderr
+    assert "has been stopped at" in after.stderr
+    logged = strandline("logs", "visits", "--driver", "-n", 100, "--local-dir", root).stdout
+    assert "checkpoint 1 is complete" in logged
+    assert "job 'visits' has ended after epoch" in logged.splitlines()[-1]
+    assert "the job was stopped" in strandline("logs", "visits", "--local-dir", root, "-n", 1).stdout
+    (checkpoint, *_) = strandline("checkpoints", "list", checkpoints, "--json").json
+    assert (checkpoint["job"], checkpoint["state"]) == ("visits", "complete")
+    (shown,) = strandline("checkpoints", "show", checkpoints, "latest", "--json").json
+    assert [state["name"] for state in shown["operators"][0]["states"]] == ["count", "pages"]
+    assert shown["source"]["total_bytes"] > 0
+    assert strandline("checkpoints", "verify", checkpoints, "--all").code == 0

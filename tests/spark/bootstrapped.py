@@ -30,7 +30,8 @@ def bootstrap(spark: Any, root: Path, local_dir: Path, **given: Any) -> None:
         .orderBy("user", F.rand(1))
     )
     begun, _ = job(spark, root, local_dir)
-    begun.bootstrap(spark, savepoint=root / "begun", history=history, rows_per_epoch=300, order_by="seq", **given)
+    given.setdefault("rows_per_epoch", USERS * EACH // 3 + 1)
+    begun.bootstrap(spark, savepoint=root / "begun", history=history, order_by="seq", **given)
 
 
 if __name__ == "__main__":

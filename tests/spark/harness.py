@@ -25,15 +25,15 @@ TIMEOUT_S = 120.0
 Rows = tuple[Counter[tuple[Any, ...]], Counter[tuple[Any, ...]]]
 
 
-def eventually(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
-    """Wait until the condition holds; return its value."""
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S, every_s: float = 0.02) -> Any:
+    """Wait until the condition holds; return its value. One that costs something is asked for less often."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = condition()
         if found:
             return found
         assert time.monotonic() < deadline, f"after {timeout_s} s still not: {what}"
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 class Case:

@@ -6,14 +6,16 @@ import os
 import random
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from strandline.snapshot.opened import open_snapshot
 from tests.soak import soaking
-from tests.spark import rated
-from tests.spark.harness import App, Case, Reader, eventually, keepers, settle
+from tests.spark import pipeline, rated
+from tests.spark.harness import TIMEOUT_S, App, Case, Reader, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
 
@@ -65,15 +67,12 @@ def armed(name: str, at: int) -> str:
     return f"{name}=kill@{at}"
 
 
-SOME_KILLS = [
-    # Two sinks, so: the second epoch, staged in full, seen in part, and not in any checkpoint.
+KILLS = [
+    # Two sinks, so: the second epoch, staged in full, and not in any checkpoint.
     ("sink.staged", 4),
     # Published, and nothing visible yet: the restore shows it.
-    ("checkpoint.commit_sinks.before", 1),
-]
-MORE_KILLS = [
     ("checkpoint.publish.before", 1),
-    *SOME_KILLS[1:],
+    ("checkpoint.commit_sinks.before", 1),
     # It is killed, too, in the middle of that.
     ("sink.file_shown", 1),
     ("restore.claimed", 1),
@@ -83,18 +82,37 @@ MORE_KILLS = [
 ]
 
 
+def die_behind_a_checkpoint(case: Case) -> None:
+    """A checkpoint with rows is published, none of them is visible, and the epoch after it is staged in both sinks."""
+
+    def is_published() -> bool:
+        found = case.directory.glob("chk-*/_metadata")
+        return any(open_snapshot(str(path.parent)).manifest.epoch > 0 for path in found)
+
+    case.add(2)
+    app = App(case, f"sink.intent_written=sleep:{TIMEOUT_S};{armed('sink.staged', 6)}")
+    eventually(is_published, "a checkpoint is published", every_s=0.1)
+    case.add(1)
+    app.wait_killed()
+    assert not any(pipeline.visible(case.out))
+    check_nothing_left(app, case)
+
+
+def die_everywhere(case: Case) -> None:
+    """While it runs, and while it restores what the one before it had left."""
+    for failpoint, at in KILLS:
+        case.add(2)
+        app = App(case, armed(failpoint, at))
+        app.wait_killed()
+        check_nothing_left(app, case)
+
+
 # Each life of the driver begins with a cold JVM, which costs more than all that it does then.
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kills", [SOME_KILLS, pytest.param(MORE_KILLS, marks=pytest.mark.soak)], ids=["some", "more"])
-def test_driver_killed_while_it_runs_and_while_it_restores(
-    spark: Any, case: Case, kills: list[tuple[str, int]]
-) -> None:
+@pytest.mark.parametrize("die", [die_behind_a_checkpoint, *soaking([die_everywhere])])
+def test_a_killed_driver_leaves_a_job_that_goes_on(spark: Any, case: Case, die: Callable[[Case], None]) -> None:
     with Reader(case):
-        for failpoint, at in kills:
-            case.add(2)
-            app = App(case, armed(failpoint, at))
-            app.wait_killed()
-            check_nothing_left(app, case)
+        die(case)
         # The last life in this process: its JVM is warm.
         case.add(1)
         with case.job(spark).start(spark) as run:

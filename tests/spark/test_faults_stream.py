@@ -66,14 +66,21 @@ def strike_again_and_again(
     wide.check()
 
 
-@pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 31)))
+# Of the two that follow: what costs is that a job begins and ends. With the daemon, workers are killed.
+@pytest.mark.parametrize("seed", seeds(range(1), soak=[]))
+def test_shuffle_files_that_go_and_workers_that_are_killed(wide_spark: Any, case: Case, seed: int) -> None:
+    kinds: list[tuple[str, dict[str, Any]]] = [("delete", {"ending": "*"}), ("garble", {}), ("daemon", {})]
+    strike_again_and_again(wide_spark, case, seed, ["a"], kinds)
+
+
+@pytest.mark.parametrize("seed", seeds([], soak=range(31)))
 def test_shuffle_files_that_go_while_they_are_read(wide_spark: Any, case: Case, seed: int) -> None:
     ending = random.Random(seed).choice(["data", "*"])
     kinds: list[tuple[str, dict[str, Any]]] = [("delete", {"ending": ending}), ("garble", {})]
     strike_again_and_again(wide_spark, case, seed, ["a", "b"] if seed % 4 > 1 else ["a"], kinds)
 
 
-@pytest.mark.parametrize("seed", seeds(range(1), soak=range(1, 21)))
+@pytest.mark.parametrize("seed", seeds([], soak=range(21)))
 def test_python_workers_killed_in_the_middle_of_an_epoch(wide_spark: Any, case: Case, seed: int) -> None:
     strike_again_and_again(
         wide_spark, case, seed, ["a", "b"] if seed % 4 > 1 else ["a"], [("workers", {}), ("daemon", {})]

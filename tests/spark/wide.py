@@ -18,7 +18,7 @@ from tests.spark import pipeline
 from tests.spark.strikes import strike
 
 SCHEMA = "seq bigint, user string, kind string"
-_PAD = "array_join(transform(sequence(1, 80), i -> sha2(concat(seq, '-', i), 256)), '')"
+_PAD = "array_join(transform(sequence(1, 40), i -> sha2(concat(seq, '-', i), 512)), '')"
 _USERS = 12
 _KINDS = 40
 FILES = 4
