@@ -193,6 +193,7 @@ def forget(kafka: Kafka, target: KafkaTarget) -> None:
     "when",
     [
         "kafka.produced",
+        "kafka.decided",
         *(pytest.param(f"{step}", marks=pytest.mark.soak) for step in ("between", "kafka.marked", "kafka.committed")),
     ],
 )
