@@ -217,13 +217,13 @@ def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target
     # What is said to be written stays written.
     while connection.reached() != "m2":
         try:
-            connection.write(batch(("a", "2")), "m1", "m2")
+            connection.write(batch(("a", "2"), ("a", "3")), "m1", "m2")
         except (sl.errors.UnavailableError, sl.errors.ConflictError):
             assert time.monotonic() < until, "it is not written"
             connection.close()
             with suppress(sl.errors.UnavailableError, sl.errors.ConflictError):
                 connection = target.connect(by(1), 0)
-    expect(kafka, topic, "1", "2")
+    expect(kafka, topic, "1", "2", "3")
 
 
 def test_what_hangs_is_undone_unless_a_part_of_it_is_committed(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
