@@ -235,13 +235,22 @@ def fetch() -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-@functools.cache
 def connector() -> list[Path]:
     """Fetch Spark's connector, unless that was done; return its jars, for a session that was made without."""
+    return _package(0)
+
+
+def avro() -> list[Path]:
+    """Fetch what Spark has `from_avro` from, unless that was done; return its jars."""
+    return _package(1)
+
+
+@functools.cache
+def _package(number: int) -> list[Path]:
     import strandline as sl
 
-    settings = sl.kafka.session_settings()
-    organisation, module, version = settings["spark.jars.packages"].split(":")
+    settings = sl.kafka.session_settings(avro=True)
+    organisation, module, version = settings["spark.jars.packages"].split(",")[number].split(":")
     home = _HOME.parent / f"{module}-{version}"
     if not home.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -300,3 +309,4 @@ def _answers(port: int) -> bool:
 if __name__ == "__main__":
     fetch()
     connector()
+    avro()

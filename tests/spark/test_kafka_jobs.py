@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import subprocess
 import sys
 from collections import defaultdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
 import strandline as sl
+from strandline.core import failpoints
+from strandline.spark.sinks import transactional
+from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget
+from strandline.spark.sinks.target import Writer
 from tests import kafkaserver
 from tests.kafkaserver import Kafka
 from tests.pages import run_page
 from tests.spark import small
-from tests.spark.harness import Case, eventually, settle
+from tests.spark.harness import Case, eventually, fired, keepers_armed, settle
 
 pytestmark = pytest.mark.spark
 
@@ -122,6 +130,47 @@ def test_from_kafka_to_kafka(with_kafka: Any, kafka: Kafka, case: Case, caplog: 
     assert f"oldest that is kept is {before + 2}. The job goes on without them" in caplog.text
 
 
+class Struck(KafkaTarget):
+    """Kills the first Python worker that is about to commit, while `keepers_armed`."""
+
+    def connect(self, writer: Writer, lane: int) -> KafkaConnection:
+        if "STRANDLINE_FAILPOINTS_DIR" in os.environ:
+            failpoints.arm("kafka.marked", partial(os.kill, os.getpid(), signal.SIGKILL))
+        return super().connect(writer, lane)
+
+
+def test_a_keeper_and_a_delivery_are_killed_and_the_job_is_set_back(
+    with_kafka: Any, kafka: Kafka, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spark, source, target = with_kafka, kafka.create("killed-in", 2), kafka.create("killed-out", 2)
+    # However few rows there are, tasks deliver them.
+    monkeypatch.setattr(transactional, "_SMALL_BYTES", 0)
+    saved = case.root / "saved"
+
+    def start(**given: Any) -> sl.Run:
+        sink = sl.sinks.kafka(kafka.servers, target, key="user", name="out")
+        sink.target = Struck(sink.target.cluster, target, sink.target.prefix)
+        again = sl.Restart(attempts=5, delay="50ms")
+        job = small.job(stream_of(spark, kafka, source), case.root, case.local_dir, sink=sink, restart=again)
+        return job.start(spark, **given)
+
+    users = "abcaab" * 5
+    put(kafka, source, users)
+    with keepers_armed(spark, case.root / "fired", "keeper.epoch.middle=kill"), start() as run:
+        settle(run)
+        assert fired(case.root / "fired") == {"keeper.epoch.middle", "kafka.marked"}
+        assert shown(kafka, target) == counts(users)
+        run.savepoint(saved)
+        put(kafka, source, "abd")
+        settle(run)
+        assert shown(kafka, target) == counts(users + "abd")
+    # What came after the savepoint is read again, and nothing else; Kafka keeps what it was given.
+    with start(restore=saved) as run:
+        settle(run)
+        twice = counts(users + "abd")
+        assert shown(kafka, target) == {user: [*ns, *ns[-1:] * (user in "abd")] for user, ns in twice.items()}
+
+
 @pytest.mark.soak
 def test_broker_and_driver_are_killed_in_turn(kafka: Kafka) -> None:
     """What `make demo-kafka` shows, with a broker and a driver of its own."""
@@ -143,6 +192,8 @@ def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:
     }
 
     def edit(code: str) -> str:
+        if "from_avro" in code:
+            return ""
         for old, new in edits.items():
             assert old in code
             code = code.replace(old, new)
@@ -165,6 +216,22 @@ def test_the_page(with_kafka: Any, kafka: Kafka, tmp_path: Path) -> None:
             return sorted((each["card"], each["cents"]) for each in found)
 
         eventually(lambda: spent() == [("a", 5), ("b", 1)], "windows are closed by the first partition alone", 60, 0.25)
+
+
+def test_avro_as_the_page_has_it(with_kafka: Any, kafka: Kafka) -> None:
+    try:
+        jars = kafkaserver.avro()
+    except kafkaserver.UnavailableServerError as error:
+        pytest.skip(str(error))
+    for jar in jars:
+        with_kafka.sql(f"ADD JAR '{jar}'")
+    record = b"\x08card\x54"
+    values = pa.array([record, b"\0\0\0\0\7" + record, b"\xff"])
+    rows = with_kafka.createDataFrame(pa.table({"value": values, "at": [1, 2, 3]}))
+    page = run_page("kafka.md", 2, lambda code: code if "from_avro" in code else "", rows=rows.where("at != 2"))
+    assert page["decoded"].collect() == [("card", 42)]
+    behind = page["from_avro"](F.expr("substring(value, 6)"), page["PAYMENT"]).alias("p")
+    assert rows.where("at = 2").select(behind).select("p.*").collect() == [("card", 42)]
 
 
 def test_what_becomes_of_columns(with_kafka: Any, kafka: Kafka) -> None:

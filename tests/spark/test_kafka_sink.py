@@ -20,6 +20,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkahanging import undo
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
@@ -193,6 +194,7 @@ def forget(kafka: Kafka, target: KafkaTarget) -> None:
     "when",
     [
         "kafka.produced",
+        "kafka.decided",
         *(pytest.param(f"{step}", marks=pytest.mark.soak) for step in ("between", "kafka.marked", "kafka.committed")),
     ],
 )
@@ -215,12 +217,34 @@ def test_a_broker_that_is_killed_and_comes_back(kafka: Kafka, topic: str, target
     # What is said to be written stays written.
     while connection.reached() != "m2":
         try:
-            connection.write(batch(("a", "2")), "m1", "m2")
+            connection.write(batch(("a", "2"), ("a", "3")), "m1", "m2")
         except (sl.errors.UnavailableError, sl.errors.ConflictError):
             assert time.monotonic() < until, "it is not written"
             connection.close()
             with suppress(sl.errors.UnavailableError, sl.errors.ConflictError):
                 connection = target.connect(by(1), 0)
+    expect(kafka, topic, "1", "2", "3")
+
+
+def test_what_hangs_is_undone_unless_a_part_of_it_is_committed(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
+    def crash() -> None:
+        raise Crash
+
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    with pytest.raises(sl.errors.SinkError, match=f"a part of it is committed, in topic '{topic}', partition"):
+        undo(connection._producer, connection._consumer, connection._record, 0)
+    failpoints.arm("kafka.marked", crash)
+    with pytest.raises(Crash):
+        connection.write(batch(("a", "2")), "m1", "m2")
+    failpoints.disarm_all()
+    connection = target.connect(by(1), 0)
+    undo(connection._producer, connection._consumer, connection._record, 0)
+    # Where the rows are is kept, should it have to be undone once more.
+    _, told = connection._record.read(committed=False).told[0]
+    assert (told.mark, list(told.ends or ())) == ("m2", [topic])
+    connection.write(batch(("a", "2")), "m1", "m2")
     expect(kafka, topic, "1", "2")
 
 

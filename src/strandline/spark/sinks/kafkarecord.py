@@ -11,13 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, in_words, made
 from strandline.spark.sinks.target import Writer
+
+T = TypeVar("T")
 
 _LONGEST_S = 90.0
 """A transaction of another job that died keeps readers from going on, until Kafka has ended it: a minute, as a rule."""
@@ -36,6 +38,24 @@ class LaneRecord(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self).decode()
 
 
+Ends = dict[str, dict[int, int]]
+"""By topic and partition: where the last row of a transaction is."""
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A lane's record as a message: with where the rows are whose transaction it ends."""
+
+    generation: int
+    mark: str | None
+    ends: Ends | None = None
+    """Unknown of what older versions have written."""
+
+    @property
+    def text(self) -> str:
+        """As it is in Kafka."""
+        return msgspec.json.encode(self).decode()
+
+
 @dataclass
 class Found:
     """What the topic has of one sink."""
@@ -43,6 +63,8 @@ class Found:
     claims: set[int] = field(default_factory=set)
     lanes: set[int] = field(default_factory=set)
     records: dict[int, LaneRecord] = field(default_factory=dict)
+    told: dict[int, tuple[int, Told]] = field(default_factory=dict)
+    """Of lanes, the newest message and where it is: committed or not."""
 
 
 class Record:
@@ -50,42 +72,50 @@ class Record:
 
     def __init__(self, cluster: Cluster, prefix: str, writer: Writer) -> None:
         self.topic = f"{prefix}-marks"
-        self._cluster = cluster
-        self._writer = writer
+        self.cluster = cluster
+        self.writer = writer
         self._prefix = f"{prefix}-{writer.sink}"
 
     def name_of(self, lane: int) -> str:
         """Return a lane's name: of its transactions, and of the group with its record."""
         return f"{self._prefix}-{lane}"
 
-    def consumer(self, lane: int, said: Said) -> Any:
-        """Return a client that reads a lane's record, and in whose name it is written."""
+    def consumer(self, lane: int, said: Said, *, committed: bool = True) -> Any:
+        """Return a client that reads a lane's record, and in whose name it is written.
+
+        Unless what is `committed` is asked for, it says what was before a transaction that has not ended.
+        """
         from confluent_kafka import Consumer
 
         return made(
             Consumer,
-            self._cluster,
-            self._cluster.settings(
-                said, group_id=self.name_of(lane), isolation_level="read_committed", enable_auto_commit=False
+            self.cluster,
+            self.cluster.settings(
+                said, group_id=self.name_of(lane), enable_auto_commit=False,
+                isolation_level="read_committed" if committed else "read_uncommitted",
             ),
-        )
+        )  # fmt: skip
 
     def of_lane(self, consumer: Any) -> LaneRecord | None:
         """Return what the lane's group has, if it has not been forgotten."""
         from confluent_kafka import TopicPartition
 
-        (found,) = self._cluster.ask(consumer.committed, [TopicPartition(self.topic, 0)])
+        (found,) = self.cluster.ask(consumer.committed, [TopicPartition(self.topic, 0)])
         if found.error is not None:
-            raise in_words(found.error, self._writer.label, self._cluster)
-        return self._decoded(found.metadata) if found.offset >= 0 and found.metadata else None
+            raise in_words(found.error, self.writer.label, self.cluster)
+        return self._decoded(found.metadata, LaneRecord) if found.offset >= 0 and found.metadata else None
 
-    def put_lane(self, producer: Any, consumer: Any, lane: int, record: LaneRecord) -> None:
-        """Put a lane's record into its open transaction."""
+    def put_lane(self, producer: Any, consumer: Any, lane: int, record: LaneRecord, ends: Ends | None) -> None:
+        """Put a lane's record into its open transaction, all of whose rows are with the brokers."""
         from confluent_kafka import TopicPartition
 
-        producer.produce(self.topic, record.text, self._key("mark", lane), partition=0)
+        told = Told(record.generation, record.mark, ends)
+        producer.produce(self.topic, told.text, self._key("mark", lane), partition=0)
+        # Where the group has a record that hangs, its message is there, too: `kafkahanging.py` reads it.
+        if producer.flush(self.cluster.answer_s):
+            raise UnavailableError(f"{self.writer.label}: Kafka at {self.cluster.servers} takes no rows")
         at = TopicPartition(self.topic, 0, 0, record.text)
-        self._cluster.ask(producer.send_offsets_to_transaction, [at], consumer.consumer_group_metadata())
+        self.cluster.ask(producer.send_offsets_to_transaction, [at], consumer.consumer_group_metadata())
 
     def note_lane(self, lane: int) -> None:
         """Have it on record that there is such a lane, before anything is written there."""
@@ -93,19 +123,19 @@ class Record:
 
     def note_claim(self, generation: int, older: set[int]) -> None:
         """Have it on record that a run has begun; earlier ones need not be known any more."""
-        about = {"job": self._writer.label}
+        about = {"job": self.writer.label}
         old = {self._key("claim", each): None for each in older}
         self._tell({self._key("claim", generation): msgspec.json.encode(about), **old})
 
     def _key(self, what: str, number: int) -> str:
         return f"{self._prefix} {what} {number}"
 
-    def _decoded(self, text: str | bytes) -> LaneRecord:
+    def _decoded(self, text: str | bytes, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(text, type=LaneRecord)
+            return msgspec.json.decode(text, type=kind)
         except msgspec.MsgspecError as error:
             raise CorruptionError(
-                f"{self._writer.label}: Kafka has a record of how far it came that is not the sink's: {text!r:.200}",
+                f"{self.writer.label}: Kafka has a record of how far it came that is not the sink's: {text!r:.200}",
                 hint=f"something else has committed offsets in groups that begin with '{self._prefix}'",
             ) from error
 
@@ -116,10 +146,8 @@ class Record:
         said, failed = Said(), []
         producer = made(
             Producer,
-            self._cluster,
-            self._cluster.settings(
-                said, acks="all", linger_ms=0, message_timeout_ms=int(self._cluster.answer_s * 1000)
-            ),
+            self.cluster,
+            self.cluster.settings(said, acks="all", linger_ms=0, message_timeout_ms=int(self.cluster.answer_s * 1000)),
         )
 
         def done(error: Any, _: Any) -> None:
@@ -129,13 +157,13 @@ class Record:
         try:
             for key, value in messages.items():
                 producer.produce(self.topic, value, key, partition=0, on_delivery=done)
-            left = producer.flush(self._cluster.answer_s)
+            left = producer.flush(self.cluster.answer_s)
         except KafkaException as error:
-            raise in_words(error, self._writer.label, self._cluster, said) from error
+            raise in_words(error, self.writer.label, self.cluster, said) from error
         if failed:
-            raise in_words(failed[0], self._writer.label, self._cluster, said)
+            raise in_words(failed[0], self.writer.label, self.cluster, said)
         if left:
-            raise UnavailableError(f"{self._writer.label}: Kafka at {self._cluster.servers} does not answer")
+            raise UnavailableError(f"{self.writer.label}: Kafka at {self.cluster.servers} does not answer")
 
     def make_topic(self) -> None:
         """Create the topic unless it is there."""
@@ -143,25 +171,25 @@ class Record:
         from confluent_kafka.admin import AdminClient, NewTopic
 
         said = Said()
-        admin = made(AdminClient, self._cluster, self._cluster.settings(said))
+        admin = made(AdminClient, self.cluster, self.cluster.settings(said))
         try:
             (found,) = admin.describe_topics(
-                TopicCollection([self.topic]), request_timeout=self._cluster.answer_s
+                TopicCollection([self.topic]), request_timeout=self.cluster.answer_s
             ).values()
             try:
-                answer(found, admin, said, self._cluster)
+                answer(found, admin, said, self.cluster)
                 return
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
             (creating,) = admin.create_topics(
-                [NewTopic(self.topic, 1, config=_SETTINGS)], request_timeout=self._cluster.answer_s
+                [NewTopic(self.topic, 1, config=_SETTINGS)], request_timeout=self.cluster.answer_s
             ).values()
-            answer(creating, admin, said, self._cluster)
+            answer(creating, admin, said, self.cluster)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
-            why = in_words(error, self._writer.label, self._cluster, said)
+            why = in_words(error, self.writer.label, self.cluster, said)
             if not isinstance(why, ConfigurationError):
                 raise why from error
             raise ConfigurationError(
@@ -173,9 +201,9 @@ class Record:
 
     def _await_topic(self, admin: Any) -> None:
         """Brokers learn of a new topic one after the other."""
-        until = time.monotonic() + self._cluster.answer_s
+        until = time.monotonic() + self.cluster.answer_s
         while time.monotonic() < until:
-            metadata = admin.list_topics(self.topic, self._cluster.answer_s).topics[self.topic]
+            metadata = admin.list_topics(self.topic, self.cluster.answer_s).topics[self.topic]
             if metadata.error is None and metadata.partitions and metadata.partitions[0].leader >= 0:
                 return
             time.sleep(0.05)
@@ -190,14 +218,14 @@ class Record:
         said, found = Said(), Found()
         level = "read_committed" if committed else "read_uncommitted"
         consumer = made(
-            Consumer, self._cluster,
-            self._cluster.settings(
+            Consumer, self.cluster,
+            self.cluster.settings(
                 said, group_id=self._prefix, isolation_level=level, enable_auto_commit=False,
                 enable_partition_eof=True, fetch_wait_max_ms=50, auto_offset_reset="earliest",
             )
         )  # fmt: skip
         whole = TopicPartition(self.topic, 0, 0)
-        until = time.monotonic() + (_LONGEST_S if committed else self._cluster.answer_s)
+        until = time.monotonic() + (_LONGEST_S if committed else self.cluster.answer_s)
         try:
             end = self._end(said, until)
             consumer.assign([whole])
@@ -205,7 +233,7 @@ class Record:
                 message = consumer.poll(1.0)
                 if time.monotonic() > until:
                     raise UnavailableError(
-                        f"{self._writer.label}: topic '{self.topic}' of Kafka at {self._cluster.servers} could not be "
+                        f"{self.writer.label}: topic '{self.topic}' of Kafka at {self.cluster.servers} could not be "
                         "read to its end: another job's transaction is open there, or no broker answers"
                     )
                 if message is None:
@@ -217,7 +245,7 @@ class Record:
                 if message.offset() >= (end if message.error() else end - 1):
                     break
         except KafkaException as error:
-            raise in_words(error, self._writer.label, self._cluster, said) from error
+            raise in_words(error, self.writer.label, self.cluster, said) from error
         finally:
             consumer.close()
         return found
@@ -228,19 +256,19 @@ class Record:
 
         consumer = made(
             Consumer,
-            self._cluster,
-            self._cluster.settings(said, group_id=self._prefix, isolation_level="read_uncommitted"),
+            self.cluster,
+            self.cluster.settings(said, group_id=self._prefix, isolation_level="read_uncommitted"),
         )
         try:
             while True:
                 try:
                     ends: tuple[int, int] = consumer.get_watermark_offsets(
-                        TopicPartition(self.topic, 0), self._cluster.answer_s
+                        TopicPartition(self.topic, 0), self.cluster.answer_s
                     )
                     return ends[1]
                 except KafkaException as error:
                     # A topic that is new has no leader for a moment, though it is said to have one.
-                    why = in_words(error, self._writer.label, self._cluster, said)
+                    why = in_words(error, self.writer.label, self.cluster, said)
                     if not isinstance(why, UnavailableError) or time.monotonic() > until:
                         raise
                 time.sleep(0.05)
@@ -257,5 +285,7 @@ class Record:
             (found.claims.discard if message.value() is None else found.claims.add)(int(number))
         elif what == "lane":
             found.lanes.add(int(number))
-        elif what == "mark" and committed:
-            found.records[int(number)] = self._decoded(message.value())
+        elif what == "mark":
+            if committed:
+                found.records[int(number)] = self._decoded(message.value(), LaneRecord)
+            found.told[int(number)] = message.offset(), self._decoded(message.value(), Told)

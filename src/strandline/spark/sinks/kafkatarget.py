@@ -23,7 +23,8 @@ import pyarrow as pa
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, FencedError, UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made, within
-from strandline.spark.sinks.kafkarecord import LaneRecord, Record
+from strandline.spark.sinks.kafkahanging import hangs, undo
+from strandline.spark.sinks.kafkarecord import Ends, LaneRecord, Record
 from strandline.spark.sinks.target import Connection, Target, Writer
 
 _THREADS = 8
@@ -145,11 +146,12 @@ class KafkaConnection(Connection):
         self._record = Record(target.cluster, target.prefix, writer)
         self._said = Said()
         self._failed: list[Any] = []
+        self._ends: Ends = {}
         self._is_whole = False
         self._key = _key_of(target, writer, lane)
         name = self._record.name_of(lane)
         settings = producer_settings(
-            target, self._said, self._failed, transactional_id=name, transaction_timeout_ms=60_000
+            target, self._said, self._failed, self._ends, transactional_id=name, transaction_timeout_ms=60_000
         )
         self._producer: Any = made(Producer, target.cluster, settings)
         self._consumer: Any = self._record.consumer(lane, self._said)
@@ -158,7 +160,7 @@ class KafkaConnection(Connection):
             target.cluster.ask(self._producer.init_transactions)
             failpoints.hit("kafka.lane_taken")
             # 2. What holds until then is how far it came; a newer run has left its number.
-            self._found = self._record.of_lane(self._consumer) or self._remembered()
+            self._found = self._of_lane() or self._remembered()
         except KafkaException as error:
             self._producer.poll(0)
             self.close()
@@ -186,6 +188,17 @@ class KafkaConnection(Connection):
             )
         _known[self._key] = self._found
 
+    def _of_lane(self) -> LaneRecord | None:
+        from confluent_kafka import KafkaException
+
+        try:
+            return self._record.of_lane(self._consumer)
+        except (KafkaException, UnavailableError):
+            if not hangs(self._record, self._lane):
+                raise
+        undo(self._producer, self._consumer, self._record, self._lane)
+        return self._record.of_lane(self._consumer)
+
     def _remembered(self) -> LaneRecord:
         """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
         self._record.note_lane(self._lane)
@@ -210,13 +223,15 @@ class KafkaConnection(Connection):
         from confluent_kafka import KafkaException
 
         producer, self._is_whole = self._producer, False
+        self._ends.clear()
         try:
             producer.begin_transaction()
             for batch in batches:
                 produce(producer, batch, self._target, self._writer.label)
             failpoints.hit("kafka.produced")
             drain(producer, self._target, self._writer.label, self._said, self._failed)
-            self._record.put_lane(producer, self._consumer, self._lane, record)
+            ends = {topic: dict(found) for topic, found in self._ends.items()}
+            self._record.put_lane(producer, self._consumer, self._lane, record, ends)
             failpoints.hit("kafka.marked")
             self._target.cluster.ask(producer.commit_transaction)
             failpoints.hit("kafka.decided")
@@ -234,8 +249,7 @@ class KafkaConnection(Connection):
     def _await(self, record: LaneRecord) -> None:
         """Wait until it is seen that the transaction is committed.
 
-        Brokers say so when they have decided it, and carry it out a little later. One that was killed in between was
-        seen to forget that, and to abort it with the next.
+        Brokers say so when they have decided it, and carry it out a little later, or never (`kafkahanging.py`).
         """
         until = time.monotonic() + self._target.cluster.answer_s
         while self._record.of_lane(self._consumer) != record:
@@ -271,15 +285,27 @@ def fenced(writer: Writer, newest: int) -> FencedError:
     return FencedError(f"{writer.label}: run {newest} of the job writes to Kafka; this is run {writer.generation}")
 
 
-def producer_settings(target: KafkaTarget, said: Said, failed: list[Any], **more: Any) -> dict[str, Any]:
-    """Return the settings of a client that writes rows; errors of those that brokers refuse go to `failed`."""
+def producer_settings(
+    target: KafkaTarget, said: Said, failed: list[Any], ends: Ends | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return the settings of a client that writes rows.
+
+    Errors of those that brokers refuse go to `failed`; where the last row of each partition is, to `ends`.
+    """
+
+    def delivered(error: Any, message: Any) -> None:
+        if error is not None:
+            failed.append(error)
+        elif ends is not None:
+            ends.setdefault(message.topic(), {})[message.partition()] = message.offset()
+
     settings = target.cluster.settings(
         said,
         enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
         queue_buffering_max_messages=400_000, message_max_bytes=max(target.limit, 1000),
-        delivery_report_only_error=True, **more,
+        delivery_report_only_error=ends is None, **more,
     )  # fmt: skip
-    return {**settings, **target.cluster.options, "on_delivery": lambda error, _: failed.append(error)}
+    return {**settings, **target.cluster.options, "on_delivery": delivered}
 
 
 COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")

@@ -16,8 +16,9 @@ from strandline.spark.base.session import check_session
 from strandline.spark.sources.kafka import COMMIT_GROUP
 
 _SCALA = "2.13"
-_NOT_PUBLISHED = {"4.3.0": "4.2.0"}
-"""Releases of Spark whose connector is not in Maven's central repository, and the one that was tried with it."""
+_KAFKA, _AVRO = "spark-sql-kafka-0-10", "spark-avro"
+_NOT_PUBLISHED = {(_KAFKA, "4.3.0"): "4.2.0", (_AVRO, "4.3.0"): "4.1.1", (_AVRO, "4.2.0"): "4.1.1"}
+"""What is not in Maven's central repository for a release of Spark, and the newest before it that is."""
 _THERE = (
     "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "org.slf4j:slf4j-api",
     "com.google.code.findbugs:jsr305", "org.xerial.snappy:snappy-java", "org.scala-lang:scala-library",
@@ -33,10 +34,12 @@ def session_settings(*, avro: bool = False, version: str | None = None) -> dict[
 
     >>> spark = session("payments", **kafka.session_settings())
     """
-    version = version or _NOT_PUBLISHED.get(pyspark.__version__, pyspark.__version__)
-    modules = ["spark-sql-kafka-0-10", *(["spark-avro"] if avro else [])]
+    own = pyspark.__version__
+    found = {
+        module: version or _NOT_PUBLISHED.get((module, own), own) for module in (_KAFKA, *([_AVRO] if avro else []))
+    }
     return {
-        "spark.jars.packages": ",".join(f"org.apache.spark:{module}_{_SCALA}:{version}" for module in modules),
+        "spark.jars.packages": ",".join(f"org.apache.spark:{module}_{_SCALA}:{at}" for module, at in found.items()),
         "spark.jars.excludes": ",".join(_THERE),
     }
 
