@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -32,7 +32,7 @@ from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made
 from strandline.spark.sinks.kafkatarget import KafkaTarget, drain, idle, produce, producer_settings
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
-from strandline.spark.sinks.transactional import Transactional
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _HEADERS = "array<struct<key:string,value:binary>>"
@@ -155,7 +155,7 @@ class _Topics:
 class KafkaSink(_Topics, Transactional):
     """Write each row to Kafka exactly once. Made by `sinks.kafka`."""
 
-    def __init__(self, layout: Layout, target: KafkaTarget, **more: Any) -> None:
+    def __init__(self, layout: Layout, target: KafkaTarget, **more: Unpack[TransactionalOptions]) -> None:
         super().__init__(target, **more)
         self.layout = layout
         self.target: KafkaTarget = target

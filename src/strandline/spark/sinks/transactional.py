@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -43,6 +43,16 @@ log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 """Up to so much the driver writes itself: a Spark job takes longer to begin."""
 _THREADS = 8
+
+
+class TransactionalOptions(TypedDict, total=False):
+    """What all sinks that are `Transactional` can be told."""
+
+    name: str | None
+    staging: str | Path | None
+    on_error: Then
+    dead_letters: str | Path | None
+    storage_options: Mapping[str, str] | None
 
 
 class Transactional(Sink):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Unpack
 
 from pyspark.sql import DataFrame
 
-from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError, SinkError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.target import Target
-from strandline.spark.sinks.transactional import Transactional
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
 
 class TableTarget(Target):
@@ -27,20 +26,9 @@ class TableSink(Transactional):
     """Write rows into a table exactly once; made by `sinks.postgres` and `sinks.sqlite`."""
 
     def __init__(
-        self,
-        target: TableTarget,
-        *,
-        writers: int | None,
-        name: str | None = None,
-        staging: str | Path | None = None,
-        on_error: Then = "fail",
-        dead_letters: str | Path | None = None,
-        storage_options: Mapping[str, str] | None = None,
+        self, target: TableTarget, *, writers: int | None = None, **options: Unpack[TransactionalOptions]
     ) -> None:
-        super().__init__(
-            target, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
-            storage_options=storage_options,
-        )  # fmt: skip
+        super().__init__(target, **options)
         self._shape = target.shape
         self._writers = writers
 
@@ -66,6 +54,17 @@ def shape_of(what: str, table: str, key: str | Sequence[str] | None, delete: str
     if delete in names:
         raise ConfigurationError(f"{what}: the column '{delete}' is in key=, and is that of delete=")
     return Shape(table, names, delete)
+
+
+def checked_options(what: str, options: TransactionalOptions) -> TransactionalOptions:
+    """Return these, if there are such options."""
+    known = TransactionalOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"{what} got an unexpected keyword argument '{name}'; besides its own there are {', '.join(known)}"
+            )
+    return options
 
 
 def writers_of(what: str, writers: int | None, shape: Shape) -> int | None:
