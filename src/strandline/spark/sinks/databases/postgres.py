@@ -21,6 +21,8 @@ from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
     TableSink,
     TableTarget,
+    check_flag,
+    check_name,
     checked_options,
     quoted,
     shape_of,
@@ -77,16 +79,22 @@ def postgres(
     """
     what = "sinks.postgres()"
     shape = shape_of(what, table, key, delete)
+    check_name(what, "record", record)
+    check_flag(what, "create", create)
     count = writers_of(what, writers, shape)
     limit = parse_duration_ms(timeout, f"{what}: timeout")
     if limit < 1000:
-        raise ConfigurationError(f"{what}: timeout is {timeout!r}, expected at least a second")
+        raise ConfigurationError(
+            f"{what}: timeout is {timeout!r}, expected at least a second", hint="write it like '60s'"
+        )
     target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=limit)
     return PostgresSink(target, writers=count, **checked_options(what, options))
 
 
 class PostgresSink(TableSink):
     """Rows into a table of PostgreSQL."""
+
+    made_by = "sinks.postgres()"
 
 
 def _psycopg() -> Any:
@@ -124,7 +132,7 @@ class PostgresTarget(TableTarget):
         host = given.get("host") or given.get("service") or os.environ.get("PGHOST") or "the local server"
         port = f":{given['port']}" if "port" in given else ""
         name = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
-        return f"PostgreSQL at {host}{port}, database {name}"
+        return f"PostgreSQL at {host}{port}" + (f", database {name}" if name else "")
 
     def try_out(self, columns: pa.Schema) -> None:
         self.shape.check(columns)
@@ -230,13 +238,20 @@ class PostgresTarget(TableTarget):
     def _parameters(self) -> dict[str, Any]:
         psycopg = _psycopg()
         dsn = self._dsn() if callable(self._dsn) else self._dsn
+        if not isinstance(dsn, str):
+            raise ConfigurationError(
+                f"sinks.postgres(): the dsn is {'made' if callable(self._dsn) else 'given'} as {type(dsn).__name__}, "
+                "expected a text",
+                hint="write it like postgresql://user@host:5432/database, or give a function that returns it",
+            )
         try:
             given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
         except psycopg.Error:
             # What it says quotes the text, and so perhaps the password.
             raise ConfigurationError(
                 "sinks.postgres(): the dsn cannot be read",
-                hint="write it like postgresql://user@host:5432/database, special characters as %40",
+                hint="write it like postgresql://user@host:5432/database, special characters as %40"
+                + (": it is libpq's, not JDBC's" if dsn.startswith("jdbc:") else ""),
             ) from None
         # A server that is gone without a word is given up after a minute.
         defaults = {

@@ -19,7 +19,15 @@ from strandline.core.errors import ConfigurationError, ConflictError, Corruption
 from strandline.core.settings import parse_duration_ms
 from strandline.spark.sinks.databases.csvrows import documents
 from strandline.spark.sinks.databases.shape import Shape
-from strandline.spark.sinks.databases.sink import TableSink, TableTarget, checked_options, quoted, shape_of
+from strandline.spark.sinks.databases.sink import (
+    TableSink,
+    TableTarget,
+    check_flag,
+    check_name,
+    checked_options,
+    quoted,
+    shape_of,
+)
 from strandline.spark.sinks.target import Connection, Writer
 from strandline.spark.sinks.transactional import TransactionalOptions
 
@@ -53,7 +61,14 @@ def sqlite(
     `create=True` makes the file, too. Decimals, dates and times are kept as text, nested values as JSON.
     """
     what = "sinks.sqlite()"
+    if not isinstance(path, str | Path) or not str(path).strip() or "://" in str(path) or str(path) == ":memory:":
+        raise ConfigurationError(
+            f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
+            hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
+        )
     shape = shape_of(what, table, key, delete)
+    check_name(what, "record", record)
+    check_flag(what, "create", create)
     limit = parse_duration_ms(timeout, f"{what}: timeout")
     target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=limit)
     return SqliteSink(target, **checked_options(what, options))
@@ -61,6 +76,8 @@ def sqlite(
 
 class SqliteSink(TableSink):
     """Rows into a table of SQLite."""
+
+    made_by = "sinks.sqlite()"
 
 
 class SqliteTarget(TableTarget):
@@ -98,7 +115,10 @@ class SqliteTarget(TableTarget):
                     if names or not self._create:
                         self.check(db, columns)
             except sqlite3.Error as error:
-                raise ConfigurationError(f"{self.path} cannot be used: {error}") from None
+                raise ConfigurationError(
+                    f"{self.path} cannot be used: {error}",
+                    hint="give the path of a database, or of a file that is not there yet, with create=True",
+                ) from None
         self._columns = columns
 
     def claim(self, writer: Writer) -> None:

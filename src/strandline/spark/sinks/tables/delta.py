@@ -16,6 +16,7 @@ import pyarrow as pa
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.given import place_of
 from strandline.spark.sinks.tables.columns import check_names, fitting, plain
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _EPOCH_BITS = 40
 """Of an application transaction's version; the others are the generation, which counts more."""
+_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _NOT_ALONE = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
 """What a column may have that writers must compute or check, row by row."""
 
@@ -65,14 +67,16 @@ class DeltaSink(TableSink):
         self.url = _url(url)
         super().__init__(
             f"sinks.delta('{_shown(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, target_bytes=target_bytes, name=name,
+            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
         )  # fmt: skip
-        if not isinstance(compact_every, int) or compact_every < 0:
-            raise ConfigurationError(f"{self._where}: compact_every is {compact_every!r}, expected a number of commits")
+        if not isinstance(compact_every, int) or isinstance(compact_every, bool) or compact_every < 0:
+            raise ConfigurationError(
+                f"{self._where}: compact_every is {compact_every!r:.200}, expected a number of commits",
+                hint="write it like compact_every=50, or leave it out: then nothing is compacted",
+            )
         self.compact_every = compact_every
         # Nor what was compacted.
         self.takes_back = self.takes_back and not compact_every
-        self._options = dict(storage_options or {})
         self._commits = 0
         self._delta: Any = _deltalake()
 
@@ -266,8 +270,13 @@ def _names(run: SinkContext) -> str:
 
 
 def _url(url: str | Path) -> str:
-    text = str(url).rstrip("/")
+    text = place_of("sinks.delta()", "url", url).rstrip("/")
     parts = urlsplit(text)
+    if "://" in text and parts.scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"sinks.delta('{_shown(text)}'): a table cannot be at {parts.scheme}://",
+            hint=f"give a directory, or one of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}",
+        )
     if parts.scheme == "file":
         return str(Path(unquote(parts.path)).absolute())
     if "://" not in text:

@@ -75,18 +75,27 @@ class IcebergSink(TableSink):
         target_bytes: int = 64 << 20,
         name: str | None = None,
     ) -> None:
+        if not isinstance(table, str) or "." not in table or not all(table.split(".")):
+            # What is in its place may be a catalog, with secrets.
+            given = repr(table) if isinstance(table, str) else f"of type {type(table).__name__}"
+            raise ConfigurationError(
+                f"sinks.iceberg(): the table is {given:.200}, expected 'namespace.table'",
+                hint="write it like sinks.iceberg(catalog, 'shop.orders'): the catalog comes first",
+            )
         super().__init__(
             f"sinks.iceberg('{table}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, target_bytes=target_bytes, name=name,
+            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
         )  # fmt: skip
-        if not isinstance(table, str) or "." not in table:
-            raise ConfigurationError(f"{self._where}: expected a table as 'namespace.table'")
-        if not isinstance(catalog, str | Mapping):
-            raise ConfigurationError(f"{self._where}: expected the catalog's name, or its properties as a dict")
+        if not isinstance(catalog, str | Mapping) or not catalog:
+            raise ConfigurationError(
+                f"{self._where}: the catalog is {type(catalog).__name__ if catalog else repr(catalog)}, expected its "
+                "name, or its properties as a dict",
+                hint="write it like {'type': 'sql', 'uri': …, 'warehouse': …}, or as the name in pyiceberg's "
+                "configuration",
+            )
         self.table = table
         self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
         self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
-        self._options = dict(storage_options or {})
         self._lock = threading.Lock()
         self._loaded: Any = None
         _pyiceberg(self._where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -41,6 +41,7 @@ from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.given import columns_of, options_of
 from strandline.spark.sinks.tables.columns import check_key, check_names
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles, WriteDataFiles, staged_files
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
@@ -69,18 +70,23 @@ class TableSink(TableFormat):
         partition_by: str | Sequence[str],
         new_columns: NewColumns,
         existing: ExistingRows,
+        storage_options: Mapping[str, str] | None,
         target_bytes: int,
         name: str | None,
     ) -> None:
         super().__init__(name=name, visibility="checkpoint")
         if existing not in ("refuse", "keep"):
-            raise ConfigurationError(f"{where}: existing is {existing!r}, expected 'refuse' or 'keep'")
+            raise ConfigurationError(f"{where}: existing is {existing!r:.200}, expected 'refuse' or 'keep'")
         if new_columns not in ("refuse", "add"):
-            raise ConfigurationError(f"{where}: new_columns is {new_columns!r}, expected 'refuse' or 'add'")
+            raise ConfigurationError(f"{where}: new_columns is {new_columns!r:.200}, expected 'refuse' or 'add'")
         if not isinstance(target_bytes, int) or target_bytes < 1 << 10:
-            raise ConfigurationError(f"{where}: target_bytes is {target_bytes!r}, expected at least 1024")
-        self.key = (key,) if isinstance(key, str) else tuple(key or ())
-        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+            raise ConfigurationError(
+                f"{where}: target_bytes is {target_bytes!r:.200}, expected a number of bytes, at least 1024",
+                hint="write it like target_bytes=64 << 20, which are 64 MB",
+            )
+        self.key = columns_of(where, "key", key)
+        self.partition_by = columns_of(where, "partition_by", partition_by)
+        self._options = options_of(where, "storage_options", storage_options)
         # What was merged is not told from what was there.
         self.takes_back = not self.key
         self.new_columns = new_columns
