@@ -28,6 +28,7 @@ from strandline.storage.place import Place
 log = logging.getLogger(__name__)
 
 _PROPERTY = "strandline.sink."
+_IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Partitionings whose values the files' own statistics say, and how rows are split for them."""
 _S3 = {
@@ -197,6 +198,21 @@ class IcebergSink(TableSink):
                 hint="put back what it was",
             ) from error
 
+    def in_effect(self, table: Any) -> Record | None:
+        # Properties stay as they are when a table is rolled back.
+        own = {s.snapshot_id: _said(s.summary) for s in table.snapshots() if self._is_own(s.summary)}
+        snapshot, record = table.current_snapshot(), self.record(table)
+        while snapshot is not None:
+            if snapshot.snapshot_id in own:
+                return own[snapshot.snapshot_id]
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else table.snapshot_by_id(parent)
+        # What the record was made with is there, and the table does not show it; else it is expired.
+        return None if record in own.values() else record
+
+    def _is_own(self, summary: Any) -> bool:
+        return summary is not None and summary[_IDENTITY] == self._opened.identity
+
     def knows(self, table: Any, context: SinkContext) -> bool:
         said = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
         return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, said))
@@ -277,8 +293,8 @@ class IcebergSink(TableSink):
     def _said(self, record: Record) -> dict[str, str]:
         run = self._opened
         return {
-            "strandline.job": run.job, "strandline.sink": run.sink, "strandline.identity": run.identity,
-            "strandline.generation": str(record.generation), "strandline.epoch": str(record.epoch),
+            "strandline.job": run.job, "strandline.sink": run.sink, _IDENTITY: run.identity,
+            _GENERATION: str(record.generation), _EPOCH: str(record.epoch),
         }  # fmt: skip
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
@@ -318,6 +334,10 @@ class IcebergSink(TableSink):
             others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
             if len(others) < there.num_rows:
                 yield task.file, there.take(others.take(pc.sort_indices(others)))
+
+
+def _said(summary: Any) -> Record:
+    return Record(int(summary[_GENERATION]), int(summary[_EPOCH]))
 
 
 def _pyiceberg(where: str) -> None:
