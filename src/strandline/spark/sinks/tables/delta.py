@@ -342,7 +342,7 @@ def _creatable(columns: pa.Schema) -> pa.Schema:
 
 def _entries(table: Any) -> Iterator[dict[str, Any]]:
     """Return what the log says of a table's versions, the newest first; older ones are read when they are wanted."""
-    given, many = int(table.version()) + 1, 4
+    given, many = int(table.version()) + 1, 2
     while True:
         found = table.history(many)
         yield from (entry for entry in found if entry["version"] < given)
