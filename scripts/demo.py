@@ -17,24 +17,21 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from datetime import UTC
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+from _demo_stage import ROOT, DemoError, compare, perform, session_settings  # isort: skip  (it makes the rest found)
+from _demo_monitor import Monitor
+from _demo_view import View
 
-from _demo_monitor import Monitor  # noqa: E402
-from _demo_view import View  # noqa: E402
-
-import strandline as sl  # noqa: E402
-from examples.payments.detector import FraudDetector  # noqa: E402
-from examples.payments.files import read_files  # noqa: E402
-from examples.payments.model import ALERT_SCHEMA, PAYMENT_SCHEMA, Alert  # noqa: E402
-from examples.payments.oracle import oracle  # noqa: E402
+import strandline as sl
+from examples.payments.detector import FraudDetector
+from examples.payments.files import read_files
+from examples.payments.model import ALERT_SCHEMA, PAYMENT_SCHEMA, Alert
+from examples.payments.oracle import oracle
 
 CARDS = 50_000
 PER_FILE = 5_000
@@ -42,10 +39,6 @@ PACE_S = 0.8
 ENDLESS = 100_000
 KEEPERS = 2
 PATIENCE_S = 60.0
-
-
-class DemoError(Exception):
-    """The demo did not show what it must show."""
 
 
 def build_job(spark: Any, home: Path) -> sl.Job:
@@ -144,19 +137,7 @@ def check(spark: Any, home: Path) -> tuple[int, int]:
     names = [part.split()[0] for part in ALERT_SCHEMA.split(", ")]
     rows = spark.read.schema(ALERT_SCHEMA).parquet(str(home / "alerts")).select(*names).collect()
     found = Counter(Alert(row.card, row.kind, row.amount_cents, row.ts.astimezone(UTC), row.score) for row in rows)
-    missing, surplus = expected - found, found - expected
-    if missing or surplus:
-        examples = "".join(
-            f"\n  {what}: {alert}"
-            for what, some in (("missing", missing), ("surplus", surplus))
-            for alert in list(some.elements())[:3]
-        )
-        raise DemoError(
-            f"the sink differs from the batch computation: of {expected.total()} alerts {missing.total()} are missing, "
-            f"{surplus.total()} are too many{examples}"
-        )
-    if not expected:
-        raise DemoError("there were no alerts: nothing was shown")
+    compare("sink", found, expected)
     return len(payments), found.total()
 
 
@@ -180,18 +161,6 @@ def wait_for(condition: Any, run: sl.Run, what: str) -> None:
             raise DemoError(f"waited {PATIENCE_S:.0f} s for {what}, in vain; the job: {run.status()}")
 
 
-def session_settings(home: Path) -> dict[str, str]:
-    """Settings that keep what Spark writes inside the demo's directory, and its JVM small."""
-    return {
-        # For a minute's run, half of a JVM's work would be optimising code that is hardly used again.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.local.dir": str(home / "spark"),
-        "spark.sql.warehouse.dir": str(home / "warehouse"),
-        "spark.driver.memory": "1g",
-        "spark.sql.session.timeZone": "UTC",
-    }
-
-
 def quietly(step: Any, *args: Any, **kwargs: Any) -> None:
     """Take a step of the clean-up; the next ones are taken whatever becomes of it."""
     with contextlib.suppress(Exception):
@@ -204,11 +173,6 @@ def end_process(process: subprocess.Popen[bytes]) -> None:
     process.wait(10)
 
 
-def interrupt(*_: Any) -> NoReturn:
-    """Handle SIGTERM as Ctrl-C."""
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Run the demo and return its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -217,24 +181,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the generated payments")
     given = parser.parse_args()
 
-    signal.signal(signal.SIGTERM, interrupt)
-    home = Path(tempfile.mkdtemp(prefix="strandline-demo-"))
-    monitor = Monitor(home / "alerts", home / "payments", PER_FILE)
-    logging.getLogger().handlers = [monitor]
-    try:
-        with contextlib.ExitStack() as cleanup:
-            cleanup.callback(shutil.rmtree, home, ignore_errors=True)
-            cleanup.callback(ignore_interrupts)
-            with View(monitor, plain=given.plain):
-                shown = tell(home, monitor, given.seconds, given.seed, cleanup)
-    except KeyboardInterrupt:
-        print("demo: interrupted; everything was stopped and removed", flush=True)
-        return 130
-    except (DemoError, sl.errors.StrandlineError) as error:
-        print(f"FAIL  {error}", flush=True)
-        return 1
-    print(f"PASS  {shown} ({monitor.elapsed_s:.0f} s)", flush=True)
-    return 0
+    def play(home: Path, cleanup: contextlib.ExitStack) -> str:
+        monitor = Monitor(home / "alerts", home / "payments", PER_FILE)
+        logging.getLogger().handlers = [monitor]
+        cleanup.callback(shutil.rmtree, home, ignore_errors=True)
+        cleanup.callback(ignore_interrupts)
+        with View(monitor, plain=given.plain):
+            return tell(home, monitor, given.seconds, given.seed, cleanup)
+
+    return perform(play)
 
 
 def ignore_interrupts() -> None:

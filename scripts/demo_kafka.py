@@ -20,33 +20,26 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-
-import strandline as sl  # noqa: E402
-from examples.payments.detector import FraudDetector  # noqa: E402
-from examples.payments.generator import World, payments  # noqa: E402
-from examples.payments.model import ALERT_SCHEMA, PAYMENT_SCHEMA, Alert, Payment  # noqa: E402
-from examples.payments.oracle import oracle  # noqa: E402
-from tests import kafkaserver  # noqa: E402
+from _demo_stage import DemoError, compare, perform, session_settings  # isort: skip  (it makes the rest found)
+import strandline as sl
+from examples.payments.detector import FraudDetector
+from examples.payments.generator import World, payments
+from examples.payments.model import ALERT_SCHEMA, PAYMENT_SCHEMA, Alert, Payment
+from examples.payments.oracle import oracle
+from tests import kafkaserver
 
 CARDS = 2_000
 PER_SECOND = 1_000
 DOWN_S = 5.0
 PATIENCE_S = 300.0
 STOP = "stop"
-
-
-class DemoError(Exception):
-    """The demo did not show what it must show."""
 
 
 def build_job(spark: Any, servers: str, home: Path) -> sl.Job:
@@ -74,12 +67,7 @@ def run_job(servers: str, home: Path) -> None:
     """Be the driver: run the job until told to stop, then finish what there is."""
     logging.basicConfig(level=logging.WARNING, format="  driver: %(message)s", stream=sys.stdout)
     settings = {
-        # For a minute's run, half of a JVM's work would be optimising code that is hardly used again.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.driver.memory": "1g",
-        "spark.local.dir": str(home / "spark"),
-        "spark.sql.warehouse.dir": str(home / "warehouse"),
-        "spark.sql.session.timeZone": "UTC",
+        **session_settings(home),
         # Elsewhere it is sl.kafka.session_settings(): these were fetched with the broker.
         "spark.jars": ",".join(map(str, kafkaserver.connector())),
     }
@@ -191,14 +179,9 @@ def check(broker: kafkaserver.Kafka, sent: list[Payment]) -> str:
         said = json.loads(message.value())
         found[Alert(**{**said, "ts": datetime.fromisoformat(said["ts"])})] += 1
         by_card[message.key().decode()] += 1
-    missing, surplus = expected - found, found - expected
-    if missing or surplus or by_card != Counter(alert.card for alert in expected.elements()):
-        raise DemoError(
-            f"the topic differs from the batch computation: of {expected.total()} alerts {missing.total()} are "
-            f"missing, {surplus.total()} are too many; {[*missing, *surplus][:3]}"
-        )
-    if not expected:
-        raise DemoError("there were no alerts: nothing was shown")
+    compare("topic", found, expected)
+    if by_card != Counter(alert.card for alert in expected.elements()):
+        raise DemoError("the keys of the topic's messages are not the cards of their alerts")
     return (
         f"{found.total():,} alerts of {len(by_card):,} cards from {len(sent):,} payments, as a reader of what is "
         "committed sees them, equal the batch computation, each once; the broker and the driver were killed"
@@ -246,11 +229,6 @@ def say(what: str) -> None:
     print(f"{time.monotonic() - _BEGAN:6.1f} s  {what}", flush=True)
 
 
-def interrupt(*_: Any) -> NoReturn:
-    """Handle SIGTERM as Ctrl-C."""
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """Run the demo and return its exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -261,20 +239,12 @@ def main() -> int:
     if given.job:
         run_job(given.job[0], Path(given.job[1]))
         return 0
-    signal.signal(signal.SIGTERM, interrupt)
-    home = Path(tempfile.mkdtemp(prefix="strandline-demo-"))
-    try:
-        with contextlib.ExitStack() as cleanup:
-            cleanup.callback(remove, home)
-            shown = tell(home, given.seconds, given.seed, cleanup)
-    except KeyboardInterrupt:
-        print("demo: interrupted; everything was stopped and removed", flush=True)
-        return 130
-    except (DemoError, sl.errors.StrandlineError) as error:
-        print(f"FAIL  {error}", flush=True)
-        return 1
-    print(f"PASS  {shown} ({time.monotonic() - _BEGAN:.0f} s)", flush=True)
-    return 0
+
+    def play(home: Path, cleanup: contextlib.ExitStack) -> str:
+        cleanup.callback(remove, home)
+        return tell(home, given.seconds, given.seed, cleanup)
+
+    return perform(play)
 
 
 def remove(home: Path) -> None:

@@ -60,6 +60,7 @@ def check(mistake: Mistake, stage: Stage) -> str:
     for inside in (*_INSIDE, *_JAVA):
         assert inside not in text
     assert not _OURS.search(text), text
+    assert "secret" not in text
     return text
 
 

@@ -1,7 +1,7 @@
 """A driver as a process of its own, for tests that kill it: python -m tests.spark.app DIRECTORY LOCAL_DIR [key=value …]
 
 Runs the pipeline over DIRECTORY/in until DIRECTORY/stop appears and everything is processed, then takes a last
-checkpoint and stops. Failpoints come through the environment. job=wide, rated and databased run the jobs of those modules.
+checkpoint and stops. Failpoints come through the environment. job=wide, rated, databased and tabled run the jobs of those modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import strandline as sl
 from strandline.spark.keepers import exchange
 from tests import jvm
-from tests.spark import databased, rated, wide
+from tests.spark import databased, rated, tabled, wide
 from tests.spark.harness import Case, settle
 
 
@@ -62,6 +62,8 @@ def _job(spark: Any, directory: Path, local_dir: Path, given: dict[str, str]) ->
         return rated.build(spark, directory, local_dir)
     if kind == "databased":
         return databased.build(spark, directory, local_dir, given["dsn"])
+    if kind == "tabled":
+        return tabled.build(spark, directory, local_dir)
     if kind == "wide":
         wide.use_small_batches(exchange.SESSION_CONF.__setitem__)
         return wide.Wide(directory, 0).build(spark, local_dir, parallelism=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -86,6 +87,37 @@ class Place:
             write_deltalake(str(self.path / "table"), rows, mode="append")
         else:
             self.table().append(rows)
+
+    def make_anew(self, rows: pa.Table) -> None:
+        """Put another table in the place of this one."""
+        if self.kind == "delta":
+            shutil.rmtree(self.path / "table" / "_delta_log")
+        else:
+            catalog = load_catalog(**self.catalog)
+            catalog.drop_table("a.table")
+            catalog.create_table("a.table", rows.schema)
+        self.append(rows)
+
+    def marked(self, how: str) -> tuple[list[Any], Callable[[], Any]]:
+        """Return what is there, and what puts the table back to that: as its format does, or by a copy of its log."""
+        if how == "its own command":
+            table = self.table()
+            if self.kind == "delta":
+                version = table.version()
+                return self.pairs(), lambda: self.table().restore(version)
+            snapshot = table.current_snapshot().snapshot_id
+            return self.pairs(), lambda: self.table().manage_snapshots().set_current_snapshot(snapshot).commit()
+        log = self.path / ("table/_delta_log" if self.kind == "delta" else "c.db")
+        copy = self.path / f"copy-{uuid.uuid4()}"
+        made = shutil.copytree if self.kind == "delta" else shutil.copy
+        made(log, copy)
+
+        def put_back() -> None:
+            if self.kind == "delta":
+                shutil.rmtree(log)
+            made(copy, log)
+
+        return self.pairs(), put_back
 
     def files(self) -> list[str]:
         table = self.table()
@@ -216,7 +248,7 @@ def test_what_waits_is_told(delta: Place, monkeypatch: pytest.MonkeyPatch) -> No
     sink = delta.start()
     staged = stage(sink, 1, [(1, "a"), (2, "b")])
     with away(monkeypatch):
-        assert sink.commit(staged) == staged
+        assert sink.commit(staged) == staged[:1]
     assert (sink.status().waiting_rows, sink.status().rows) == (2, 0)
     assert "nobody listens" in sink.status().failure
     sink.commit(staged)
@@ -242,11 +274,105 @@ def test_a_table_that_is_gone_or_put_back(place: Place) -> None:
             entry.unlink()
     else:
         load_catalog(**place.catalog).drop_table("a.table")
-    with pytest.raises(CorruptionError, match="does not have this run's record"):
+    with pytest.raises(CorruptionError, match="less of the job's rows than it had"):
         sink.commit(staged)
-    with pytest.raises(CorruptionError, match="the table is gone"):
+    with pytest.raises(CorruptionError, match="the table is gone, and rows of the last checkpoint wait for it"):
         place.start(staged, 2)
+    with pytest.raises(CorruptionError, match="the table is gone, with rows that would not come again"):
+        place.start(staged[1:], 2)
     place.start([], 2)
+
+
+def test_a_table_made_anew_does_not_hide_what_is_gone(place: Place) -> None:
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    staged = stage(sink, 2, [(2, "b")])
+    place.make_anew(pa.table({"k": [7], "v": ["other"]}))
+    with pytest.raises(CorruptionError, match=r"it has none on record, and had epoch 1"):
+        place.start(staged, 2)
+    assert place.pairs() == [(7, "other")]
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+@pytest.mark.parametrize("how", ["its own command", "a copy"])
+def test_a_table_that_was_put_back_is_not_written_to(place: Place, how: str, key: Any) -> None:
+    """Rows between are nobody's to add again: neither the run nor the next one may go on behind a hole."""
+    sink = place.start(key=key)
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    older, put_back = place.marked(how)
+    second = stage(sink, 2, [(2, "b")])
+    sink.commit(second)
+    staged = stage(sink, 3, [(3, "c")])
+    newer, bring_back = place.marked(how)
+    put_back()
+    lost = r"less of the job's rows than it had: it was put back .* \(it has epoch 1 on record, and had epoch 2\)"
+    with pytest.raises(CorruptionError, match=lost):
+        sink.commit(staged)
+    with pytest.raises(CorruptionError, match=lost):
+        place.start(staged, 3, key=key)
+    assert place.pairs() == older
+    bring_back()
+    assert place.pairs() == newer
+    place.start(staged, 3, key=key)
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+@pytest.mark.parametrize("how", ["its own command", "a copy"])
+def test_a_job_may_go_back_with_its_table(place: Place, how: str) -> None:
+    """What the older checkpoint lists is not in the older table, whatever the record says that was left as it is."""
+    sink = place.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    _, put_back = place.marked(how)
+    second = stage(sink, 2, [(2, "b")])
+    sink.commit(second)
+    sink.commit(stage(sink, 3, [(3, "c")]))
+    put_back()
+    sink = place.start(second, 2)
+    assert place.pairs() == [(1, "a"), (2, "b")]
+    third = stage(sink, 3, [(3, "d")])
+    sink.commit(third)
+    place.start(second, 2).commit(third)
+    assert place.pairs() == [(1, "a"), (2, "b"), (3, "d")]
+
+
+def test_a_table_that_is_put_back_while_a_transaction_is_under_way(delta: Place) -> None:
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    _, put_back = delta.marked("its own command")
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    third = stage(sink, 3, [(3, "c")])
+    before_next(sink, "_properties", put_back)
+    with pytest.raises(CorruptionError, match="it was put back"):
+        sink.commit(third)
+    assert delta.pairs() == [(1, "a")]
+
+
+def test_restored_to_a_time_and_there_and_back(delta: Place) -> None:
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    sink.commit(stage(sink, 2, [(2, "b")]))
+    staged = stage(sink, 3, [(3, "c")])
+    versions = {entry["version"]: entry["timestamp"] for entry in delta.table().history()}
+    newest = max(versions)
+    delta.table().restore(datetime.datetime.fromtimestamp(versions[newest - 1] / 1000, datetime.UTC))
+    for _ in range(5):
+        delta.append(pa.table({"k": [7], "v": ["other"]}))
+    with pytest.raises(CorruptionError, match="had epoch 2"):
+        delta.start(staged, 3)
+    delta.table().restore(newest)
+    delta.start(staged, 3)
+    assert delta.pairs() == [(1, "a"), (2, "b"), (3, "c")]
+
+
+def test_a_table_that_was_replaced_in_place(delta: Place) -> None:
+    sink = delta.start()
+    sink.commit(stage(sink, 1, [(1, "a")]))
+    staged = stage(sink, 2, [(2, "b")])
+    DeltaTable.create(str(delta.path / "table"), delta.table().schema(), mode="overwrite")
+    with pytest.raises(CorruptionError, match="it has none on record, and had epoch 1"):
+        sink.commit(staged)
+    with pytest.raises(CorruptionError, match="it has none on record, and had epoch 1"):
+        delta.start(staged, 2)
 
 
 def test_snapshots_that_expire_take_no_record_along(tmp_path: Path) -> None:

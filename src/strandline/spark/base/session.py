@@ -168,7 +168,7 @@ def is_this_python(command: str) -> bool:
     return shutil.which(command) == sys.executable
 
 
-def check_session(spark: Any) -> None:
+def check_session(spark: Any, what: str = "start()") -> None:
     """Refuse sessions that cannot run keepers."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
@@ -176,7 +176,7 @@ def check_session(spark: Any) -> None:
             hint="make a classic session: strandline.session(), or SparkSession.builder.master(…) without remote(…)",
         )
     if not isinstance(spark, SparkSession):
-        raise ConfigurationError(f"start() was given {spark!r}, expected a SparkSession")
+        raise ConfigurationError(f"{what} was given {spark!r:.200}, expected a SparkSession")
     if core_setting(spark, "spark.speculation").lower() == "true":
         raise ConfigurationError(
             "spark.speculation is true: a second attempt of a running task would end the keeper's conversation with "

@@ -65,6 +65,11 @@ class Sink(ABC):
     def __init__(self, *, name: str | None = None, visibility: Visibility = "epoch") -> None:
         if visibility not in ("checkpoint", "epoch"):
             raise ConfigurationError(f"visibility is {visibility!r}, expected 'checkpoint' or 'epoch'")
+        if name is not None and (not isinstance(name, str) or not name.strip()):
+            raise ConfigurationError(
+                f"the sink's name is {name!r:.200}, expected a text",
+                hint="write it like name='alerts', or leave it out",
+            )
         self.name = name
         self.visibility: Visibility = visibility
 

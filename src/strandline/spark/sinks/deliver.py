@@ -37,6 +37,8 @@ class DeliverSink(Transactional):
     Errors that are in `passing` never do: the rows wait, and the job goes on, for as long as it takes.
     """
 
+    made_by = "sinks.deliver()"
+
     def __init__(
         self,
         function: Deliver,
@@ -51,18 +53,22 @@ class DeliverSink(Transactional):
         staging: str | Path | None = None,
         storage_options: dict[str, str] | None = None,
     ) -> None:
-        where = "sinks.deliver()"
+        where = self.made_by
         check_function(f"{where}: the function", function, ["rows", "ids"])
         check_shippable(f"{where}: the function", function)
         for what, value in (("batch_size", batch_size), ("attempts", attempts)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigurationError(f"{where}: {what} is {value!r}, expected 1 or more")
-        passing = tuple(passing)
-        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in passing):
-            raise ConfigurationError(f"{where}: passing is {passing!r:.300}, expected types of exceptions")
+        if not isinstance(passing, list | tuple) or not all(
+            isinstance(kind, type) and issubclass(kind, Exception) for kind in passing
+        ):
+            raise ConfigurationError(
+                f"{where}: passing is {passing!r:.300}, expected types of exceptions",
+                hint="write it like passing=[ConnectionError, TimeoutError]",
+            )
         pause_s = parse_duration_ms(pause, f"{where}: pause") / 1000
         super().__init__(
-            _Called(function, batch_size, attempts, pause_s, passing, on_error == "fail"),
+            _Called(function, batch_size, attempts, pause_s, tuple(passing), on_error == "fail"),
             name=name, staging=staging, on_error=on_error, dead_letters=dead_letters, storage_options=storage_options,
         )  # fmt: skip
 

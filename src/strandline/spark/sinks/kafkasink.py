@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -29,10 +29,11 @@ from strandline.api.badrecords import Then
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.given import check_column, columns_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made
 from strandline.spark.sinks.kafkatarget import KafkaTarget, drain, idle, produce, producer_settings
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
-from strandline.spark.sinks.transactional import Transactional
+from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _HEADERS = "array<struct<key:string,value:binary>>"
@@ -155,7 +156,9 @@ class _Topics:
 class KafkaSink(_Topics, Transactional):
     """Write each row to Kafka exactly once. Made by `sinks.kafka`."""
 
-    def __init__(self, layout: Layout, target: KafkaTarget, **more: Any) -> None:
+    made_by = "sinks.kafka()"
+
+    def __init__(self, layout: Layout, target: KafkaTarget, **more: Unpack[TransactionalOptions]) -> None:
         super().__init__(target, **more)
         self.layout = layout
         self.target: KafkaTarget = target
@@ -256,20 +259,42 @@ def kafka(
     check_installed()
     cluster = Cluster(servers, options)
     if (topic is None) == (topic_column is None):
-        raise ConfigurationError("sinks.kafka() was given both or none of topic and topic_column, expected one")
+        raise ConfigurationError(
+            "sinks.kafka() was given both or none of topic and topic_column, expected one",
+            hint="topic='alerts' for all rows, or topic_column='kind' where each row names its own",
+        )
     for what, text in (("topic", topic), ("prefix", prefix)):
         if text is not None and not (isinstance(text, str) and _TOPIC.fullmatch(text)):
             raise ConfigurationError(
                 f"sinks.kafka(): {what} is {text!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most"
             )
+    what = "sinks.kafka()"
+    for option, column in (("topic_column", topic_column), ("partition", partition), ("timestamp", timestamp)):
+        check_column(what, option, column)
+    for option, columns in (("key", key), ("value", value)):
+        if columns is not None and not columns_of(what, option, columns):
+            raise ConfigurationError(
+                f"{what}: {option} is {columns!r}, expected names of columns", hint=f"without a {option}, leave it out"
+            )
+    if isinstance(headers, Mapping):
+        for header, column in headers.items():
+            check_column(what, f"headers[{header!r}]", column)
+    elif headers is not None and not isinstance(headers, str):
+        raise ConfigurationError(
+            f"{what}: headers is {headers!r:.200}, expected a column, or a dict with a column for each name",
+            hint="write it like headers={'kind': 'kind', 'source': 'host'}",
+        )
     layout = Layout(topic, topic_column, key, value, headers, partition, timestamp)
     target = KafkaTarget(cluster, topic, prefix)
     if visibility == "epoch":
         if on_error != "fail" or dead_letters is not None:
-            raise ConfigurationError("sinks.kafka(visibility='epoch') keeps no dead letters: rows do not wait anywhere")
+            raise ConfigurationError(
+                "sinks.kafka(visibility='epoch') keeps no dead letters: rows do not wait anywhere",
+                hint="leave on_error and dead_letters out, or visibility",
+            )
         return KafkaSinkAtOnce(layout, target, name)
     if visibility != "checkpoint":
-        raise ConfigurationError(f"visibility is {visibility!r}, expected 'checkpoint' or 'epoch'")
+        raise ConfigurationError(f"{what}: visibility is {visibility!r:.200}, expected 'checkpoint' or 'epoch'")
     return KafkaSink(
         layout,
         target,

@@ -9,13 +9,12 @@ with: its rows wait in storage meanwhile.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -32,6 +31,7 @@ from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.delivery import DELIVERED, Delivered, DeliverLanes, Delivery
+from strandline.spark.sinks.given import options_of, place_of
 from strandline.spark.sinks.refused import Refusals
 from strandline.spark.sinks.target import Target, Writer
 from strandline.spark.sinks.tasks import write_tasks
@@ -43,6 +43,16 @@ log = logging.getLogger(__name__)
 _SMALL_BYTES = 4 << 20
 """Up to so much the driver writes itself: a Spark job takes longer to begin."""
 _THREADS = 8
+
+
+class TransactionalOptions(TypedDict, total=False):
+    """What all sinks that are `Transactional` can be told."""
+
+    name: str | None
+    staging: str | Path | None
+    on_error: Then
+    dead_letters: str | Path | None
+    storage_options: Mapping[str, str] | None
 
 
 class Transactional(Sink):
@@ -60,6 +70,7 @@ class Transactional(Sink):
     """
 
     takes_back = False
+    made_by = "sinks.Transactional()"
 
     def __init__(
         self,
@@ -72,14 +83,19 @@ class Transactional(Sink):
         storage_options: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name=name, visibility="checkpoint")
+        what = self.made_by
         if not isinstance(target, Target):
-            raise ConfigurationError(f"sinks.Transactional(): target is {target!r:.200}, expected a sinks.Target")
-        check_shippable(f"sinks.Transactional(): the target {type(target).__name__}", target)
+            is_class = isinstance(target, type) and issubclass(target, Target)
+            raise ConfigurationError(
+                f"{what}: target is {target!r:.200}, expected a sinks.Target",
+                hint=f"make one: {target.__name__}(…)" if is_class else "derive a class from sl.sinks.Target",
+            )
+        check_shippable(f"{what}: the target {type(target).__name__}", target)
         self.target = target
-        self.on_error = _checked(on_error, target, dead_letters)
-        self._dead_letters = None if dead_letters is None else os.fspath(dead_letters)
-        self._staging = None if staging is None else os.fspath(staging)
-        self._options = dict(storage_options or {})
+        self.on_error = _checked(what, on_error, target, dead_letters)
+        self._dead_letters = None if dead_letters is None else place_of(what, "dead_letters", dead_letters)
+        self._staging = None if staging is None else place_of(what, "staging", staging)
+        self._options = options_of(what, "storage_options", storage_options)
         self._context: SinkContext | None = None
         self._told: SinkStatus | None = None
         self._rows = self._refused = 0
@@ -219,18 +235,19 @@ class Transactional(Sink):
         return self._context
 
 
-def _checked(on_error: Any, target: Target, dead_letters: Any) -> Then:
+def _checked(what: str, on_error: Any, target: Target, dead_letters: Any) -> Then:
     if on_error not in get_args(Then):
-        raise ConfigurationError(f"on_error is {on_error!r}, expected 'fail', 'skip' or 'dead-letter'")
+        raise ConfigurationError(f"{what}: on_error is {on_error!r:.200}, expected 'fail', 'skip' or 'dead-letter'")
     kind = type(target).__name__
     if on_error != "fail" and not target.refusing:
         raise ConfigurationError(
-            f"on_error is {on_error!r}, and the target {kind} does not say which of its errors rows are to blame for",
+            f"{what}: on_error is {on_error!r}, and the target {kind} does not say which of "
+            "its errors rows are to blame for",
             hint=f"give {kind} an attribute refusing = (TheError, …)",
         )
     if (on_error == "dead-letter") != (dead_letters is not None):
         raise ConfigurationError(
-            f"on_error is {on_error!r}, and dead_letters is {dead_letters!r}: one needs the other",
+            f"{what}: on_error is {on_error!r}, and dead_letters is {dead_letters!r}: one needs the other",
             hint="on_error='dead-letter', dead_letters='a directory or url'",
         )
     return on_error  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ _SCALA = "2.13"
 _KAFKA, _AVRO = "spark-sql-kafka-0-10", "spark-avro"
 _NOT_PUBLISHED = {(_KAFKA, "4.3.0"): "4.2.0", (_AVRO, "4.3.0"): "4.1.1", (_AVRO, "4.2.0"): "4.1.1"}
 """What is not in Maven's central repository for a release of Spark, and the newest before it that is."""
+_SERVERS = re.compile(r"[^\s,]+:\d+(,[^\s,]+:\d+)*")
 _THERE = (
     "org.apache.hadoop:hadoop-client-api", "org.apache.hadoop:hadoop-client-runtime", "org.slf4j:slf4j-api",
     "com.google.code.findbugs:jsr305", "org.xerial.snappy:snappy-java", "org.scala-lang:scala-library",
@@ -63,18 +64,46 @@ def read(
 
     >>> payments = stream(kafka.read(spark, "one:9092", "payments"), name="payments")
     """
-    check_session(spark)
+    if not isinstance(servers, str) or not _SERVERS.fullmatch(servers):
+        raise ConfigurationError(
+            f"kafka.read(): servers is {servers!r:.200}, expected addresses with ports, as 'one:9092,two:9092'",
+            hint="write it like kafka.read(spark, 'one:9092', 'payments')",
+        )
     if isinstance(topics, re.Pattern):
         which = {"subscribePattern": topics.pattern}
     else:
-        names = [topics] if isinstance(topics, str) else list(topics)
-        if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names):
+        names = [topics] if isinstance(topics, str) else topics
+        if (
+            not isinstance(names, list | tuple)
+            or not names
+            or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+", name) for name in names)
+        ):
             raise ConfigurationError(
-                f"kafka.read(): topics is {topics!r:.200}, expected a name, several, or a pattern: re.compile('…')"
+                f"kafka.read(): topics is {topics!r:.200}, expected a name, several, or a pattern: re.compile('…')",
+                hint="write it like 'payments' or ['payments', 'refunds']",
             )
         which = {"subscribe": ",".join(names)}
     if max_rows_per_epoch is not None and (not isinstance(max_rows_per_epoch, int) or max_rows_per_epoch < 1):
-        raise ConfigurationError(f"kafka.read(): max_rows_per_epoch is {max_rows_per_epoch!r}, expected 1 or more")
+        raise ConfigurationError(
+            f"kafka.read(): max_rows_per_epoch is {max_rows_per_epoch!r:.200}, expected 1 or more",
+            hint="write it like max_rows_per_epoch=100_000, or leave it out: an epoch then has all that is there",
+        )
+    if not isinstance(starting, str) or not (starting in ("earliest", "latest") or starting.lstrip().startswith("{")):
+        raise ConfigurationError(
+            f"kafka.read(): starting is {starting!r:.200}, expected 'earliest', 'latest', or offsets",
+            hint='offsets are JSON, as Spark has them: \'{"payments": {"0": 1200, "1": -2}}\'',
+        )
+    if commit_to is not None and (not isinstance(commit_to, str) or not commit_to.strip()):
+        raise ConfigurationError(
+            f"kafka.read(): commit_to is {commit_to!r:.200}, expected the name of a group",
+            hint="write it like commit_to='fraud', or leave it out: then no offsets are committed",
+        )
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"kafka.read(): options is of type {type(options).__name__}, expected a dict",
+            hint='write it like options={"kafka.security.protocol": "SASL_SSL", …}',
+        )
+    check_session(spark, "kafka.read()")
     given = {
         "kafka.bootstrap.servers": servers,
         **which,

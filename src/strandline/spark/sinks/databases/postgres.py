@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import pyarrow as pa
 
-from strandline.api.badrecords import Then
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
@@ -20,8 +18,18 @@ from strandline.core.settings import parse_duration_ms
 from strandline.spark.sinks.databases.catalog import Table, check_table, creating, table_at
 from strandline.spark.sinks.databases.merging import Rows
 from strandline.spark.sinks.databases.shape import Shape
-from strandline.spark.sinks.databases.sink import TableSink, TableTarget, quoted, shape_of, writers_of
+from strandline.spark.sinks.databases.sink import (
+    TableSink,
+    TableTarget,
+    check_flag,
+    check_name,
+    checked_options,
+    quoted,
+    shape_of,
+    writers_of,
+)
 from strandline.spark.sinks.target import Connection, Writer
+from strandline.spark.sinks.transactional import TransactionalOptions
 
 _CLAIM = -1
 """The lane of the row that says which generation writes."""
@@ -55,11 +63,7 @@ def postgres(
     writers: int | None = None,
     record: str = "strandline_deliveries",
     timeout: str | float = "60s",
-    name: str | None = None,
-    staging: str | Path | None = None,
-    on_error: Then = "fail",
-    dead_letters: str | Path | None = None,
-    storage_options: Mapping[str, str] | None = None,
+    **options: Unpack[TransactionalOptions],
 ) -> PostgresSink:
     """Write rows into a table of PostgreSQL, exactly once: visible there when the checkpoint after them completes.
 
@@ -70,23 +74,27 @@ def postgres(
     Rows of one key are written in their order; `writers=4` spreads keys over four connections. Without a key, each
     partition writes on its own; `writers=1` has one transaction for all. `create=True` makes a table that is not there.
     How far the sink came is in the table `record`, which is made when it is missing. A transaction that takes longer
-    than `timeout` is given up and tried again.
+    than `timeout` is given up and tried again. `options` are those of `sinks.Transactional`: `name`, `staging`,
+    `on_error`, `dead_letters`, `storage_options`.
     """
     what = "sinks.postgres()"
     shape = shape_of(what, table, key, delete)
+    check_name(what, "record", record)
+    check_flag(what, "create", create)
     count = writers_of(what, writers, shape)
-    timeout_ms = parse_duration_ms(timeout, f"{what}: timeout")
-    if timeout_ms < 1000:
-        raise ConfigurationError(f"{what}: timeout is {timeout!r}, expected at least a second")
-    target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=timeout_ms)
-    return PostgresSink(
-        target, writers=count, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
-        storage_options=storage_options,
-    )  # fmt: skip
+    limit = parse_duration_ms(timeout, f"{what}: timeout")
+    if limit < 1000:
+        raise ConfigurationError(
+            f"{what}: timeout is {timeout!r}, expected at least a second", hint="write it like '60s'"
+        )
+    target = PostgresTarget(dsn, shape, create=create, parallel=count != 1, record=record, timeout_ms=limit)
+    return PostgresSink(target, writers=count, **checked_options(what, options))
 
 
 class PostgresSink(TableSink):
     """Rows into a table of PostgreSQL."""
+
+    made_by = "sinks.postgres()"
 
 
 def _psycopg() -> Any:
@@ -124,7 +132,7 @@ class PostgresTarget(TableTarget):
         host = given.get("host") or given.get("service") or os.environ.get("PGHOST") or "the local server"
         port = f":{given['port']}" if "port" in given else ""
         name = given.get("dbname") or os.environ.get("PGDATABASE") or given.get("user", "")
-        return f"PostgreSQL at {host}{port}, database {name}"
+        return f"PostgreSQL at {host}{port}" + (f", database {name}" if name else "")
 
     def try_out(self, columns: pa.Schema) -> None:
         self.shape.check(columns)
@@ -230,13 +238,20 @@ class PostgresTarget(TableTarget):
     def _parameters(self) -> dict[str, Any]:
         psycopg = _psycopg()
         dsn = self._dsn() if callable(self._dsn) else self._dsn
+        if not isinstance(dsn, str):
+            raise ConfigurationError(
+                f"sinks.postgres(): the dsn is {'made' if callable(self._dsn) else 'given'} as {type(dsn).__name__}, "
+                "expected a text",
+                hint="write it like postgresql://user@host:5432/database, or give a function that returns it",
+            )
         try:
             given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(dsn)
         except psycopg.Error:
             # What it says quotes the text, and so perhaps the password.
             raise ConfigurationError(
                 "sinks.postgres(): the dsn cannot be read",
-                hint="write it like postgresql://user@host:5432/database, special characters as %40",
+                hint="write it like postgresql://user@host:5432/database, special characters as %40"
+                + (": it is libpq's, not JDBC's" if dsn.startswith("jdbc:") else ""),
             ) from None
         # A server that is gone without a word is given up after a minute.
         defaults = {

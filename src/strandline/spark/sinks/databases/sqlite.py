@@ -8,20 +8,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.api.badrecords import Then
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.settings import parse_duration_ms
 from strandline.spark.sinks.databases.csvrows import documents
 from strandline.spark.sinks.databases.shape import Shape
-from strandline.spark.sinks.databases.sink import TableSink, TableTarget, quoted, shape_of
+from strandline.spark.sinks.databases.sink import (
+    TableSink,
+    TableTarget,
+    check_flag,
+    check_name,
+    checked_options,
+    quoted,
+    shape_of,
+)
 from strandline.spark.sinks.target import Connection, Writer
+from strandline.spark.sinks.transactional import TransactionalOptions
 
 _CLAIM = -1
 _RECORD = """create table if not exists {record} (
@@ -45,11 +53,7 @@ def sqlite(
     create: bool = False,
     record: str = "strandline_deliveries",
     timeout: str | float = "60s",
-    name: str | None = None,
-    staging: str | Path | None = None,
-    on_error: Then = "fail",
-    dead_letters: str | Path | None = None,
-    storage_options: Mapping[str, str] | None = None,
+    **options: Unpack[TransactionalOptions],
 ) -> SqliteSink:
     """Write rows into a table of an SQLite database, exactly once: visible when the checkpoint after them completes.
 
@@ -57,17 +61,23 @@ def sqlite(
     `create=True` makes the file, too. Decimals, dates and times are kept as text, nested values as JSON.
     """
     what = "sinks.sqlite()"
+    if not isinstance(path, str | Path) or not str(path).strip() or "://" in str(path) or str(path) == ":memory:":
+        raise ConfigurationError(
+            f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
+            hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
+        )
     shape = shape_of(what, table, key, delete)
-    timeout_ms = parse_duration_ms(timeout, f"{what}: timeout")
-    target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=timeout_ms)
-    return SqliteSink(
-        target, writers=None, name=name, staging=staging, on_error=on_error, dead_letters=dead_letters,
-        storage_options=storage_options,
-    )  # fmt: skip
+    check_name(what, "record", record)
+    check_flag(what, "create", create)
+    limit = parse_duration_ms(timeout, f"{what}: timeout")
+    target = SqliteTarget(Path(path).absolute(), shape, create=create, record=record, timeout_ms=limit)
+    return SqliteSink(target, **checked_options(what, options))
 
 
 class SqliteSink(TableSink):
     """Rows into a table of SQLite."""
+
+    made_by = "sinks.sqlite()"
 
 
 class SqliteTarget(TableTarget):
@@ -105,7 +115,10 @@ class SqliteTarget(TableTarget):
                     if names or not self._create:
                         self.check(db, columns)
             except sqlite3.Error as error:
-                raise ConfigurationError(f"{self.path} cannot be used: {error}") from None
+                raise ConfigurationError(
+                    f"{self.path} cannot be used: {error}",
+                    hint="give the path of a database, or of a file that is not there yet, with create=True",
+                ) from None
         self._columns = columns
 
     def claim(self, writer: Writer) -> None:

@@ -43,7 +43,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """What its columns hold, as JSON, for readers that can do without the file then."""
 
 
-class StagedFiles(msgspec.Struct, frozen=True, array_like=True):
+class StagedFiles(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """What one task has staged of an epoch: a committable."""
 
     generation: Generation
@@ -53,11 +53,30 @@ class StagedFiles(msgspec.Struct, frozen=True, array_like=True):
     key: list[str] = []
     """By which its rows are merged; none if the files are to be the table's own."""
 
+    @property
+    def text(self) -> str:
+        """The committable itself."""
+        return msgspec.json.encode(self).decode()
 
-def staged_files(text: str, sink: str) -> StagedFiles:
+
+class ReachedRecord(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
+    """What the table had on record when an epoch was staged: it may not be less again. A committable, too."""
+
+    sink: str
+    epoch: Epoch
+    record_generation: int
+    record_epoch: int
+
+    @property
+    def text(self) -> str:
+        """The committable itself."""
+        return msgspec.json.encode(self).decode()
+
+
+def staged_files(text: str, sink: str) -> StagedFiles | ReachedRecord:
     """Read a committable."""
     try:
-        return msgspec.json.decode(text, type=StagedFiles)
+        return msgspec.json.decode(text, type=StagedFiles | ReachedRecord)
     except msgspec.MsgspecError as error:
         raise CorruptionError(f"{sink}: the checkpoint lists what it has not staged: {text:.200}") from error
 
@@ -98,7 +117,7 @@ class WriteDataFiles:
             files.add(fitted(batch, self.layout.schema))
         staged = StagedFiles(self.generation, self.epoch, attempt.partition, files.finish(), list(self.key))
         failpoints.hit("sink.rows_staged")
-        return msgspec.json.encode(staged).decode()
+        return staged.text
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:

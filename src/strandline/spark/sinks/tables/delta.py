@@ -6,7 +6,8 @@ import hashlib
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,6 +17,7 @@ import pyarrow as pa
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.given import place_of
 from strandline.spark.sinks.tables.columns import check_names, fitting, plain
 from strandline.spark.sinks.tables.datafiles import DataFile, Layout
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record
@@ -26,8 +28,11 @@ from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
 
+_IDENTITY = "strandline.identity"
+"""In the log, of each transaction of a sink's."""
 _EPOCH_BITS = 40
 """Of an application transaction's version; the others are the generation, which counts more."""
+_SCHEMES = ("file", "s3", "s3a", "gs", "az", "abfs", "abfss")
 _NOT_ALONE = ("delta.generationExpression", "delta.invariants", "delta.identity.start", "delta.identity.step")
 """What a column may have that writers must compute or check, row by row."""
 
@@ -65,15 +70,18 @@ class DeltaSink(TableSink):
         self.url = _url(url)
         super().__init__(
             f"sinks.delta('{_shown(self.url)}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, target_bytes=target_bytes, name=name,
+            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
         )  # fmt: skip
-        if not isinstance(compact_every, int) or compact_every < 0:
-            raise ConfigurationError(f"{self._where}: compact_every is {compact_every!r}, expected a number of commits")
+        if not isinstance(compact_every, int) or isinstance(compact_every, bool) or compact_every < 0:
+            raise ConfigurationError(
+                f"{self._where}: compact_every is {compact_every!r:.200}, expected a number of commits",
+                hint="write it like compact_every=50, or leave it out: then nothing is compacted",
+            )
         self.compact_every = compact_every
         # Nor what was compacted.
         self.takes_back = self.takes_back and not compact_every
-        self._options = dict(storage_options or {})
         self._commits = 0
+        self._seen = -1
         self._delta: Any = _deltalake()
 
     def load(self) -> Any:
@@ -81,6 +89,10 @@ class DeltaSink(TableSink):
             return self._delta.DeltaTable(self.url, storage_options=self._options or None)
         except self._delta.exceptions.TableNotFoundError:
             return None
+
+    def open(self, context: SinkContext) -> None:
+        super().open(context)
+        self._seen = -1
 
     def create(self, columns: pa.Schema) -> None:
         self._delta.DeltaTable.create(
@@ -122,11 +134,47 @@ class DeltaSink(TableSink):
         version = table.transaction_version(f"strandline-{identity or self._opened.identity}")
         return None if version is None else Record(version >> _EPOCH_BITS, version & ((1 << _EPOCH_BITS) - 1))
 
+    def in_effect(self, table: Any) -> Record | None:
+        at, seen = int(table.version()), self._seen
+        for entry in _entries(table):
+            if entry["version"] > at:
+                continue
+            if entry["version"] <= seen:
+                break
+            # RESTORE and REPLACE leave the record as it is.
+            said = entry.get("operation", "")
+            if said == "RESTORE":
+                to = self._restored(entry.get("operationParameters", {}))
+                if to is None:
+                    return None
+                at, seen = to, -1
+            elif "REPLACE TABLE" in said:
+                return None
+            elif seen < 0 and entry.get(_IDENTITY) == self._opened.identity:
+                # An older run has looked at what was before.
+                break
+        return self.record(table if at == int(table.version()) else self._as_of(at))
+
+    def _restored(self, parameters: Mapping[str, Any]) -> int | None:
+        """Return the version that a table was put back to, if that is known."""
+        version, time_ms = parameters.get("version"), parameters.get("datetime")
+        if version is not None:
+            return int(version)
+        # Spark's is a text of its session's time zone.
+        if time_ms is None:
+            return None
+        return int(self._as_of(datetime.fromtimestamp(int(time_ms) / 1000, UTC)).version())
+
+    def _as_of(self, when: int | datetime) -> Any:
+        table = self.load()
+        table.load_as_version(when)
+        return table
+
     def knows(self, table: Any, context: SinkContext) -> bool:
         return table.transaction_version(_names(context)) is not None
 
     def commit_files(self, table: Any, record: Record, files: Sequence[DataFile], after: Epoch | None = None) -> None:
-        now_ms, split = int(time.time() * 1000), list(table.metadata().partition_columns)
+        seen, now_ms, split = int(table.version()), int(time.time() * 1000), list(table.metadata().partition_columns)
         actions: list[Any] = [
             self._delta.transaction.AddAction(
                 path=file.path, size=file.bytes, modification_time=now_ms, data_change=True, stats=file.statistics,
@@ -139,8 +187,10 @@ class DeltaSink(TableSink):
         table.create_write_transaction(
             actions, "append", table.schema(), partition_by=split, commit_properties=self._properties(record)
         )
+        self._seen = seen
 
     def commit_rows(self, table: Any, record: Record, rows: pa.Table, key: Sequence[str]) -> None:
+        seen = int(table.version())
         equal = " and ".join(f"target.{_quoted(column)} = source.{_quoted(column)}" for column in key)
         merge = table.merge(
             rows, equal, source_alias="source", target_alias="target", streamed_exec=False,
@@ -148,6 +198,7 @@ class DeltaSink(TableSink):
         )  # fmt: skip
         columns = {_quoted(column): f"source.{_quoted(column)}" for column in rows.column_names}
         merge.when_matched_update(columns).when_not_matched_insert(columns).execute()
+        self._seen = seen
 
     def committed(self, table: Any) -> None:
         self._sync()
@@ -171,7 +222,7 @@ class DeltaSink(TableSink):
     def _properties(self, record: Record) -> Any:
         run = self._opened
         version = (record.generation << _EPOCH_BITS) | record.epoch
-        said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}"}
+        said = {"strandline": f"job {run.job}, sink {run.sink}, epoch {record.epoch}", _IDENTITY: run.identity}
         both = [self._delta.Transaction(app, version) for app in (f"strandline-{run.identity}", _names(run))]
         return self._delta.CommitProperties(custom_metadata=said, app_transactions=both)
 
@@ -266,8 +317,13 @@ def _names(run: SinkContext) -> str:
 
 
 def _url(url: str | Path) -> str:
-    text = str(url).rstrip("/")
+    text = place_of("sinks.delta()", "url", url).rstrip("/")
     parts = urlsplit(text)
+    if "://" in text and parts.scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"sinks.delta('{_shown(text)}'): a table cannot be at {parts.scheme}://",
+            hint=f"give a directory, or one of {', '.join(f'{scheme}://' for scheme in _SCHEMES)}",
+        )
     if parts.scheme == "file":
         return str(Path(unquote(parts.path)).absolute())
     if "://" not in text:
@@ -282,6 +338,17 @@ def _shown(url: str) -> str:
 def _creatable(columns: pa.Schema) -> pa.Schema:
     """Return columns as a new table has them: each may be null, since rows of older programs lack what is new."""
     return pa.schema([pa.field(column.name, plain(column.type), True) for column in columns])
+
+
+def _entries(table: Any) -> Iterator[dict[str, Any]]:
+    """Return what the log says of a table's versions, the newest first; older ones are read when they are wanted."""
+    given, many = int(table.version()) + 1, 2
+    while True:
+        found = table.history(many)
+        yield from (entry for entry in found if entry["version"] < given)
+        if len(found) < many:
+            return
+        given, many = found[-1]["version"], many * 8
 
 
 def _quoted(name: str) -> str:

@@ -32,7 +32,7 @@ _CONFLICTS = 4
 """How often another writer may be faster before it matters how long all that took."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Record:
     """In the table: what `generation` or an older one staged up to `epoch` is in it. Newer ones have not claimed it."""
 
@@ -81,6 +81,10 @@ class TableFormat(Sink):
     @abstractmethod
     def record(self, table: Any, identity: str = "") -> Record | None:
         """Return what the table says of this sink, or of one of another life."""
+
+    @abstractmethod
+    def in_effect(self, table: Any) -> Record | None:
+        """Return the record that goes with the table's rows: an older one, or none, if only these were put back."""
 
     @abstractmethod
     def knows(self, table: Any, context: SinkContext) -> bool:

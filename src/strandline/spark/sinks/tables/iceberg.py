@@ -28,6 +28,7 @@ from strandline.storage.place import Place
 log = logging.getLogger(__name__)
 
 _PROPERTY = "strandline.sink."
+_IDENTITY, _GENERATION, _EPOCH = "strandline.identity", "strandline.generation", "strandline.epoch"
 _UNITS = {"identity": "", "year": "year", "month": "month", "day": "day", "hour": "hour"}
 """Partitionings whose values the files' own statistics say, and how rows are split for them."""
 _S3 = {
@@ -75,18 +76,27 @@ class IcebergSink(TableSink):
         target_bytes: int = 64 << 20,
         name: str | None = None,
     ) -> None:
+        if not isinstance(table, str) or "." not in table or not all(table.split(".")):
+            # What is in its place may be a catalog, with secrets.
+            given = repr(table) if isinstance(table, str) else f"of type {type(table).__name__}"
+            raise ConfigurationError(
+                f"sinks.iceberg(): the table is {given:.200}, expected 'namespace.table'",
+                hint="write it like sinks.iceberg(catalog, 'shop.orders'): the catalog comes first",
+            )
         super().__init__(
             f"sinks.iceberg('{table}')", key=key, partition_by=partition_by, new_columns=new_columns,
-            existing=existing, target_bytes=target_bytes, name=name,
+            existing=existing, storage_options=storage_options, target_bytes=target_bytes, name=name,
         )  # fmt: skip
-        if not isinstance(table, str) or "." not in table:
-            raise ConfigurationError(f"{self._where}: expected a table as 'namespace.table'")
-        if not isinstance(catalog, str | Mapping):
-            raise ConfigurationError(f"{self._where}: expected the catalog's name, or its properties as a dict")
+        if not isinstance(catalog, str | Mapping) or not catalog:
+            raise ConfigurationError(
+                f"{self._where}: the catalog is {type(catalog).__name__ if catalog else repr(catalog)}, expected its "
+                "name, or its properties as a dict",
+                hint="write it like {'type': 'sql', 'uri': …, 'warehouse': …}, or as the name in pyiceberg's "
+                "configuration",
+            )
         self.table = table
         self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
         self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
-        self._options = dict(storage_options or {})
         self._lock = threading.Lock()
         self._loaded: Any = None
         _pyiceberg(self._where)
@@ -188,6 +198,21 @@ class IcebergSink(TableSink):
                 hint="put back what it was",
             ) from error
 
+    def in_effect(self, table: Any) -> Record | None:
+        # Properties stay as they are when a table is rolled back.
+        own = {s.snapshot_id: _said(s.summary) for s in table.snapshots() if self._is_own(s.summary)}
+        snapshot, record = table.current_snapshot(), self.record(table)
+        while snapshot is not None:
+            if snapshot.snapshot_id in own:
+                return own[snapshot.snapshot_id]
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else table.snapshot_by_id(parent)
+        # What the record was made with is there, and the table does not show it; else it is expired.
+        return None if record in own.values() else record
+
+    def _is_own(self, summary: Any) -> bool:
+        return summary is not None and summary[_IDENTITY] == self._opened.identity
+
     def knows(self, table: Any, context: SinkContext) -> bool:
         said = [text for name, text in table.properties.items() if name.startswith(_PROPERTY)]
         return any((one.get("job"), one.get("sink")) == (context.job, context.sink) for one in map(json.loads, said))
@@ -268,8 +293,8 @@ class IcebergSink(TableSink):
     def _said(self, record: Record) -> dict[str, str]:
         run = self._opened
         return {
-            "strandline.job": run.job, "strandline.sink": run.sink, "strandline.identity": run.identity,
-            "strandline.generation": str(record.generation), "strandline.epoch": str(record.epoch),
+            "strandline.job": run.job, "strandline.sink": run.sink, _IDENTITY: run.identity,
+            _GENERATION: str(record.generation), _EPOCH: str(record.epoch),
         }  # fmt: skip
 
     def _later(self, table: Any, epoch: Epoch) -> list[Any]:
@@ -309,6 +334,10 @@ class IcebergSink(TableSink):
             others = numbered.join(keys.cast(numbered.select(names).schema), names, join_type="left anti")[_INDEX]
             if len(others) < there.num_rows:
                 yield task.file, there.take(others.take(pc.sort_indices(others)))
+
+
+def _said(summary: Any) -> Record:
+    return Record(int(summary[_GENERATION]), int(summary[_EPOCH]))
 
 
 def _pyiceberg(where: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -41,8 +41,16 @@ from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.given import columns_of, options_of
 from strandline.spark.sinks.tables.columns import check_key, check_names
-from strandline.spark.sinks.tables.datafiles import DataFile, Layout, StagedFiles, WriteDataFiles, staged_files
+from strandline.spark.sinks.tables.datafiles import (
+    DataFile,
+    Layout,
+    ReachedRecord,
+    StagedFiles,
+    WriteDataFiles,
+    staged_files,
+)
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
 from strandline.spark.sinks.tasks import write_tasks
 from strandline.storage.place import Place
@@ -69,18 +77,23 @@ class TableSink(TableFormat):
         partition_by: str | Sequence[str],
         new_columns: NewColumns,
         existing: ExistingRows,
+        storage_options: Mapping[str, str] | None,
         target_bytes: int,
         name: str | None,
     ) -> None:
         super().__init__(name=name, visibility="checkpoint")
         if existing not in ("refuse", "keep"):
-            raise ConfigurationError(f"{where}: existing is {existing!r}, expected 'refuse' or 'keep'")
+            raise ConfigurationError(f"{where}: existing is {existing!r:.200}, expected 'refuse' or 'keep'")
         if new_columns not in ("refuse", "add"):
-            raise ConfigurationError(f"{where}: new_columns is {new_columns!r}, expected 'refuse' or 'add'")
+            raise ConfigurationError(f"{where}: new_columns is {new_columns!r:.200}, expected 'refuse' or 'add'")
         if not isinstance(target_bytes, int) or target_bytes < 1 << 10:
-            raise ConfigurationError(f"{where}: target_bytes is {target_bytes!r}, expected at least 1024")
-        self.key = (key,) if isinstance(key, str) else tuple(key or ())
-        self.partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+            raise ConfigurationError(
+                f"{where}: target_bytes is {target_bytes!r:.200}, expected a number of bytes, at least 1024",
+                hint="write it like target_bytes=64 << 20, which are 64 MB",
+            )
+        self.key = columns_of(where, "key", key)
+        self.partition_by = columns_of(where, "partition_by", partition_by)
+        self._options = options_of(where, "storage_options", storage_options)
         # What was merged is not told from what was there.
         self.takes_back = not self.key
         self.new_columns = new_columns
@@ -89,6 +102,7 @@ class TableSink(TableFormat):
         self._where = where
         self._claim_at: Epoch | None = None
         self._prepared: tuple[str, float, Layout, Place] | None = None
+        self._reached: Record | None = None
         self._told: SinkStatus | None = None
         self._rows = 0
         self._late_since = 0.0
@@ -140,12 +154,16 @@ class TableSink(TableFormat):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         layout, place = self._prepare(df)
+        record = self._reached
+        assert record is not None, "the sink has not claimed its table"
         folder, generation = self._merging if self.key else self._folder, self._opened.generation
-        return write_tasks(df, WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key))
+        task = WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key)
+        reached = ReachedRecord(self._opened.identity, epoch, record.generation, record.epoch)
+        return [*write_tasks(df, task), reached.text]
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        staged = [staged_files(text, self._label) for text in pending]
-        left, why = list(pending), ""
+        staged, _ = self._listed(pending)
+        left, why = [each.text for each in staged], ""
         try:
             self._show(staged, self.patience_s)
             left = []
@@ -155,7 +173,7 @@ class TableSink(TableFormat):
         return left
 
     def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
-        staged = [staged_files(text, self._label) for text in pending]
+        staged, self._reached = self._listed(pending)
         before: list[Record | None] = []
 
         def claim(table: Any) -> bool:
@@ -164,20 +182,27 @@ class TableSink(TableFormat):
             record = self.record(table)
             if record is not None and record.generation == self._opened.generation and before:
                 # The answer of an earlier try was lost.
+                self._reached = record
                 return True
             self._check_claim(record, fresh)
             before[:] = [record]
-            due = [each.epoch for each in staged if record is None or not record.covers(each)]
+            found = self._check_reached(self.in_effect(table))
+            due = [each.epoch for each in staged if found is None or not found.covers(each)]
             at = min(due) - 1 if due else epoch
-            self.commit_files(table, Record(self._opened.generation, at), [], epoch)
+            claimed = Record(self._opened.generation, at)
+            self.commit_files(table, claimed, [], epoch)
+            self._reached = claimed
             failpoints.hit("sink.table_claimed")
             return True
 
         # 1. From here on, transactions of older generations fail.
         if not self._attempt(claim, self.start_patience_s):
-            if staged:
+            if staged or (self._reached and self._reached.epoch):
+                what = (
+                    "and rows of the last checkpoint wait for it" if staged else "with rows that would not come again"
+                )
                 raise CorruptionError(
-                    f"{self._where}: the table is gone, and rows of the last checkpoint wait for it",
+                    f"{self._where}: the table is gone, {what}",
                     hint=f"bring the table back; or {BEGIN_ANEW}",
                 )
             self._claim_at = epoch
@@ -199,7 +224,7 @@ class TableSink(TableFormat):
         """Return where a table's files are that is there."""
         place = self.place_of(table)
         if place is None:
-            raise self._gone()
+            raise self._lost(None)
         return place
 
     def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
@@ -214,16 +239,17 @@ class TableSink(TableFormat):
         def prepare(table: Any) -> tuple[Layout, Place]:
             if table is None:
                 if self._claim_at is None:
-                    raise self._gone()
+                    raise self._lost(None)
                 self.create(columns)
                 table = self.load()
             if self._claim_at is not None:
-                record = self.record(table)
+                record, claimed = self.record(table), Record(self._opened.generation, self._claim_at)
                 if record is None or record.generation < self._opened.generation:
-                    self.commit_files(table, Record(self._opened.generation, self._claim_at), [])
+                    self.commit_files(table, claimed, [])
                     table = self.load()
                 elif record.generation > self._opened.generation:
                     raise self._fenced(record)
+                self._reached = claimed
             layout, new = self.layout(table, columns)
             if new:
                 self.add_columns(table, new)
@@ -269,8 +295,8 @@ class TableSink(TableFormat):
         record = None if table is None else self.record(table)
         if record is not None and record.generation > self._opened.generation:
             raise self._fenced(record)
-        if record is None or record.generation < self._opened.generation:
-            raise self._gone()
+        if record is None or self._check_reached(self.in_effect(table)) is None:
+            raise self._lost(None)
         due = [each for each in group if not record.covers(each)]
         if not due:
             return 0
@@ -292,6 +318,7 @@ class TableSink(TableFormat):
                 raise ConflictError(f"{self._where}: the record is not what the transaction has written")
         else:
             self.commit_files(table, reached, files)
+        self._reached = reached
         failpoints.hit("sink.table_committed")
         try:
             self.committed(table)
@@ -377,6 +404,22 @@ class TableSink(TableFormat):
                 hint=f"bring the checkpoints back, or {BEGIN_ANEW}",
             )
 
+    def _listed(self, pending: Sequence[str]) -> tuple[list[StagedFiles], Record | None]:
+        """Return what is staged, and what the table had on record by then."""
+        found = [staged_files(text, self._label) for text in pending]
+        records = [
+            Record(each.record_generation, each.record_epoch)
+            for each in found
+            if isinstance(each, ReachedRecord) and each.sink == self._opened.identity
+        ]
+        return [each for each in found if isinstance(each, StagedFiles)], max(records, default=None)
+
+    def _check_reached(self, record: Record | None) -> Record | None:
+        """Raise CorruptionError if the table's rows are less than what it had on record once: nobody would add them."""
+        if self._reached is not None and (record is None or record < self._reached):
+            raise self._lost(record)
+        return record
+
     def _tell(self, waiting: Sequence[StagedFiles], why: str) -> None:
         now = time.monotonic()
         files = [file for each in waiting for file in each.files]
@@ -400,9 +443,11 @@ class TableSink(TableFormat):
     def _fenced(self, record: Record) -> FencedError:
         return FencedError(f"{self._label}: generation {record.generation} of the job writes to {self._where} now")
 
-    def _gone(self) -> CorruptionError:
+    def _lost(self, record: Record | None) -> CorruptionError:
+        had = f", and had epoch {self._reached.epoch}" if self._reached else ""
         return CorruptionError(
-            f"{self._where}: the table does not have this run's record any more: it was deleted, made anew, or put "
-            "back to an older state",
-            hint="restart the job: it then adds what its last checkpoint lists, and goes on from there",
+            f"{self._where}: the table has less of the job's rows than it had: it was put back to an older state, "
+            f"deleted, or made anew (it has {f'epoch {record.epoch}' if record else 'none'} on record{had})",
+            hint="bring its newest state back, or restore the job from a checkpoint or savepoint of the older one; or "
+            + BEGIN_ANEW,
         )
