@@ -12,6 +12,7 @@ import msgspec
 from strandline.checkpoint.history import CheckpointStats
 from strandline.control.status import Savepoint, State, Status
 from strandline.control.wire import Progress
+from strandline.core.decoding import decodable
 from strandline.core.errors import UnavailableError
 from strandline.snapshot.progress import Progress as TakingProgress
 
@@ -73,6 +74,10 @@ class Command(Generic[A, R]):
     arguments: type[A]
     result: type[R]
     handler: Callable[[RunningJob, A, Report], R]
+
+    def __post_init__(self) -> None:
+        decodable(self.arguments)
+        decodable(self.result)
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from strandline.core.decoding import decodable
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import Failure
 from strandline.core.version import VERSION
@@ -23,6 +24,7 @@ MOST_ANSWER_BYTES: Final = 64 << 20
 _CREDENTIALS = struct.Struct("3i")
 
 
+@decodable
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """Who answers here. Of an engine of another version, only that is certain."""
 
@@ -35,6 +37,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """When the run began."""
 
 
+@decodable
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked for."""
 
@@ -43,6 +46,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     arguments: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+@decodable
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
     """How far a request is. Without a total, that is not known."""
 
@@ -52,12 +56,14 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     unit: str = ""
 
 
+@decodable
 class Result(msgspec.Struct, frozen=True, tag="result"):
     """What came of a request."""
 
     value: msgspec.Raw
 
 
+@decodable
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Why nothing came of it."""
 

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 
 from strandline.core import errors
+from strandline.core.decoding import decodable
 from strandline.core.errors import StrandlineError, discreet
 
 
+@decodable
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """An error as data."""
 

@@ -9,6 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError
 
 _HEADER = struct.Struct("<8sIQ")
@@ -55,8 +56,7 @@ class RecordFormat(Generic[R]):
     what: str
 
     def __post_init__(self) -> None:
-        # Before there are threads: of two that decode a type for the first time, msgspec shows one what is half known.
-        msgspec.json.Decoder(self.kind)
+        decodable(self.kind)
 
     def encode(self, record: R) -> bytes:
         """Return a record's file."""

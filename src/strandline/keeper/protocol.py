@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from strandline.core.decoding import decodable
 from strandline.core.errors import KeeperError
 from strandline.core.failure import Failure, from_failure
 from strandline.core.ids import CheckpointId, Epoch, Generation, Partition
@@ -43,6 +44,7 @@ LOOKUP: Final = 14
 FOUND: Final = 15
 
 
+@decodable
 class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """What the driver tells keepers with every epoch and poll."""
 
@@ -65,6 +67,7 @@ class Instructions(msgspec.Struct, frozen=True, kw_only=True):
     """When stopping: remove the local copies too, because the job will not be restored on this machine soon."""
 
 
+@decodable
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """The start of an epoch's conversation."""
 
@@ -72,6 +75,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
     schema: bytes
 
 
+@decodable
 class Lookup(msgspec.Struct, frozen=True, kw_only=True):
     """Keys that somebody wants to see."""
 
@@ -79,6 +83,7 @@ class Lookup(msgspec.Struct, frozen=True, kw_only=True):
     asked: Asked
 
 
+@decodable
 class Found(msgspec.Struct, frozen=True, kw_only=True):
     """What a keeper has of them."""
 
@@ -95,6 +100,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
 
+@decodable
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """What a keeper tells the driver after an epoch or a poll."""
 
@@ -123,11 +129,6 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     next_processing_us: int | None = None
     reports: list[Report] = []
     metrics: dict[str, int] = {}
-
-
-# Look-ups come in threads: of two that decode a type for the first time, msgspec shows one what is half known.
-for _kind in (Instructions, Begin, Lookup, Found, Ack, Failure):
-    msgspec.msgpack.Decoder(_kind)
 
 
 class Connection:

@@ -25,6 +25,7 @@ import msgspec
 from strandline.backends.reading import file_kind, open_reader
 from strandline.checkpoint.folder import folder_at
 from strandline.checkpoint.restore import fetch
+from strandline.core.decoding import decodable
 from strandline.core.errors import StrandlineError
 from strandline.core.failpoints import arm_from_environment, hit
 from strandline.core.failure import Failure, to_failure
@@ -41,6 +42,7 @@ NO_MORE = b"\n"
 _SESSION_NICE = Path("/proc/self/autogroup")
 
 
+@decodable
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What to export: one partition of one operator."""
 
@@ -56,10 +58,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """How far the clock and event time had come: what has expired by then is left out."""
 
 
-_PARTS = msgspec.json.Decoder(Part)
-"""Made once, before there are threads: of two that decode a type for the first time, one may find it half known."""
-
-
+@decodable
 class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
     """What came of a part, by state: files of the savepoint, and pieces, to be joined with those of the other parts."""
 
@@ -67,12 +66,14 @@ class Files(msgspec.Struct, frozen=True, kw_only=True, tag="files"):
     pieces: dict[str, list[TableFile]]
 
 
+@decodable
 class Rows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
     """How many rows have been written so far."""
 
     rows: int
 
 
+@decodable
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Why nothing comes of it."""
 
@@ -159,7 +160,7 @@ def _stop(*_: object) -> None:
 
 def _answer(line: bytes, wrote: Callable[[int], None]) -> Answer:
     try:
-        return export(_PARTS.decode(line), wrote)
+        return export(msgspec.json.decode(line, type=Part), wrote)
     except StrandlineError as error:
         return Failed(failure=to_failure(error))
     except Exception as error:
@@ -184,7 +185,7 @@ class _Asked(threading.Thread):
                     return
         # Nobody else takes it away any more.
         with contextlib.suppress(msgspec.MsgspecError, OSError):
-            scratch = Path(_PARTS.decode(line).scratch)
+            scratch = Path(msgspec.json.decode(line, type=Part).scratch)
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.parent.rmdir()
         os._exit(1)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from strandline.core.decoding import decodable
 from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, in_words, made
 from strandline.spark.sinks.target import Writer
@@ -26,6 +27,7 @@ _LONGEST_S = 90.0
 _SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.2"}
 
 
+@decodable
 class LaneRecord(msgspec.Struct, frozen=True, array_like=True):
     """How far a lane came, and whose it is."""
 
@@ -42,6 +44,7 @@ Ends = dict[str, dict[int, int]]
 """By topic and partition: where the last row of a transaction is."""
 
 
+@decodable
 class Told(msgspec.Struct, frozen=True, array_like=True):
     """A lane's record as a message: with where the rows are whose transaction it ends."""
 

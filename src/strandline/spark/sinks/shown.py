@@ -12,6 +12,7 @@ import re
 
 import msgspec
 
+from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, UnavailableError
 from strandline.format.frame import RecordFormat
 from strandline.spark.base.filesystem import FileSystem
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"shown-(\d{12})")
 
 
+@decodable
 class Committable(msgspec.Struct, frozen=True):
     """A staged epoch: the sink's path then, the generation that staged it, its directory below the path, its files."""
 

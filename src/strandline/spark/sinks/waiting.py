@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
+from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import Epoch, Generation
 from strandline.format.rows import decode_rows, encode_rows
@@ -38,6 +39,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Of the file: whole as it may be, another one in its place would be other rows."""
 
 
+@decodable
 class Staged(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
     """What one task has staged of an epoch: a committable."""
 
@@ -52,6 +54,7 @@ class Staged(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
         return msgspec.json.encode(self).decode()
 
 
+@decodable
 class Reached(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
     """How far lanes had come in the target when an epoch was staged: it may not be less again. A committable, too."""
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
+from strandline.core.decoding import decodable
 from strandline.core.errors import ConfigurationError, CorruptionError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.tasks import TaskAttempt
@@ -43,6 +44,7 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """What its columns hold, as JSON, for readers that can do without the file then."""
 
 
+@decodable
 class StagedFiles(msgspec.Struct, frozen=True, array_like=True, tag="files"):
     """What one task has staged of an epoch: a committable."""
 
@@ -59,6 +61,7 @@ class StagedFiles(msgspec.Struct, frozen=True, array_like=True, tag="files"):
         return msgspec.json.encode(self).decode()
 
 
+@decodable
 class ReachedRecord(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
     """What the table had on record when an epoch was staged: it may not be less again. A committable, too."""
 
