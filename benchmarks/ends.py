@@ -152,7 +152,7 @@ def main() -> None:
     if given.quick:
         given.intervals, given.seconds = [1], 3.0
     for interval in given.intervals:
-        seconds = given.seconds if given.quick else max(given.seconds, 2.0 * interval)
+        seconds = given.seconds if given.quick else max(given.seconds, float(interval))
         progress(f"{BENCHMARK}: checkpoints every {interval} s")
         options = ["--interval", str(interval), "--seconds", str(seconds)]
         results = measure_in_turn("benchmarks.ends", given.subjects, given.rounds, options)
