@@ -15,7 +15,7 @@ from strandline.testing import Harness, events
 from tests.spark.harness import Case
 from tests.spark.test_joins import SCHEMA, Event, add, at, source
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
+pytestmark = pytest.mark.spark
 
 
 class Seen(sl.KeyedProcess):

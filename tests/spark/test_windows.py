@@ -13,7 +13,7 @@ import pytest
 import strandline as sl
 from tests.spark.harness import Case, settle
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 SCHEMA = "ts timestamp, user string, v bigint"
 BEGIN = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
