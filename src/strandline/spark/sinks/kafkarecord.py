@@ -45,18 +45,11 @@ Ends = dict[str, dict[int, int]]
 
 
 @decodable
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class Told(LaneRecord, frozen=True, array_like=True):
     """A lane's record as a message: with where the rows are whose transaction it ends."""
 
-    generation: int
-    mark: str | None
     ends: Ends | None = None
     """Unknown of what older versions have written."""
-
-    @property
-    def text(self) -> str:
-        """As it is in Kafka."""
-        return msgspec.json.encode(self).decode()
 
 
 @dataclass
@@ -65,9 +58,8 @@ class Found:
 
     claims: set[int] = field(default_factory=set)
     lanes: set[int] = field(default_factory=set)
-    records: dict[int, LaneRecord] = field(default_factory=dict)
     told: dict[int, tuple[int, Told]] = field(default_factory=dict)
-    """Of lanes, the newest message and where it is: committed or not."""
+    """Of lanes, the newest message and where it is."""
 
 
 class Record:
@@ -212,10 +204,7 @@ class Record:
             time.sleep(0.05)
 
     def read(self, *, committed: bool) -> Found:
-        """Return all that the topic has of the sink, as of now; only lanes and claims, unless `committed`.
-
-        What is `committed` may have to be waited for.
-        """
+        """Return what the topic has of the sink, all or what is `committed`: that may have to be waited for."""
         from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
         said, found = Said(), Found()
@@ -242,7 +231,7 @@ class Record:
                 if message is None:
                     continue
                 if message.error() is None:
-                    self._note(found, message, committed=committed)
+                    self._note(found, message)
                 elif message.error().code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(message.error())
                 if message.offset() >= (end if message.error() else end - 1):
@@ -278,7 +267,7 @@ class Record:
         finally:
             consumer.close()
 
-    def _note(self, found: Found, message: Any, *, committed: bool) -> None:
+    def _note(self, found: Found, message: Any) -> None:
         key = (message.key() or b"").decode(errors="replace")
         sink, _, rest = key.partition(" ")
         if sink != self._prefix:
@@ -289,6 +278,4 @@ class Record:
         elif what == "lane":
             found.lanes.add(int(number))
         elif what == "mark":
-            if committed:
-                found.records[int(number)] = self._decoded(message.value(), LaneRecord)
             found.told[int(number)] = message.offset(), self._decoded(message.value(), Told)

@@ -204,8 +204,8 @@ class KafkaConnection(Connection):
         self._record.note_lane(self._lane)
         found = self._record.read(committed=True)
         newest = max(found.claims, default=0)
-        record = found.records.get(self._lane)
-        return LaneRecord(max(newest, record.generation if record else 0), record.mark if record else None)
+        _, told = found.told.get(self._lane, (-1, None))
+        return LaneRecord(max(newest, told.generation if told else 0), told.mark if told else None)
 
     def reached(self) -> str | None:
         return self._found.mark

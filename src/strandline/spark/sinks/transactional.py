@@ -32,10 +32,11 @@ from strandline.spark.base.said import find_error
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.delivery import DELIVERED, Delivered, DeliverLanes, Delivery
 from strandline.spark.sinks.given import options_of, place_of
+from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.refused import Refusals
 from strandline.spark.sinks.target import Target, Writer
 from strandline.spark.sinks.tasks import write_tasks
-from strandline.spark.sinks.waiting import Reached, Staged, StageRows, Waiting, generation_in, staged_of, waiting_in
+from strandline.spark.sinks.waiting import LISTED, Reached, Staged, StageRows, Waiting, generation_in, waiting_in
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class Transactional(Sink):
         """Write what the target does not have; return what has to wait, and why."""
         listed: list[Staged] = []
         lanes: dict[int, list[Waiting]] = {}
-        for each in (staged_of(text, self._writer.label) for text in pending):
+        for each in read_listed(pending, LISTED, self._writer.label):
             if isinstance(each, Staged):
                 listed.append(each)
                 lanes.setdefault(self._lane(each), []).extend(waiting_in(self._sink, each))

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
-from strandline.core.decoding import decodable
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.ids import Epoch, Generation
 from strandline.format.rows import decode_rows, encode_rows
+from strandline.spark.sinks.listed import Listed
 from strandline.spark.sinks.target import Rows
 from strandline.spark.sinks.tasks import TaskAttempt
 from strandline.storage.place import Place
@@ -39,8 +39,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
     """Of the file: whole as it may be, another one in its place would be other rows."""
 
 
-@decodable
-class Staged(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
+class Staged(Listed, frozen=True, array_like=True, tag="rows"):
     """What one task has staged of an epoch: a committable."""
 
     generation: Generation
@@ -48,32 +47,16 @@ class Staged(msgspec.Struct, frozen=True, array_like=True, tag="rows"):
     partition: int
     pieces: list[Piece]
 
-    @property
-    def text(self) -> str:
-        """The committable itself."""
-        return msgspec.json.encode(self).decode()
 
-
-@decodable
-class Reached(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
+class Reached(Listed, frozen=True, array_like=True, tag="reached"):
     """How far lanes had come in the target when an epoch was staged: it may not be less again. A committable, too."""
 
     sink: str
     epoch: Epoch
     lanes: dict[int, str]
 
-    @property
-    def text(self) -> str:
-        """The committable itself."""
-        return msgspec.json.encode(self).decode()
 
-
-def staged_of(text: str, sink: str) -> Staged | Reached:
-    """Read a committable."""
-    try:
-        return msgspec.json.decode(text, type=Staged | Reached)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{sink}: the checkpoint lists what it has not staged: {text:.200}") from error
+LISTED: msgspec.json.Decoder[Staged | Reached] = msgspec.json.Decoder(Staged | Reached)
 
 
 def generation_in(sink: str, path: str) -> int | None:

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
-from strandline.core.decoding import decodable
-from strandline.core.errors import ConfigurationError, CorruptionError
+from strandline.core.errors import ConfigurationError
 from strandline.core.ids import Epoch, Generation
+from strandline.spark.sinks.listed import Listed
 from strandline.spark.sinks.tasks import TaskAttempt
 from strandline.storage.place import Place
 
@@ -44,25 +44,18 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
     """What its columns hold, as JSON, for readers that can do without the file then."""
 
 
-@decodable
-class StagedFiles(msgspec.Struct, frozen=True, array_like=True, tag="files"):
+class StagedFiles(Listed, frozen=True, array_like=True, tag="files"):
     """What one task has staged of an epoch: a committable."""
 
     generation: Generation
     epoch: Epoch
     task: int
     files: list[DataFile]
-    key: list[str] = []
+    key: list[str]
     """By which its rows are merged; none if the files are to be the table's own."""
 
-    @property
-    def text(self) -> str:
-        """The committable itself."""
-        return msgspec.json.encode(self).decode()
 
-
-@decodable
-class ReachedRecord(msgspec.Struct, frozen=True, array_like=True, tag="reached"):
+class ReachedRecord(Listed, frozen=True, array_like=True, tag="reached"):
     """What the table had on record when an epoch was staged: it may not be less again. A committable, too."""
 
     sink: str
@@ -70,18 +63,8 @@ class ReachedRecord(msgspec.Struct, frozen=True, array_like=True, tag="reached")
     record_generation: int
     record_epoch: int
 
-    @property
-    def text(self) -> str:
-        """The committable itself."""
-        return msgspec.json.encode(self).decode()
 
-
-def staged_files(text: str, sink: str) -> StagedFiles | ReachedRecord:
-    """Read a committable."""
-    try:
-        return msgspec.json.decode(text, type=StagedFiles | ReachedRecord)
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{sink}: the checkpoint lists what it has not staged: {text:.200}") from error
+LISTED: msgspec.json.Decoder[StagedFiles | ReachedRecord] = msgspec.json.Decoder(StagedFiles | ReachedRecord)
 
 
 @dataclass(frozen=True)

@@ -200,15 +200,16 @@ class IcebergSink(TableSink):
 
     def in_effect(self, table: Any) -> Record | None:
         # Properties stay as they are when a table is rolled back.
-        own = {s.snapshot_id: _said(s.summary) for s in table.snapshots() if self._is_own(s.summary)}
-        snapshot, record = table.current_snapshot(), self.record(table)
+        snapshot = table.current_snapshot()
         while snapshot is not None:
-            if snapshot.snapshot_id in own:
-                return own[snapshot.snapshot_id]
+            if self._is_own(snapshot.summary):
+                return _said(snapshot.summary)
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
+        record = self.record(table)
         # What the record was made with is there, and the table does not show it; else it is expired.
-        return None if record in own.values() else record
+        is_there = any(_said(each.summary) == record for each in table.snapshots() if self._is_own(each.summary))
+        return None if is_there else record
 
     def _is_own(self, summary: Any) -> bool:
         return summary is not None and summary[_IDENTITY] == self._opened.identity

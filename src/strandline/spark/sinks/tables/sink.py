@@ -42,14 +42,15 @@ from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.given import columns_of, options_of
+from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.tables.columns import check_key, check_names
 from strandline.spark.sinks.tables.datafiles import (
+    LISTED,
     DataFile,
     Layout,
     ReachedRecord,
     StagedFiles,
     WriteDataFiles,
-    staged_files,
 )
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
 from strandline.spark.sinks.tasks import write_tasks
@@ -406,7 +407,7 @@ class TableSink(TableFormat):
 
     def _listed(self, pending: Sequence[str]) -> tuple[list[StagedFiles], Record | None]:
         """Return what is staged, and what the table had on record by then."""
-        found = [staged_files(text, self._label) for text in pending]
+        found = read_listed(pending, LISTED, self._label)
         records = [
             Record(each.record_generation, each.record_epoch)
             for each in found
