@@ -169,10 +169,10 @@ def a_commit_may_come_again(trial: Trial) -> None:
     trial.expect(1, 2)
     sink.commit([*pending, *trial.stage(sink, 3)])
     trial.expect(1, 2, 3)
-    third = trial.stage(sink, 3)
-    sink.commit([*third, *third])
-    trial.start([*third, *third], 3)
-    trial.expect(1, 2, 3)
+    fourth = trial.stage(sink, 4)
+    sink.commit([*fourth, *fourth])
+    trial.start([*fourth, *fourth], 4)
+    trial.expect(1, 2, 3, 4)
 
 
 @_needs(Promise.EXACTLY_ONCE)

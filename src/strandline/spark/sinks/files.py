@@ -39,10 +39,11 @@ from strandline.core.ids import Epoch
 from strandline.spark.base.filesystem import FileSystem, absolute, open_filesystem
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
+from strandline.spark.sinks.listed import read_listed
 from strandline.spark.sinks.objects import ObjectFormat, stage
 from strandline.spark.sinks.others import check_not_sparks, check_others
 from strandline.spark.sinks.place import Place
-from strandline.spark.sinks.shown import Committable
+from strandline.spark.sinks.shown import LISTED, Committable
 
 _WRITE_ALL = ("json", "parquet", "orc")
 """Formats that write columns of every type which programs have with them, whatever their rows."""
@@ -164,8 +165,7 @@ class FileSink(Sink):
     def commit(self, pending: Sequence[str]) -> None:
         places = {self.path: self._place}
         found: dict[str, list[Committable]] = {}
-        for text in pending:
-            staged = msgspec.json.decode(text, type=Committable)
+        for staged in read_listed(pending, LISTED, f"sink {self.path}"):
             found.setdefault(self._find(staged, places), []).append(staged)
         for root, epochs in found.items():
             places[root].show(epochs)

@@ -33,6 +33,9 @@ class Committable(msgspec.Struct, frozen=True):
     files: list[str]
 
 
+LISTED = msgspec.json.Decoder(Committable)
+
+
 class Owner(msgspec.Struct, frozen=True):
     """Whose rows they are: a sink of a job, in one life of that job."""
 
