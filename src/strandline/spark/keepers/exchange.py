@@ -25,6 +25,7 @@ from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
+from strandline.spark.keepers.placing import lie_evenly
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
 
@@ -38,6 +39,8 @@ SESSION_CONF = {
 }
 
 _EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_MOVES = 3
+"""How often partitions are placed anew that do not lie evenly on the executors."""
 _FOLDABLE_PROPAGATION = "org.apache.spark.sql.catalyst.optimizer.FoldablePropagation"
 """Where the key is a constant, it puts the route into the anchor's join, which then is none by key any more: the anchor
 is broadcast, and partitions without rows are not reached."""
@@ -55,7 +58,9 @@ class _Columns:
 class Exchange:
     """The routes and the anchor of a job's operators of one parallelism: their partitions lie together."""
 
-    def __init__(self, spark: SparkSession, parallelism: int, job_group: str = "strandline") -> None:
+    def __init__(
+        self, spark: SparkSession, parallelism: int, job_group: str = "strandline", after: Exchange | None = None
+    ) -> None:
         self._parallelism = parallelism
         self.job_group = job_group
         """What of a run's own Spark jobs can be broken off by."""
@@ -79,6 +84,7 @@ class Exchange:
         self._route = F.col(_ROUTE)
         self._made: dict[tuple[Any, ...], _Columns] = {}
         """By what `route` is told: that is the same in every epoch."""
+        self._after = after
         # Computed while keepers restore: in a cold JVM, Spark's first job takes seconds, most of them one core's.
         self._warming = threading.Thread(target=self._warm, name="strandline-anchor", daemon=True)
         self._warming.start()
@@ -157,7 +163,15 @@ class Exchange:
         with suppress(Exception):
             sc: Any = self._anchor.sparkSession.sparkContext
             sc.setJobGroup(self.job_group, "strandline: partitions", interruptOnCancel=True)
+            # Tasks of two at the same time would take each other's executors.
+            if self._after:
+                self._after._settle()
             self._anchor.count()
+            for _ in range(_MOVES):
+                if lie_evenly(self._anchor, self._parallelism):
+                    break
+                # An executor had not come yet, or had to load what the others had loaded; or another job's tasks run.
+                self._anchor.unpersist(blocking=True).cache().count()
 
     def close(self) -> None:
         """Let the anchor go."""
@@ -186,7 +200,10 @@ class Exchanges:
     def __init__(self, spark: SparkSession, parallelisms: Mapping[str, int], job_group: str) -> None:
         self.job_group = job_group
         """What of a run's own Spark jobs can be broken off by."""
-        self._made = {number: Exchange(spark, number, job_group) for number in sorted({*parallelisms.values()})}
+        self._made: dict[int, Exchange] = {}
+        last = None
+        for number in sorted({*parallelisms.values()}, reverse=True):
+            last = self._made[number] = Exchange(spark, number, job_group, last)
         self._parallelisms = dict(parallelisms)
 
     def of(self, uid: str) -> Exchange:

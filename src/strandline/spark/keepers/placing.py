@@ -1,0 +1,30 @@
+"""Whether partitions lie evenly on the executors: where one is placed at a job's start, its state stays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from strandline.spark.base.session import has_one_process
+
+
+def lie_evenly(cached: DataFrame, partitions: int) -> bool:
+    """Whether no executor has many more of the first partitions of what is cached than its share."""
+    sc: Any = cached.sparkSession.sparkContext
+    if has_one_process(sc.master):
+        return True
+    core = sc._jsc.sc()
+    # One of them is the driver.
+    executors = core.getExecutorMemoryStatus().size() - 1
+    # Anew: the plan of a DataFrame that was used remembers what was cached by then.
+    rows = cached.select("*")._jdf.queryExecution().toRdd()
+    return are_even([core.getPreferredLocs(rows, partition).mkString() for partition in range(partitions)], executors)
+
+
+def are_even(places: Sequence[str], executors: int) -> bool:
+    """Whether no place is named by more partitions than its share, rounded up or with a quarter more."""
+    share = len(places) / max(1, executors)
+    return max(Counter(places).values(), default=0) <= max(-(-len(places) // max(1, executors)), int(1.25 * share))

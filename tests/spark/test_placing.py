@@ -1,0 +1,63 @@
+"""Partitions lie evenly on the executors, and are placed anew as long as they do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
+from strandline.spark.keepers import exchange
+from strandline.spark.keepers.exchange import Exchange, Exchanges, prepare_session
+from strandline.spark.keepers.placing import are_even, lie_evenly
+
+
+@pytest.mark.parametrize(
+    ("places", "executors", "even"),
+    [
+        ("a", 2, True),
+        ("ab", 2, True),
+        ("aa", 2, False),
+        ("aa", 1, True),
+        ("aab", 2, True),
+        ("aaa", 2, False),
+        ("abcc", 4, False),
+        ("aaaaabbb", 2, True),
+        ("aaaaaabb", 2, False),
+        ("", 2, True),
+        ("ab", 0, True),
+    ],
+)
+def test_nobody_has_many_more_than_others(places: str, executors: int, even: bool) -> None:
+    assert are_even(places, executors) == even
+
+
+@pytest.mark.spark
+def test_partitions_are_placed_anew_and_work_where_they_are(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def uneven_at_first(cached: Any, partitions: int) -> bool:
+        asked.append((partitions, cached.storageLevel.useMemory))
+        return len(asked) > 2 and lie_evenly(cached, partitions)
+
+    monkeypatch.setattr(exchange, "lie_evenly", uneven_at_first)
+    made = Exchange(spark, 2)
+    assert sorted(row[0] for row in made.partitions.collect()) == [0, 1]
+    assert asked == [(2, True)] * 3
+    session = spark.newSession()
+    prepare_session(session)
+    routed = made.route(session.createDataFrame([("a",), ("b",)], "k string"), ["k"], 128)
+    assert "InMemoryTableScan" in routed._jdf.queryExecution().executedPlan().toString()
+    assert {row[PARTITION] for row in routed.collect() if row[KEY_GROUP] is None} == {0, 1}
+    made.close()
+
+
+@pytest.mark.spark
+def test_they_are_placed_one_exchange_after_the_other(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at the same time would take each other's executors."""
+    seen: list[int] = []
+    monkeypatch.setattr(exchange, "lie_evenly", lambda cached, partitions: seen.append(partitions) or True)
+    made = Exchanges(spark, {"a": 1, "b": 3, "c": 2, "d": 3}, "placing")
+    made.of("a")._settle()
+    assert seen == [3, 2, 1]
+    made.close()
