@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from strandline.spark.base.expressions import columns_of
 
 Batches = Iterator[pa.RecordBatch]
 
 
 def map_batches(df: DataFrame, function: Callable[[Batches], Batches], schema: StructType | str) -> DataFrame:
-    """Do what mapInArrow does, also where names of columns have dots or quotes: it takes those for paths."""
-    names = df.columns
-    if not any("." in name or "`" in name for name in names):
+    """Do what mapInArrow does, also where names of columns have dots or quotes: it takes those for paths.
+
+    And it asks the JVM for each of the columns, three times, in every epoch.
+    """
+    if not isinstance(df, DataFrame):
+        # Sinks are tried with what is like one, too.
         return df.mapInArrow(function, schema)
-    plain = df.toDF(*(f"c{at}" for at in range(len(names))))
-    return plain.mapInArrow(Renaming(function, names), schema)
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """Gives a function batches whose columns have their own names again."""
-
-    function: Callable[[Batches], Batches]
-    names: list[str]
-
-    def __call__(self, batches: Batches) -> Batches:
-        yield from self.function(batch.rename_columns(self.names) for batch in batches)
+    mapped: Any = UserDefinedFunction(
+        function, returnType=schema, name=type(function).__name__, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF
+    )
+    return DataFrame(df._jdf.mapInArrow(mapped._judf.apply(columns_of(df)), False, None), df.sparkSession)

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -25,6 +24,7 @@ from strandline.core.keygroups import range_of
 from strandline.plan.columns import quoted
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.base.empty import no_rows
+from strandline.spark.base.expressions import as_the_jvm_has, parsed, select
 from strandline.spark.keepers.placing import lie_evenly
 from strandline.types.datatypes import IntegerType
 from strandline.types.murmur import spark_hash
@@ -81,7 +81,7 @@ class Exchange:
         # Every call into the JVM costs a part of a millisecond in every epoch: what does not change is made once.
         self._hinted = self._anchor.hint("shuffle_hash")
         self._meet = F.expr(f"{_ROUTE} = {_ANCHOR_ROUTE}")
-        self._route = F.col(_ROUTE)
+        self._route = as_the_jvm_has(self._anchor, F.col(_ROUTE))
         self._made: dict[tuple[Any, ...], _Columns] = {}
         """By what `route` is told: that is the same in every epoch."""
         self._after = after
@@ -118,10 +118,9 @@ class Exchange:
             made = self._made[way] = self._columns(df, *way)
         if to is not None:
             df = df.where(f"{to} is null or {to} < {self._parallelism}")
-        joined = (
-            _selected(df, made.sent).repartition(self._tasks, self._route).join(self._hinted, self._meet, "full_outer")
-        )
-        joined = _selected(joined, made.given)
+        sent: Any = select(df, made.sent)
+        there = DataFrame(sent._jdf.repartition(self._tasks, self._route), df.sparkSession)
+        joined = select(there.join(self._hinted, self._meet, "full_outer"), made.given)
         return joined.sortWithinPartitions(*made.order) if made.order else joined
 
     def _columns(
@@ -144,15 +143,15 @@ class Exchange:
         route = F.array(*map(F.lit, self._routes))[at.cast("int")]
         if all(refusal):
             # Here, and not as a condition: Spark would compute it before what the columns are made of, and that twice.
-            too_large, fails = (_parsed(df.sparkSession, sql) for sql in refusal)
+            too_large, fails = (parsed(df.sparkSession, sql) for sql in refusal)
             route = F.when(too_large, fails.cast("int")).otherwise(route)
         sent = [F.col("*"), group.alias(KEY_GROUP), route.alias(_ROUTE)]
         first = [PARTITION, KEY_GROUP, *hidden]
         # Whatever there is: operators whose rows are sent in one way need not have the same columns.
         others = f"* except ({', '.join([*first, *([to] if to else []), _ROUTE, _ANCHOR_ROUTE])})"
-        given = [*map(F.col, first), _parsed(df.sparkSession, others)]
+        given = [*map(F.col, first), parsed(df.sparkSession, others)]
         order = [F.col(KEY_GROUP).isNull(), *(F.col(quoted(name)) for name in order_by)] if order_by else []
-        return _Columns(df._jcols(*sent), df._jcols(*given), order)  # type: ignore[operator]
+        return _Columns(as_the_jvm_has(df, *sent), as_the_jvm_has(df, *given), order)
 
     def _settle(self) -> None:
         """Wait until every partition has its place: two jobs that both compute the anchor may place it differently."""
@@ -177,21 +176,6 @@ class Exchange:
         """Let the anchor go."""
         self._warming.join()
         self._anchor.unpersist()
-
-
-def _selected(df: DataFrame, columns: Any) -> DataFrame:
-    """Do what `select` does, with columns as its JVM has them."""
-    return DataFrame(df._jdf.select(columns), df.sparkSession)
-
-
-def _parsed(session: Any, sql: str) -> Column:
-    """Return an SQL expression as Spark reads it once, where a column of its text is read again in each DataFrame."""
-    try:
-        found = session._jsparkSession.sessionState().sqlParser().parseExpression(sql)
-        return Column(getattr(session._jvm, "org.apache.spark.sql.classic.ExpressionUtils").column(found))
-    except Py4JError:
-        # Where another Spark has it under another name, it is only slower.
-        return F.expr(sql)
 
 
 class Exchanges:

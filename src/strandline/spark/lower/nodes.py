@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial, reduce
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from strandline.plan.aggregates import Part
 from strandline.plan.aggregation import FIRST, LAST, PANE
@@ -27,6 +26,7 @@ from strandline.runtime.operators.joins import LEFT, RIGHT
 from strandline.runtime.rowlayout import FIRED, ORIGIN, ROWS, SIDE, TIME
 from strandline.runtime.task.rowfunction import Report
 from strandline.spark.base.ddl import schema_of
+from strandline.spark.base.expressions import aggregate_sql, select_sql
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import overflow
@@ -86,13 +86,13 @@ def late(node: LateNode, df: DataFrame, watermark_us: int | None, fired_us: int 
 def _mapped(node: MapNode, df: DataFrame, report: Report | None) -> DataFrame:
     names, hidden = parse_schema(node.input).names, node.columns.hidden
     worker = partial(run_rows, SEAL, node.row_function(hidden, report))
-    return map_batches(df.select(*map(quoted, names), *hidden), worker, schema_of(node.raw_ddl))
+    return map_batches(select_sql(df, _same([*names, *hidden])), worker, schema_of(node.raw_ddl))
 
 
 def _output(node: OutputNode, df: DataFrame) -> DataFrame:
-    names = [quoted(name) for name in node.columns.names]
-    wanted = names if node.side == 0 else [f"{SIDE}_{node.side}.{name}" for name in names]
-    return df.where(f"{SIDE} = {node.side}").select(*wanted, *node.columns.hidden)
+    of = f"{SIDE}_{node.side}." if node.side else ""
+    wanted = {name: f"{of}{quoted(name)}" for name in node.columns.names}
+    return select_sql(df.where(f"{SIDE} = {node.side}"), wanted | _same(node.columns.hidden))
 
 
 def _accumulators_of_one(node: PartialNode, df: DataFrame) -> DataFrame:
@@ -100,29 +100,31 @@ def _accumulators_of_one(node: PartialNode, df: DataFrame) -> DataFrame:
     cut = node.cut
     if cut.every_us:
         df = df.where(f"{TIME} is not null")
-    pane = [f"{_end_of(cut.offset_us, cut.every_us, cut.every_us)} as {PANE}"] if cut.sends_pane else []
-    times = [f"{TIME} as {name}" for name in (FIRST, LAST)] if cut.sends_span else []
-    ones = [f"cast({part.one} as {part.type.ddl}) as {name}" for name, part in node.parts.items()]
-    more = map(quoted, node.more)
-    return df.selectExpr(*map(quoted, node.keys), *pane, f"1L as {ROWS}", *times, *ones, *more, *node.columns.hidden)
+    pane = {PANE: _end_of(cut.offset_us, cut.every_us, cut.every_us)} if cut.sends_pane else {}
+    times = {FIRST: TIME, LAST: TIME} if cut.sends_span else {}
+    ones = {name: f"cast({part.one} as {part.type.ddl})" for name, part in node.parts.items()}
+    rest = _same([*node.more, *node.columns.hidden])
+    return select_sql(df, _same(node.keys) | pane | {ROWS: "1L"} | times | ones | rest)
 
 
 def _accumulators_of_many(node: PartialNode, df: DataFrame) -> DataFrame:
     """Aggregate the rows of each key, and of each stretch of time."""
-    cut, keys, hidden = node.cut, [quoted(key) for key in node.keys], node.columns.hidden
-    by = []
+    cut, hidden = node.cut, node.columns.hidden
+    by = _same([*node.keys, *(name for name in hidden if name != TIME)])
     if cut.every_us:
         df = df.where(f"{TIME} is not null")
-        by = [f"{_end_of(cut.offset_us, cut.every_us, cut.every_us)} as {PANE}"]
+        by[PANE] = _end_of(cut.offset_us, cut.every_us, cut.every_us)
     many = {TIME: f"max({TIME})"} if hidden else {}
     many |= {ROWS: "count(1)"}
     many |= {FIRST: f"min({TIME})", LAST: f"max({TIME})"} if cut.sends_span else {}
     # As the keepers add up, whatever the session says of overflow: which of them does is nothing that users see.
     is_exact = df.sparkSession.conf.get("spark.sql.ansi.enabled") == "true"
     many |= {name: part.many if is_exact else _checked(part) for name, part in node.parts.items()}
-    groups = [*keys, *by, *(name for name in hidden if name != TIME)]
-    grouped = df.groupBy(*map(F.expr, groups)).agg(*(F.expr(f"{sql} as {name}") for name, sql in many.items()))
-    return grouped.select(*map(quoted, node.columns.names), *hidden)
+    return select_sql(aggregate_sql(df, by, many), _same([*node.columns.names, *hidden]))
+
+
+def _same(names: Iterable[str]) -> dict[str, str]:
+    return {name: quoted(name) for name in names}
 
 
 def _checked(part: Part) -> str:
@@ -148,23 +150,21 @@ def _pairs(node: PairNode, copies: int, *inputs: DataFrame) -> DataFrame:
         known = [quoted(name) for name in (*half.keys, *half.order_by)] or nulls
         told = at if node.tells_inputs_apart else None
         carried = [_carried(name, columns.hidden, told) for name in node.columns.hidden]
-        names = map(quoted, [LEFT, RIGHT, *node.names, *node.columns.hidden])
-        values = [*rows, *known, *carried]
-        selected.append([f"{value} as {name}" for value, name in zip(values, names, strict=True)])
+        names = [LEFT, RIGHT, *node.names, *node.columns.hidden]
+        selected.append(dict(zip(names, [*rows, *known, *carried], strict=True)))
     if node.broadcast_order is not None:
-        selected[0].append(f"cast(null as int) as {TO}")
-        selected[1].append(f"explode(sequence(0, {copies - 1})) as {TO}")
-    left, right = (df.selectExpr(*some) for df, some in zip(inputs, selected, strict=True))
+        selected[0][TO] = "cast(null as int)"
+        selected[1][TO] = f"explode(sequence(0, {copies - 1}))"
+    left, right = (select_sql(df, some) for df, some in zip(inputs, selected, strict=True))
     return left.unionAll(right)
 
 
 def _union(node: UnionNode, inputs: Sequence[DataFrame]) -> DataFrame:
-    names = [quoted(name) for name in node.columns.names]
     selected = []
     for at, (parent, df) in enumerate(zip(node.parents, inputs, strict=True)):
         told = at if node.tells_inputs_apart else None
-        carried = [f"{_carried(name, parent.columns.hidden, told)} as {name}" for name in node.columns.hidden]
-        selected.append(df.selectExpr(*names, *carried))
+        carried = {name: _carried(name, parent.columns.hidden, told) for name in node.columns.hidden}
+        selected.append(select_sql(df, _same(node.columns.names) | carried))
     return reduce(DataFrame.unionAll, selected)
 
 
