@@ -99,6 +99,7 @@ class RocksDBBackend:
 
     def _open(self, states: Sequence[str], memory: MemoryBudget, tuning: Tuning) -> None:
         self._options = family_options(self._cache, self._buffers, memory, tuning)
+        self._options.enable_statistics()
         self._file_bytes = tuning.target_file_bytes
         found = (self._directory / "CURRENT").exists()
         existing = Rdict.list_cf(str(self._directory), self._options) if found else []

@@ -27,11 +27,10 @@ _GROUP_FILTER = 0.02
 def family_options(
     cache: Cache, buffers: WriteBufferManager, memory: MemoryBudget, tuning: Tuning, grouping: Grouping | None = None
 ) -> Options:
-    """Return the options of the database and of each of its column families."""
+    """Return the options of each column family, and of the database, which counts what it does if it is told to."""
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.create_missing_column_families(True)
-    options.enable_statistics()
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
     options.set_keep_log_file_num(2)
