@@ -66,6 +66,8 @@ class Cluster:
             "log_level": 0,
             "error_cb": said.hear,
             "socket.connection.setup.timeout.ms": 5000,
+            # A client leaves the address that it was given when it has learned the broker's name.
+            "reconnect.backoff.ms": 10,
             "reconnect.backoff.max.ms": 1000,
             **self.options,
             **{name.replace("_", "."): value for name, value in more.items()},

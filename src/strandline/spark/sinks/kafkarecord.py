@@ -88,6 +88,8 @@ class Record:
             self.cluster.settings(
                 said, group_id=self.name_of(lane), enable_auto_commit=False,
                 isolation_level="read_committed" if committed else "read_uncommitted",
+                # A commit that is decided is carried out some moments later: it is asked again until then.
+                retry_backoff_ms=10,
             ),
         )  # fmt: skip
 

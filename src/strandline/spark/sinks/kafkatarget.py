@@ -96,7 +96,7 @@ _IDLE_S = 120.0
 
 
 class _Idle:
-    """Connections that are whole, of this process: to take a lane anew takes half a second.
+    """Connections that are whole, of this process: to take a lane anew is a dozen questions to brokers.
 
     If another task has taken it since, the first transaction fails; then the lane is taken anew.
     """
@@ -157,6 +157,7 @@ class KafkaConnection(Connection):
         self._consumer: Any = self._record.consumer(lane, self._said)
         try:
             # 1. Nobody else commits in this lane any more.
+            self._meet_brokers()
             target.cluster.ask(self._producer.init_transactions)
             failpoints.hit("kafka.lane_taken")
             # 2. What holds until then is how far it came; a newer run has left its number.
@@ -174,6 +175,14 @@ class KafkaConnection(Connection):
             self.close()
             raise
         self._is_whole = True
+
+    def _meet_brokers(self) -> None:
+        """Have connections: a client that looks for who leads its transactions without one waits for half a second.
+
+        The first answer comes from the address that it was given; it may leave that for the name that the broker has.
+        """
+        for _ in range(2):
+            self._target.cluster.ask(self._producer.list_topics, self._record.topic)
 
     def _check_found(self) -> None:
         writer, known = self._writer, _known.get(self._key)
