@@ -14,9 +14,18 @@ from pyspark.sql import Row
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
+from strandline.spark.sinks import conformance
+
 Step = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 _ATTEMPTS = 4
+
+OF_WAITING_ROWS = {
+    conformance.it_runs_and_closes, conformance.an_epoch_without_rows, conformance.rows_are_read_once_and_to_their_end,
+    conformance.rows_of_a_task_that_fails_are_seen, conformance.nothing_is_visible_before_its_commit,
+    conformance.an_epoch_that_is_written_again_counts_once,
+}  # fmt: skip
+"""Checks of rows that wait for a target, whatever it is: test_sink_conformance.py has them for one, and soak tests for all."""
 
 
 class Session:
