@@ -12,8 +12,17 @@ import pytest
 
 import strandline as sl
 from strandline.spark.sinks import transactional
-from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
+from strandline.spark.sinks.conformance import (
+    Check,
+    Promise,
+    Trial,
+    checks,
+    commits_come_from_another_thread,
+    it_runs_and_closes,
+    name_of,
+)
 from tests.pages import run_page
+from tests.soak import soaking
 from tests.spark import filesinks, inprocess
 from tests.spark.filesinks import NEED_SPARK, frame
 
@@ -88,19 +97,31 @@ WITH_SPARK: Kinds = {
 }
 
 
+RUN_WITHOUT_SPARK = {
+    ("files", it_runs_and_closes), ("files", commits_come_from_another_thread),
+    *(("of the page", check) for check in checks(Promise.SEEN) if check not in NEED_SPARK),
+}  # fmt: skip
+"""With Spark, these run the same lines of the sink as `test_a_sink_on_the_driver` and `test_a_target` do."""
+
+
 def cases(kinds: Kinds) -> list[Any]:
+    def marks(kind: str, check: Check) -> Any:
+        return pytest.mark.soak if kinds is WITH_SPARK and (kind, check) in RUN_WITHOUT_SPARK else ()
+
     return [
-        pytest.param(make, check, id=f"{kind}-{check.__name__}")
+        pytest.param(make, check, id=f"{kind}-{check.__name__}", marks=marks(kind, check))
         for kind, (make, promises) in kinds.items()
         for check in checks(*promises)
         if kinds is WITH_SPARK or check not in NEED_SPARK
     ]
 
 
+# Of files, `test_file_sink_durable.py` crashes at whatever is done to them.
+@pytest.mark.parametrize("crashes", [20, *soaking([60])])
 @pytest.mark.parametrize(("make", "check"), cases(WITHOUT_SPARK))
-def test_a_sink_on_the_driver(tmp_path: Path, make: Make, check: Check) -> None:
+def test_a_sink_on_the_driver(tmp_path: Path, make: Make, check: Check, crashes: int) -> None:
     trial = make(None, tmp_path / "place")
-    trial.frame, trial.crashes = frame, 60
+    trial.frame, trial.crashes = frame, crashes
     check(trial)
 
 
