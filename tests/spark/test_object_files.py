@@ -12,13 +12,14 @@ from typing import Any
 import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F
 from pyspark.sql.types import DecimalType, LongType, StructField, StructType, TimestampType
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.trial import Crash
-from strandline.storage.remote import open_store
+from strandline.storage.place import Place
 from strandline.storage.retrying import RetryingStore
 from tests.soak import soaking
 from tests.spark import inprocess
@@ -28,7 +29,7 @@ SESSION: Any = inprocess.Session()
 
 def shown(url: str, options: dict[str, str]) -> dict[str, bytes]:
     """Return what is directly below a url."""
-    store = open_store(url, options)
+    store = Place(url=url, options=options).store()
     return {info.path: store.get(info.path) for info in store.list("") if "/" not in info.path}
 
 
@@ -39,7 +40,9 @@ def trial_at(s3: Any, crashes: int = 2) -> Trial:
         return [n for data in shown(url, s3.options).values() for n in pq.read_table(io.BytesIO(data))["n"].to_pylist()]
 
     def left() -> list[str]:
-        return [info.path for info in open_store(url, s3.options).list("_strandline") if "/g" in info.path]
+        return [
+            info.path for info in Place(url=url, options=s3.options).store().list("_strandline") if "/g" in info.path
+        ]
 
     trial = Trial(SESSION, lambda: sl.sinks.files(url, storage_options=s3.options), visible, left)
     trial.crashes = crashes
@@ -124,9 +127,14 @@ def test_formats_are_those_of_spark(spark: Any, s3: Any, tmp_path: Path, form: s
     for name, data in shown(url, s3.options).items():
         (ours / name).write_bytes(data)
     df.write.format(form).options(**options).save(f"file:{sparks}")
-    read = [spark.read.format(form).schema(df.schema).options(**options).load(f"file:{at}") for at in (ours, sparks)]
-    rows, expected = ([row.asDict(recursive=True) for row in one.orderBy("id").collect()] for one in read)
-    assert rows == expected
+    read = spark.read.format(form).schema(df.schema).options(**options)
+    one, other = (read.load(f"file:{at}").withColumn("by", F.lit(at.name)) for at in (ours, sparks))
+    found: dict[str, list[Any]] = {"ours": [], "sparks": []}
+    for row in sorted(one.union(other).collect(), key=lambda row: row.id):
+        said = row.asDict(recursive=True)
+        found[said.pop("by")].append(said)
+    rows = found["ours"]
+    assert rows == found["sparks"]
     assert len(rows) == 7
     suffixes = {path.name.partition(".")[2] for path in ours.iterdir()}
     assert suffixes == {p.name.partition(".")[2] for p in sparks.glob("part-*")}

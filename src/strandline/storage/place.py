@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
+
 import msgspec
 
 from strandline.storage.base import ObjectStore
-from strandline.storage.remote import open_store
+from strandline.storage.remote import is_remote, open_store
 from strandline.storage.retrying import RetryingStore
+
+_ASKED_FOR = ("AWS_", "AZURE_", "GOOGLE_")
+"""How variables begin in which clients of storage look for credentials."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,5 +25,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     fsync: bool = True
 
     def store(self) -> ObjectStore:
-        """Open the store that the folder is in."""
-        return RetryingStore(open_store(self.url, self.options, fsync=self.fsync))
+        """Return the store that the folder is in; a client of remote storage is kept, with its connections."""
+        if not is_remote(self.url):
+            return RetryingStore(open_store(self.url, self.options, fsync=self.fsync))
+        environment = ((name, value) for name, value in os.environ.items() if name.startswith(_ASKED_FOR))
+        return _client(self.url, frozenset(self.options.items()), frozenset(environment), os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _client(url: str, options: frozenset[tuple[str, str]], environment: object, process: int) -> ObjectStore:
+    return RetryingStore(open_store(url, dict(options)))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -88,12 +89,17 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
 
     try:
         store = at(url)
-        whole = _Bucket(bucket, config, client, at(bucket)) if scheme in _COPYING else None
+        whole = _Bucket(bucket, config, client, cache(partial(at, bucket))) if scheme in _COPYING else None
     except Exception as error:
         raise ConfigurationError(
             f"storage {shown} cannot be opened: {hide(_first_line(error))}", hint="check the url and its options"
         ) from None
     return _ObstoreStore(store, shown, hide=hide, bucket=whole)
+
+
+def is_remote(url: str) -> bool:
+    """Whether it is of storage that is reached through a client."""
+    return urlsplit(url).scheme in _REMOTE_SCHEMES
 
 
 def remote_url(url: str) -> str:
@@ -142,7 +148,8 @@ class _Bucket:
     url: str
     config: Mapping[str, str]
     client: Mapping[str, str]
-    store: Any = field(repr=False, compare=False)
+    store: Callable[[], Any] = field(repr=False, compare=False)
+    """Opens it, once: a client costs ten milliseconds, and few copy."""
 
 
 class _ObstoreStore:
@@ -175,7 +182,7 @@ class _ObstoreStore:
             return False
         with self._errors(path, writing=True):
             try:
-                obstore.copy(self._bucket.store, source._in_bucket(source_path), self._in_bucket(path))
+                obstore.copy(self._bucket.store(), source._in_bucket(source_path), self._in_bucket(path))
             except (FileNotFoundError, *_WRONG_SETUP):
                 return False
             except exceptions.GenericError as error:
