@@ -9,6 +9,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,14 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, CorruptionError, FencedError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.base import SinkContext
-from strandline.spark.sinks.conformance import Promise, Trial, a_target_that_is_away_is_caught_up_with, checks, name_of
+from strandline.spark.sinks.conformance import (
+    Promise,
+    Trial,
+    a_target_that_is_away_is_caught_up_with,
+    checks,
+    lives_and_sinks_share_a_place,
+    name_of,
+)
 from strandline.spark.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
 from strandline.spark.sinks.tables.datafiles import fitted, statistics_of
 from tests.pages import run_page
@@ -72,7 +80,11 @@ class Place:
     def table(self) -> Any:
         if self.kind == "delta":
             return DeltaTable(str(self.path / "table"))
-        return load_catalog(**self.catalog).load_table("a.table")
+        return self.reader.load_table("a.table")
+
+    @cached_property
+    def reader(self) -> Any:
+        return load_catalog(**self.catalog)
 
     def rows(self) -> pa.Table:
         table = self.table()
@@ -116,6 +128,7 @@ class Place:
             if self.kind == "delta":
                 shutil.rmtree(log)
             made(copy, log)
+            vars(self).pop("reader", None)
 
         return self.pairs(), put_back
 
@@ -166,8 +179,14 @@ def before_next(made: Any, method: str, others: Callable[[], Any]) -> None:
 # -- rivals, and what is away
 
 
-@pytest.mark.parametrize("at", ["load", "files", "commit"])
-@pytest.mark.parametrize("key", [None, "k"])
+# By key, only the commit itself is another one.
+@pytest.mark.parametrize(
+    ("key", "at"),
+    [
+        (None, "load"), (None, "files"), (None, "commit"), ("k", "commit"),
+        *(pytest.param("k", at, marks=pytest.mark.soak) for at in ("load", "files")),
+    ],
+)  # fmt: skip
 def test_a_replaced_driver_that_has_looked_before_cannot_commit(place: Place, key: Any, at: str) -> None:
     older = place.start(key=key)
     first = stage(older, 1, [(1, "a")])
@@ -230,8 +249,14 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("key", [None, "n"])
-@pytest.mark.parametrize("check", [a_target_that_is_away_is_caught_up_with, lost_answer], ids=name_of)
+# A table is loaded in the same way with a key and without.
+@pytest.mark.parametrize(
+    ("check", "key"),
+    [
+        (a_target_that_is_away_is_caught_up_with, None), (lost_answer, None), (lost_answer, "n"),
+        pytest.param(a_target_that_is_away_is_caught_up_with, "n", marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_a_table_that_is_away(place: Place, monkeypatch: pytest.MonkeyPatch, key: Any, check: Any) -> None:
     check(
         Trial(
@@ -293,8 +318,14 @@ def test_a_table_made_anew_does_not_hide_what_is_gone(place: Place) -> None:
     assert place.pairs() == [(7, "other")]
 
 
-@pytest.mark.parametrize("key", [None, "k"])
-@pytest.mark.parametrize("how", ["its own command", "a copy"])
+# What is on record, and was, is compared before rows are looked at.
+@pytest.mark.parametrize(
+    ("how", "key"),
+    [
+        ("its own command", None), ("its own command", "k"), ("a copy", None),
+        pytest.param("a copy", "k", marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_a_table_that_was_put_back_is_not_written_to(place: Place, how: str, key: Any) -> None:
     """Rows between are nobody's to add again: neither the run nor the next one may go on behind a hole."""
     sink = place.start(key=key)
@@ -653,7 +684,14 @@ def _value(name: str, said: Any) -> Any:
 # -- in object storage
 
 
-@pytest.mark.parametrize("check", checks(Promise.LASTING, Promise.TAKES_BACK)[-3:], ids=name_of)
+# That lives share a place, `test_delta` shows with a directory: it is a matter of paths.
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(check, id=name_of(check), marks=pytest.mark.soak if check is lives_and_sinks_share_a_place else ())
+        for check in checks(Promise.LASTING, Promise.TAKES_BACK)[-3:]
+    ],
+)
 def test_delta_in_object_storage(s3: Any, check: Any) -> None:
     url = s3.url(f"delta-{uuid.uuid4().hex[:8]}")
 
