@@ -5,7 +5,8 @@ A process costs more than what it does for a state of some rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -19,7 +20,16 @@ class _Here(Exporters):
         return export(part, wrote)
 
 
+@contextmanager
+def exporting_here() -> Iterator[None]:
+    """Have savepoints begin no processes meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(taking, "Exporters", _Here)
+        yield
+
+
 @pytest.fixture(autouse=True)
-def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def exported_here() -> Iterator[None]:
     """Have the tests of a module that imports this begin no processes."""
-    monkeypatch.setattr(taking, "Exporters", _Here)
+    with exporting_here():
+        yield

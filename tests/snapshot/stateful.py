@@ -21,6 +21,7 @@ from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest
 from tests.runtime.rescaling import KEYS, Job
+from tests.snapshot.exporting import exporting_here
 
 UPDATES = ("set_value", "set_pair", "add_tag", "append", "extend", "put", "reduce", "average")
 
@@ -49,7 +50,8 @@ def savepoint_of(checkpoint: Path, form: Form) -> Path:
     found = MANIFEST.decode((checkpoint / "_metadata").read_bytes(), str(checkpoint))
     root = checkpoint.parents[2]
     source = Place(url=root.as_uri(), path="storage/job")
-    take_savepoint(found, source, Place(url=root.as_uri(), path=form), form)
+    with exporting_here():
+        take_savepoint(found, source, Place(url=root.as_uri(), path=form), form)
     return root / form
 
 

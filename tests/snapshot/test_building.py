@@ -33,6 +33,7 @@ from strandline.storage.place import Place
 from strandline.types.datatypes import parse_schema
 from tests.runtime.bench import OPS
 from tests.runtime.rescaling import KEYS, Job
+from tests.snapshot.exporting import exported_here
 from tests.snapshot.strategies import (
     MAX_PARALLELISM,
     Stored,
@@ -43,6 +44,8 @@ from tests.snapshot.strategies import (
     value_states,
 )
 from tests.soak import examples
+
+__all__ = ["exported_here"]
 
 SEEN = StateInfo(name="seen", kind="value", value_type="bigint")
 SHORT = StateInfo(
@@ -80,11 +83,9 @@ def rows_in(root: Path, manifest: Manifest, scratch: Path) -> dict[str, list[pa.
 # -- the same state as of a job
 
 
-@pytest.mark.parametrize("limit_bytes", [1 << 26, 500])
 def test_rows_of_a_jobs_savepoint_in_another_order_give_the_same_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RowSorter.__init__, "__defaults__", (limit_bytes,))
     rng, job = random.Random(3), Job(tmp_path)
     job.start(3, "memory")
     for _ in range(4):
@@ -93,18 +94,20 @@ def test_rows_of_a_jobs_savepoint_in_another_order_give_the_same_files(
     job.stop()
     taken = take_savepoint(job.manifest(), place(tmp_path / "storage", "job"), place(tmp_path, "taken"))
     (operator,) = taken.operators
-    with SavepointBuilder(place(tmp_path, "built"), "other", [operator], scratch=tmp_path) as builder:
-        for state, batches in rows_in(tmp_path / "taken", taken, tmp_path).items():
-            rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
-            rows = rows.take(pa.array(rng.sample(range(rows.num_rows), rows.num_rows)))
-            if rng.random() < 0.5:
-                rows = rows.drop_columns(["key_group"])
-            half = rows.num_rows // 2
-            builder.write("op", state, [rows.slice(half), rows.slice(0, half)])
-        built = builder.finish()
-    assert built.operators[0].tables == operator.tables
-    assert built.life != taken.life
-    assert not list(tmp_path.glob("savepoint-*"))
+    for name, limit_bytes in (("sorted on disk", 500), ("built", 1 << 26)):
+        monkeypatch.setattr(RowSorter.__init__, "__defaults__", (limit_bytes,))
+        with SavepointBuilder(place(tmp_path, name), "other", [operator], scratch=tmp_path) as builder:
+            for state, batches in rows_in(tmp_path / "taken", taken, tmp_path).items():
+                rows = pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+                rows = rows.take(pa.array(rng.sample(range(rows.num_rows), rows.num_rows)))
+                if rng.random() < 0.5:
+                    rows = rows.drop_columns(["key_group"])
+                half = rows.num_rows // 2
+                builder.write("op", state, [rows.slice(half), rows.slice(0, half)])
+            built = builder.finish()
+        assert built.operators[0].tables == operator.tables, name
+        assert built.life != taken.life
+        assert not list(tmp_path.glob("savepoint-*"))
     # A job that begins with it has what one has that goes on from the other.
     assert restored(job, built, "built", "rocksdb") == restored(job, taken, "taken", "memory")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -34,6 +34,7 @@ from tests.checkpoint.helpers import manifest as manifest_of
 from tests.runtime.bench import OPS, Model
 from tests.runtime.rescaling import KEYS, Job
 from tests.snapshot.strategies import Stored, list_states, pane_states, timer_states, value_states
+from tests.soak import examples
 
 HOUR = TTLInfo(duration_ms=3_600_000, refresh="write", time="processing")
 
@@ -121,7 +122,7 @@ _STATES = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@examples(100)
 @given(_STATES, st.randoms(use_true_random=False))
 def test_keys_of_every_kind_and_type(one: Stored, rng: random.Random) -> None:
     codec = rows_of(one.operator, one.state)

@@ -21,11 +21,13 @@ from strandline.snapshot.parquet import read_tables
 from strandline.snapshot.patching import Edit, Patch, make_patched
 from strandline.snapshot.savepoint import fetching
 from strandline.snapshot.taking import take_savepoint
-from strandline.storage.place import Place
 from tests.runtime.bench import OPS
 from tests.runtime.rescaling import KEYS, Job
+from tests.snapshot.exporting import exported_here
 from tests.snapshot.helpers import tree
 from tests.snapshot.test_building import OPERATOR, SEEN, place, seen
+
+__all__ = ["exported_here"]
 
 SOURCES = FileRef(name="source", size=3, sha256=hashlib.sha256(b"abc").hexdigest(), path="files/abc")
 
@@ -149,8 +151,7 @@ def test_a_damaged_savepoint_is_not_taken_over(tmp_path: Path, before: Manifest)
     assert not [found for found in (tmp_path / "after").rglob("*") if found.is_file()]
 
 
-@pytest.mark.parametrize("form", ["checkpoint", "native"])
-def test_a_checkpoint_and_a_native_savepoint_are_patched_too(tmp_path: Path, form: str) -> None:
+def test_a_checkpoint_and_a_native_savepoint_are_patched_too(tmp_path: Path) -> None:
     rng, job = random.Random(5), Job(tmp_path)
     job.start(2, "rocksdb")
     job.run([(key, rng.choice(OPS), rng.randrange(5), rng.randrange(5)) for key in KEYS])
@@ -159,13 +160,11 @@ def test_a_checkpoint_and_a_native_savepoint_are_patched_too(tmp_path: Path, for
     source = place(tmp_path / "storage", "job")
     manifest = job.manifest()
     wanted = take_savepoint(manifest, source, place(tmp_path, "taken"))
-    if form == "native":
-        manifest = take_savepoint(manifest, source, place(tmp_path, "native"), "native")
-        source = place(tmp_path, "native")
+    native = take_savepoint(manifest, source, place(tmp_path, "native"), "native")
     name = max(tables(wanted), key=lambda name: sum(file.rows for file in tables(wanted)[name]))
-    after = make_patched(
-        manifest, source, Place(url=tmp_path.as_uri(), path="after"), Patch({name: lambda rows: None}), scratch=tmp_path
-    )
-    assert after.savepoint == "canonical"
-    assert tables(after) == {state: files for state, files in tables(wanted).items() if state != name}
+    for form, given, at in (("checkpoint", manifest, source), ("native", native, place(tmp_path, "native"))):
+        target = place(tmp_path, f"after-{form}")
+        after = make_patched(given, at, target, Patch({name: lambda rows: None}), scratch=tmp_path)
+        assert after.savepoint == "canonical"
+        assert tables(after) == {state: files for state, files in tables(wanted).items() if state != name}, form
     assert SEEN.kind == "value"

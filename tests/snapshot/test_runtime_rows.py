@@ -26,13 +26,14 @@ from tests.runtime.aggregating import FIELDS, RESULTS, Aggregating
 from tests.runtime.bench import KINDS, OPS, Bench
 from tests.runtime.living import Living, epoch
 from tests.snapshot.partitions import files_of, tables_of
-from tests.soak import examples
+from tests.soak import examples, soaking
 
 ASK = [(k, "read", 0, 0) for k in "abc"]
 EVENTS = st.lists(
     st.tuples(st.sampled_from("abc"), st.sampled_from(OPS), st.integers(-3, 3), st.integers(0, 5)), max_size=8
 )
-TTLS = [None, TTL("20s"), TTL("20s", refresh="read")]
+# When a time is refreshed makes no difference to how it is stored.
+TTLS = [None, TTL("20s", refresh="read"), *soaking([TTL("20s")])]
 # Sums of doubles differ in their last bits with the order in which they are made.
 EXACT = [field for field in FIELDS if field.merge != "moments"]
 NAMES = {field.name for field in EXACT}
@@ -113,7 +114,8 @@ ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 60), st.none()
 WINDOWS = [Tumbling("10s"), Sliding("20s", every="5s"), Session("5s")]
 
 
-@pytest.mark.parametrize("lateness", [0, 10])
+# Late rows change what is stored, and do not store it otherwise.
+@pytest.mark.parametrize("lateness", [10, *soaking([0])])
 @pytest.mark.parametrize("window", WINDOWS, ids=lambda window: type(window).__name__)
 @given(st.lists(st.tuples(ROWS, st.none() | st.integers(0, 40)), max_size=5))
 @examples(10)
@@ -183,8 +185,17 @@ def test_buffers_of_joins(how: Any, epochs: Sequence[Any]) -> None:
 SOME = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 30)), max_size=6)
 
 
-@pytest.mark.parametrize("contents", [windowed.joined, windowed.folded], ids=lambda make: make.__name__)
-@pytest.mark.parametrize("window", WINDOWS, ids=lambda window: type(window).__name__)
+# Windows that do not merge are stored alike.
+@pytest.mark.parametrize(
+    ("window", "contents"),
+    [
+        (Tumbling("10s"), windowed.joined), (Sliding("20s", every="5s"), windowed.folded),
+        (Session("5s"), windowed.joined), (Session("5s"), windowed.folded),
+        *(pytest.param(*some, marks=pytest.mark.soak)
+          for some in ((Tumbling("10s"), windowed.folded), (Sliding("20s", every="5s"), windowed.joined))),
+    ],
+    ids=lambda given: getattr(given, "__name__", type(given).__name__),
+)  # fmt: skip
 @given(st.lists(st.tuples(SOME, st.integers(0, 20)), max_size=4))
 @examples(6)
 def test_windows_of_functions(window: Any, contents: Any, epochs: Sequence[Any]) -> None:

@@ -46,7 +46,7 @@ def test_tables_of_a_job_of_two_partitions_are_joined(checkpoint: Path) -> None:
 
 def test_a_savepoint_gives_the_same(checkpoint: Path) -> None:
     savepoint = savepoint_of(checkpoint, "canonical")
-    for name in ("value", "history", "by_kind", "tags", '"timers.event"'):
+    for name in ("history", '"timers.event"'):
         of_all = f"SELECT * FROM op.{name}"
         assert ask(savepoint, of_all) == ask(checkpoint, of_all)
 
