@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ def test_a_client_is_kept_until_another_would_be_made(monkeypatch: pytest.Monkey
     assert place.store() is not store
     monkeypatch.undo()
     assert place.store() is store
+    # Nor is one kept for ever whose credentials are in a file that may have been written anew.
+    later = time.monotonic() + 3600
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    assert place.store() is not store
+    monkeypatch.undo()
     # A process that was forked has none of the threads by which its parent's client lives.
     monkeypatch.setattr("os.getpid", lambda: -1)
     assert place.store() is not store

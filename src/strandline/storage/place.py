@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import lru_cache
 
 import msgspec
@@ -13,6 +14,8 @@ from strandline.storage.retrying import RetryingStore
 
 _ASKED_FOR = ("AWS_", "AZURE_", "GOOGLE_")
 """How variables begin in which clients of storage look for credentials."""
+_KEPT_S = 600.0
+"""How long at most: a file with credentials may be another one by then."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,9 +32,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         if not is_remote(self.url):
             return RetryingStore(open_store(self.url, self.options, fsync=self.fsync))
         environment = ((name, value) for name, value in os.environ.items() if name.startswith(_ASKED_FOR))
-        return _client(self.url, frozenset(self.options.items()), frozenset(environment), os.getpid())
+        return _client(
+            self.url, frozenset(self.options.items()), frozenset(environment), os.getpid(), time.monotonic() // _KEPT_S
+        )
 
 
 @lru_cache(maxsize=16)
-def _client(url: str, options: frozenset[tuple[str, str]], environment: object, process: int) -> ObjectStore:
+def _client(
+    url: str, options: frozenset[tuple[str, str]], environment: object, process: int, term: float
+) -> ObjectStore:
     return RetryingStore(open_store(url, dict(options)))
