@@ -72,8 +72,8 @@ def build(spark: Any, home: Path) -> sl.Job:
 
 def write_lines(directory: Path, given: list[str]) -> None:
     directory.mkdir(parents=True)
-    for number in range(3):
-        (directory / f"{number}.json").write_text("".join(f"{line}\n" for line in given[number::3]))
+    for number in range(2):
+        (directory / f"{number}.json").write_text("".join(f"{line}\n" for line in given[number::2]))
 
 
 def main(home: Path) -> None:
