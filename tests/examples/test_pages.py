@@ -11,19 +11,18 @@ import pytest
 
 import strandline as sl
 from examples._inputs import write_json
-from strandline.testing import Harness
+from strandline.testing import Harness, events
 from tests.pages import run_page
-from tests.spark.harness import settle
 
 _START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 
 
 class Source:
-    """A streaming DataFrame over a few rows, in two files that are an epoch each, and what a pipeline on it gives."""
+    """A streaming DataFrame over a few rows, which are an epoch, and what a pipeline on it gives."""
 
     def __init__(self, spark: Any, root: Path, local_dir: Path, schema: str, rows: list[dict[str, Any]]) -> None:
-        write_json(root / "in", rows, files=2)
-        self.df = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(root / "in"))
+        write_json(root / "in", rows, files=1)
+        self.df = spark.readStream.schema(schema).json(str(root / "in"))
         self._spark = spark
         self._checkpoints = sl.Checkpoints(root / "checkpoints")
         self._settings = sl.Settings(parallelism=1, local_dir=local_dir, state_memory="128MB")
@@ -32,8 +31,8 @@ class Source:
         """Return the rows of a stream, times as seconds since the start."""
         sink = sl.sinks.memory()
         given: dict[str, Any] = {"checkpoints": self._checkpoints, "settings": self._settings}
-        with sl.Job("page", sinks=[stream.to(sink)], restart=sl.Restart.never(), **given).start(self._spark) as run:
-            settle(run)
+        given |= {"restart": sl.Restart.never(), "trigger": "available-now"}
+        assert sl.Job("page", sinks=[stream.to(sink)], **given).start(self._spark).await_termination(120)
         return Counter(tuple(map(_seconds, row)) for row in sink.rows)
 
 
@@ -77,28 +76,39 @@ def test_rows_that_cannot_be_read(spark: Any, tmp_path: Path, local_dir: Path) -
     good, bad = run_page("bad-records.md", 6)["from_kafka"](spark.readStream.text(str(tmp_path / "in")))
     kept, dead = sl.sinks.memory(name="kept"), sl.sinks.memory(name="dead")
     checkpoints, settings = sl.Checkpoints(tmp_path / "ck"), sl.Settings(parallelism=1, local_dir=local_dir)
-    job = sl.Job("reading", sinks=[good.to(kept), bad.to(dead)], checkpoints=checkpoints, settings=settings)
-    with job.start(spark) as run:
-        settle(run)
+    job = sl.Job(
+        "reading",
+        sinks=[good.to(kept), bad.to(dead)],
+        checkpoints=checkpoints,
+        settings=settings,
+        trigger="available-now",
+    )
+    assert job.start(spark).await_termination(120)
     assert [tuple(row) for row in kept.rows] == [("ann",)]
     assert [(row.step, row.event) for row in dead.rows] == [("read", '{"customer": "bo')]
 
 
 @pytest.mark.spark
-def test_windows(source: Any) -> None:
-    events = [(5, "ann", 1), (55, "bob", 3), (75, "ann", 4), (20, "ann", 2), (10, "bob", 5), (300, "eve", 6)]
-    made = source(
-        "user string, amount bigint, ts timestamp",
-        [{"ts": at(second), "user": user, "amount": amount} for second, user, amount in events],
-    )
-    page = run_page("windows.md", 5, df=made.df)
+def test_windows(source: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = "user string, amount bigint, ts timestamp"
+    page = run_page("windows.md", 5, df=source(schema, []).df)
     assert isinstance(page["job"], sl.Job)
     assert page["top"].columns == ["user", "window_start", "window_end", "amount", "ts"]
     assert page["sums"].columns == ["user", "window_start", "window_end", "n", "total"]
     assert page["best"].columns == ["user", "window_start", "window_end", "amount"]
-    # The second file's first events are late for a minute that has been given: it comes again, whole.
+    # Once more, on events of a test's.
+    monkeypatch.setattr(sl, "stream", lambda events: events)
+    monkeypatch.setattr(sl, "Job", lambda name, **given: None)
+    page = run_page("windows.md", 5, df=events(schema))
+    with Harness(page["totals"]) as h:
+        given = [("ann", 1, 5), ("bob", 3, 55), ("ann", 4, 75)]
+        # The first of these are late for a minute that has been given: it comes again, whole.
+        for rows in (given, [("ann", 2, 20), ("bob", 5, 10), ("eve", 6, 300)]):
+            h.push(*((user, amount, _START + dt.timedelta(seconds=second)) for user, amount, second in rows))
+            h.tick()
+        found = Counter(tuple(map(_seconds, row)) for row in h.output)
     first, again = [("ann", 0, 60, 1), ("bob", 0, 60, 3)], [("ann", 0, 60, 3), ("bob", 0, 60, 8)]
-    assert made.results(page["totals"]) == Counter([*first, *again, ("ann", 60, 120, 4)])
+    assert found == Counter([*first, *again, ("ann", 60, 120, 4)])
 
 
 @pytest.mark.spark
@@ -133,10 +143,10 @@ def test_joins(source: Any) -> None:
 
 @pytest.mark.spark
 def test_aggregates(source: Any) -> None:
-    events = [(1, "up", 1), (2, "down", 2), (9, "up", 3), (14, "up", 4), (8, "up", 5), (40, "end", 6)]
+    given = [(1, "up", 1), (2, "down", 2), (9, "up", 3), (14, "up", 4), (8, "up", 5), (40, "end", 6)]
     made = source(
         "msg string, count bigint, ts timestamp",
-        [{"ts": at(second), "msg": message, "count": count} for second, message, count in events],
+        [{"ts": at(second), "msg": message, "count": count} for second, message, count in given],
     )
     visits = made.df.selectExpr("msg as page", "msg as user", "count as latency_ms", "ts")
     page = run_page("aggregates.md", 3, df=made.df, visit_df=visits)
