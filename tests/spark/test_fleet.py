@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,14 @@ def test_keepers_are_killed_though_one_is_being_started_for_long(
     ):
         one.kill()
         assert process.wait(10) == -signal.SIGKILL
+
+
+def test_where_there_are_no_keepers_nobody_renews_their_leases() -> None:
+    """A job without operators: there is no lease that says how often, and a thread would do nothing else."""
+    none = Fleet.__new__(Fleet)
+    none.slots, none._renew_s, none._over, none._renewing = set(), 0.0, threading.Event(), None
+    none.keep_alive()
+    try:
+        assert not [thread for thread in threading.enumerate() if thread.name == "strandline-lease"]
+    finally:
+        none._over.set()

@@ -160,6 +160,8 @@ class Fleet:
 
     def keep_alive(self) -> None:
         """Renew every keeper's lease from now on, however long restores, epochs, sinks and storage take."""
+        if not self.slots:
+            return
         self._renewing = threading.Thread(target=self._renew, name="strandline-lease", daemon=True)
         self._renewing.start()
 
