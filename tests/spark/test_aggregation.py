@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,8 @@ def own() -> list[Any]:
     return [F.expr(sql).alias(name) for name, (_, sql) in AGGREGATES.items()]
 
 
-def write_rows(directory: Path, number: int, count: int, start: int) -> None:
-    """Add an input file; its rows' times go forward from `start`, in seconds, with some disorder."""
+def write_rows(directory: Path, number: int, count: int, start: int, more: Sequence[str] = ()) -> None:
+    """Add an input file, with more lines; its rows' times go forward from `start`, in seconds, with some disorder."""
     draw = random.Random(number)
     lines = []
     for i in range(count):
@@ -71,7 +71,7 @@ def write_rows(directory: Path, number: int, count: int, start: int) -> None:
                 "s": draw.choice([None, "a", "b", "ü"]),
             }
         )  # fmt: skip
-    write_lines(directory, number, map(json.dumps, lines))
+    write_lines(directory, number, [*map(json.dumps, lines), *more])
 
 
 def write_lines(directory: Path, number: int, lines: Iterable[str]) -> None:
@@ -103,49 +103,36 @@ def plain(rows: Any) -> list[tuple[Any, ...]]:
     return sorted((tuple(map(one, row)) for row in rows), key=repr)
 
 
-@pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
-def test_running_aggregates_are_those_of_a_batch(
-    spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: Any
-) -> None:
-    """Whether Spark aggregates first or not, and when it does no longer."""
-    sink = sl.sinks.memory()
-    stream = source(spark, case.root / "in").where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
-    for part in range(2):
-        begin_reducing(monkeypatch, reduce[part])
-        with start(spark, case, (stream, sink)) as run:
-            write_rows(case.root / "in", part, 600, 10)
-            settle(run)
-    newest = {tuple(row[:2]): row for row in sink.rows}
-    batch = spark.read.schema(SCHEMA).json(str(case.root / "in")).where("g is not null")
-    grouped = batch.groupBy("k", "g").agg(*own())
-    assert plain(newest.values()) == plain(grouped.collect())
-    assert len(sink.rows) > len(newest)
-    assert stream.schema.simpleString() == grouped.schema.simpleString()
-
-
 SOME = {"n": sl.agg.count(), "total": sl.agg.sum("v")}
 WINDOWS = [sl.Sliding("20s", every="5s", offset="2s"), sl.Session("1s")]
 
 
-def test_windows_are_those_of_a_batch(spark: Any, case: Case) -> None:
-    """Sliding windows, sessions, and windows by count, with a restart in between."""
+@pytest.mark.parametrize("reduce", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
+def test_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: tuple[bool, ...], monkeypatch: Any) -> None:
+    """Running, of sliding windows, of sessions, and by count, with a restart in between.
+
+    Whether Spark aggregates first or not, and when it does no longer.
+    """
     events = source(spark, case.root / "in").watermark("ts", "10s")
+    running = events.where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
     timed = [events.key_by("k").window(window).agg(GIVEN, uid=f"w{i}") for i, window in enumerate(WINDOWS)]
     counted = events.key_by("k", order_by=("ts", "v")).window(sl.Global(count=5)).agg(SOME, uid="counted")
-    outputs = [(stream, sl.sinks.memory()) for stream in (*timed, counted)]
-    sinks = [sink for _, sink in outputs]
-    for part in range(2):
-        for number in ((0, 1), (2,))[part]:
-            write_rows(case.root / "in", number, 450, 10 + 15 * number)
-        if part == 1:
-            # An event whose time completes the windows of all others, without any event after it.
-            write_lines(case.root / "in", 999, ['{"ts": "2026-01-01T00:10:00Z", "k": "last"}'])
-        run = start(spark, case, *outputs, trigger="available-now")
-        assert run.await_termination(120)
-    wanted = [by_window(spark, case, window).collect() for window in WINDOWS]
-    for sink, rows in zip(sinks, wanted, strict=False):
-        assert plain(sink.rows) == plain(rows)
-    assert plain(sinks[2].rows) == plain(by_fives(case))
+    outputs = [(stream, sl.sinks.memory()) for stream in (running, *timed, counted)]
+    totals, *in_windows, in_fives = (sink for _, sink in outputs)
+    # Its time completes the windows of all others, without any event after it.
+    last = '{"ts": "2026-01-01T00:10:00Z", "k": "last"}'
+    for part, more in enumerate(([], [last])):
+        begin_reducing(monkeypatch, reduce[part])
+        write_rows(case.root / "in", part, 600, 10 + 15 * part, more)
+        assert start(spark, case, *outputs, trigger="available-now").await_termination(120)
+    grouped = batch_of(spark, case).where("g is not null").groupBy("k", "g").agg(*own())
+    newest = {tuple(row[:2]): row for row in totals.rows}
+    assert plain(newest.values()) == plain(grouped.collect())
+    assert len(totals.rows) > len(newest)
+    assert running.schema.simpleString() == grouped.schema.simpleString()
+    for sink, window in zip(in_windows, WINDOWS, strict=True):
+        assert plain(sink.rows) == plain(by_window(spark, case, window).collect())
+    assert plain(in_fives.rows) == plain(by_fives(case))
 
 
 def test_windows_by_the_clock(spark: Any, case: Case) -> None:
@@ -176,14 +163,17 @@ def test_windows_by_the_clock(spark: Any, case: Case) -> None:
     assert given() == (900, 900)
 
 
+def batch_of(spark: Any, case: Case) -> Any:
+    return spark.read.schema(SCHEMA).json(str(case.root / "in")).where("k <> 'last'")
+
+
 def by_window(spark: Any, case: Case, window: Any) -> Any:
-    batch = spark.read.schema(SCHEMA).json(str(case.root / "in")).where("k <> 'last'")
     if isinstance(window, sl.Session):
         cut = F.session_window("ts", f"{window.gap_us} microseconds")
     else:
         sizes = (f"{us // 1_000_000} seconds" for us in (window.size_us, window.every_us, window.offset_us))
         cut = F.window("ts", *sizes)
-    grouped = batch.groupBy("k", cut.alias("w")).agg(*own())
+    grouped = batch_of(spark, case).groupBy("k", cut.alias("w")).agg(*own())
     return grouped.select("k", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *AGGREGATES)
 
 
