@@ -10,13 +10,14 @@ import pytest
 from strandline.core.keygroups import partition_of
 from strandline.runtime.rowlayout import KEY_GROUP, PARTITION
 from strandline.spark.keepers.exchange import Exchange, prepare_session
+from tests.soak import soaking
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 SCHEMA = "k string, v bigint"
 
 
-@pytest.fixture(scope="module", params=[1, 2, 5])
+@pytest.fixture(scope="module", params=[1, *soaking([2]), 5])
 def exchange(spark: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Exchange, int]]:
     made = Exchange(spark, request.param)
     yield made, request.param
@@ -24,7 +25,7 @@ def exchange(spark: Any, request: pytest.FixtureRequest) -> Iterator[tuple[Excha
 
 
 @pytest.mark.parametrize("order_by", [(), ("v",)])
-@pytest.mark.parametrize("rows", ["none", "few", "one key", "many"])
+@pytest.mark.parametrize("rows", ["none", *soaking(["few"]), "one key", "many"])
 def test_every_partition_ends_with_the_row_that_only_comes_last(
     spark: Any, exchange: tuple[Exchange, int], rows: str, order_by: tuple[str, ...]
 ) -> None:
