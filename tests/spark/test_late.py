@@ -1,4 +1,4 @@
-"""Late events of built-in aggregates on a real Spark: what keepers drop, and nothing else, comes out of the side."""
+"""Which rows are late, as Spark computes it, and dead letters: each comes once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from strandline.plan.columns import Columns
 from strandline.plan.graph import LateNode
 from strandline.runtime.rowlayout import FIRED, TIME
 from strandline.spark.lower.nodes import late as late_rows
-from tests.soak import soaking
-from tests.spark.harness import Case, begin_reducing, fired, keepers_armed, settle
+from tests.spark.harness import Case, fired, keepers_armed, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
 
 pytestmark = pytest.mark.spark
@@ -52,47 +51,6 @@ def test_late_is_what_is_too_late_for_every_window(spark: Any, kind: Any, latene
         times = [row[TIME] for row in found if row.move == at]
         assert {time // 1_000_000 for time in times if time is not None} == wanted
         assert times.count(None) == 1
-
-
-def totals_of(spark: Any, case: Case) -> tuple[sl.Stream, sl.Stream]:
-    """Return sums by user and window, and over all users what these give."""
-    (case.root / "in").mkdir(exist_ok=True)
-    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(case.root / "in"))
-    events = sl.stream(source).watermark("ts", delay="5s")
-    windows = events.key_by("user").window(sl.Tumbling("10s"), late="late")
-    totals = windows.agg(total=sl.agg.sum("v"), uid="totals")
-    everyone = totals.with_column("all", F.lit("all")).key_by("all").window(sl.Tumbling("10s"), late="late")
-    return totals, everyone.agg(grand=sl.agg.sum("total"), uid="overall")
-
-
-def job(case: Case, outputs: dict[str, sl.Stream], sinks: dict[str, Any]) -> sl.Job:
-    return case.job_of("late", *(stream.to(sinks[name]) for name, stream in outputs.items()))
-
-
-@pytest.mark.parametrize("reducing", [(True, False), *soaking([(True, True), (False, False)])], ids=str)
-def test_late_events_come_out_of_the_side(spark: Any, case: Case, reducing: tuple[bool, ...], monkeypatch: Any) -> None:
-    """Across a restart, after which the watermark is the same; further down the line nothing is late."""
-    begin_reducing(monkeypatch, reducing[0])
-    totals, overall = totals_of(spark, case)
-    outputs = {"totals": totals, "late": totals.side("late"), "overall": overall, "none": overall.side("late")}
-    sinks = {name: sl.sinks.memory(name=name) for name in outputs}
-    assert totals.side("late").columns == ["ts", "user", "v"]
-    write(case.root / "in", 0, [(1, "a", 1), (4, "b", 2), (12, "b", 4), (16, "a", 8)])
-    # The watermark is at 11 s: two are late, a third is in time.
-    write(case.root / "in", 1, [(3, "b", 100), (9, "c", 200), (13, "a", 16)])
-    with job(case, outputs, sinks).start(spark) as run:
-        settle(run)
-        assert run.status().late_rows == 2
-    begin_reducing(monkeypatch, reducing[1])
-    write(case.root / "in", 2, [(2, "a", 300), (19, "a", 32), (40, "a", 64)])
-    with job(case, outputs, sinks).start(spark) as run:
-        settle(run)
-    late = [(row.user, row.v, seconds(row, "ts")) for row in sinks["late"].rows]
-    assert sorted(late) == [("a", 300, 2), ("b", 100, 3), ("c", 200, 9)]
-    given = sorted((row.user, seconds(row, "window_start"), row.total) for row in sinks["totals"].rows)
-    assert given == [("a", 0, 1), ("a", 10, 56), ("b", 0, 2), ("b", 10, 4)]
-    assert sorted((seconds(row, "window_start"), row.grand) for row in sinks["overall"].rows) == [(0, 3), (10, 60)]
-    assert sinks["none"].rows == []
 
 
 class Strict(sl.KeyedProcess):
