@@ -26,7 +26,7 @@ class Seen(sl.KeyedProcess):
     def on_event(self, event: Any, ctx: Any) -> Any:
         self.seen.value += 1
         if self.seen.value % 3:
-            yield event.order_id, event.v, event.ship_v, self.seen.value
+            yield event.order_id, event.v, event.next_v, self.seen.value
         else:
             ctx.emit("thirds", (event.order_id, self.seen.value))
 
@@ -36,20 +36,13 @@ def branch(what: str) -> Any:
 
 
 def pipeline(rows: sl.Stream) -> dict[str, sl.Stream]:
-    """A join by time of two branches, a function of its own behind, and windows of windows, with what is late."""
+    """A join by time of a branch with itself, a function of its own behind, and windows of windows, with what is late."""
     timed = rows.watermark("at", "3s", per="what")
-    orders, ships = (timed.flat_map(branch(what), "order_id bigint, at timestamp, v string") for what in ("o", "s"))
-    joined = orders.key_by("order_id", order_by="v").join(
-        ships.key_by("order_id", order_by="v"),
-        ("-4s", "4s"),
-        "joined",
-        how="left",
-        prefixes=("", "ship_"),
-        parallelism=3,
-    )
-    seen = joined.key_by("order_id", order_by=("v", "ship_v")).process(
+    orders = timed.flat_map(branch("o"), "order_id bigint, at timestamp, v string").key_by("order_id", order_by="v")
+    joined = orders.join(orders, ("1s", "5s"), "joined", how="left", prefixes=("", "next_"), parallelism=3)
+    seen = joined.key_by("order_id", order_by=("v", "next_v")).process(
         Seen(),
-        "order_id bigint, v string, ship_v string, seen bigint",
+        "order_id bigint, v string, next_v string, seen bigint",
         "seen",
         sides={"thirds": "order_id bigint, n bigint"},
     )
@@ -68,14 +61,15 @@ def pipeline(rows: sl.Stream) -> dict[str, sl.Stream]:
 
 def epochs(seed: int) -> list[list[Event]]:
     chance = random.Random(seed)
-    found = [
+    first, second = (
         [
-            (chance.choice("os"), chance.randrange(5), max(0, 20 * epoch + 10 - chance.randrange(30)), f"v{epoch}-{n}")
-            for n in range(30)
+            (chance.choice("os"), chance.randrange(5), chance.randrange(begin, begin + 30), f"v{begin}-{n}")
+            for n in range(40)
         ]
-        for epoch in range(2)
-    ]
-    return [*found, [("o", 1, 0, "late"), ("s", 1, 30, "in time")], [("o", 99, 500, "end"), ("s", 98, 500, "end")]]
+        for begin in (0, 20)
+    )
+    late = [("o", 1, 0, "late"), ("s", 1, 0, "late"), ("s", 1, 50, "in time")]
+    return [first, second + late, [("o", 99, 500, "end"), ("s", 98, 500, "end")]]
 
 
 def plain(rows: Any) -> Counter[tuple[Any, ...]]:
@@ -116,7 +110,6 @@ def combining(rows: sl.Stream) -> dict[str, sl.Stream]:
         late=("late_orders", "late_ships"),
     )
     whole = orders.union(ships).key_by("order_id", order_by="v")
-    rolled = whole.fold("n int, all string", (0, ""), lambda found, e: (found.n + 1, found.all + e.v), uid="rolled")
     answers = rated.map_async(asked, ROW, concurrency=3, timeout="30s")
     parts = (
         answers.union(ships)
@@ -129,7 +122,7 @@ def combining(rows: sl.Stream) -> dict[str, sl.Stream]:
     )
     return {
         "rated": rated, "counted": counted, "late_orders": rated.side("late_orders"), "late_ships": rated.side("late_ships"),
-        "rolled": rolled, "parts": parts,
+        "parts": parts,
     }  # fmt: skip
 
 
