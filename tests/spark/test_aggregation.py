@@ -49,12 +49,17 @@ AGGREGATES: dict[str, tuple[sl.agg.Aggregate, str]] = {
     "set": (sl.agg.collect_set("s"), "sort_array(collect_set(s))"),
     "kinds": (sl.agg.count_distinct("s"), "count(distinct s)"),
 }
-GIVEN = {name: aggregate for name, (aggregate, _) in AGGREGATES.items()}
+KINDS = ["n", "total", "xs", "dmean", "hi", "most", "dev", "list", "kinds"]
+"""One for each way in which accumulators become one; what all of them give is seen where they run on."""
 
 
-def own() -> list[Any]:
+def given(names: Iterable[str] = AGGREGATES) -> dict[str, sl.agg.Aggregate]:
+    return {name: AGGREGATES[name][0] for name in names}
+
+
+def own(names: Iterable[str] = AGGREGATES) -> list[Any]:
     """Return the same aggregates as Spark has them."""
-    return [F.expr(sql).alias(name) for name, (_, sql) in AGGREGATES.items()]
+    return [F.expr(AGGREGATES[name][1]).alias(name) for name in names]
 
 
 def write_rows(directory: Path, number: int, count: int, start: int, more: Sequence[str] = ()) -> None:
@@ -114,8 +119,8 @@ def test_aggregates_are_those_of_a_batch(spark: Any, case: Case, reduce: tuple[b
     Whether Spark aggregates first or not, and when it does no longer.
     """
     events = source(spark, case.root / "in").watermark("ts", "10s")
-    running = events.where("g is not null").key_by("k", "g").agg(GIVEN, uid="totals")
-    timed = [events.key_by("k").window(window).agg(GIVEN, uid=f"w{i}") for i, window in enumerate(WINDOWS)]
+    running = events.where("g is not null").key_by("k", "g").agg(given(), uid="totals")
+    timed = [events.key_by("k").window(window).agg(given(KINDS), uid=f"w{i}") for i, window in enumerate(WINDOWS)]
     counted = events.key_by("k", order_by=("ts", "v")).window(sl.Global(count=5)).agg(SOME, uid="counted")
     outputs = [(stream, sl.sinks.memory()) for stream in (running, *timed, counted)]
     totals, *in_windows, in_fives = (sink for _, sink in outputs)
@@ -173,8 +178,8 @@ def by_window(spark: Any, case: Case, window: Any) -> Any:
     else:
         sizes = (f"{us // 1_000_000} seconds" for us in (window.size_us, window.every_us, window.offset_us))
         cut = F.window("ts", *sizes)
-    grouped = batch_of(spark, case).groupBy("k", cut.alias("w")).agg(*own())
-    return grouped.select("k", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *AGGREGATES)
+    grouped = batch_of(spark, case).groupBy("k", cut.alias("w")).agg(*own(KINDS))
+    return grouped.select("k", F.col("w.start").alias("window_start"), F.col("w.end").alias("window_end"), *KINDS)
 
 
 def by_fives(case: Case) -> list[tuple[Any, ...]]:
