@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def write_json(directory: Path, rows: Sequence[dict[str, Any]], files: int = 3) -> None:
+def write_json(directory: Path, rows: Sequence[dict[str, Any]], files: int = 2) -> None:
     """Write rows as JSON files that a file source reads in this order."""
     directory.mkdir(parents=True)
     each = -(-len(rows) // files)

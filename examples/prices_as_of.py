@@ -60,8 +60,8 @@ def expected(trades: list[Row], prices: list[Row]) -> Iterator[Row]:
 
 
 def main(home: Path) -> None:
-    write_json(home / "trades", trades(), files=2)
-    write_json(home / "prices", prices(), files=2)
+    write_json(home / "trades", trades())
+    write_json(home / "prices", prices())
     spark = sl.session("prices-as-of")
     build(spark, home).start(spark).await_termination()
     show(home / "out")

@@ -65,7 +65,7 @@ def expected(rows: list[Row]) -> Iterator[Row]:
 
 
 def main(home: Path) -> None:
-    write_json(home / "in", views(), files=2)
+    write_json(home / "in", views())
     spark = sl.session("top-pages")
     build(spark, home).start(spark).await_termination()
     show(home / "out")

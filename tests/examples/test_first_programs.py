@@ -1,4 +1,4 @@
-"""The first programs, each run by its `main`: what its oracle says comes of it, in this process or on Spark."""
+"""The first programs, each run as a user runs it, by its `main`: what its oracle says comes of it, a keeper killed or not."""
 
 from __future__ import annotations
 
@@ -32,42 +32,26 @@ from examples import (
 from examples._inputs import read_json
 from strandline.core import failpoints
 from strandline.testing import Harness
-from tests.examples import played
 
 Row = dict[str, Any]
 
 Program = Callable[[Any], list[Row]]
 Main = Callable[..., list[Row]]
-_KILLED = pytest.param("killed", marks=pytest.mark.soak)
 
 
-@pytest.fixture(params=["played", _KILLED])
-def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    """Run a program's main in this process, and among the soak tests on Spark, where a keeper is killed."""
-    if request.param == "killed":
-        return partial(request.getfixturevalue("on_spark"), killed=True)
-    played.play(monkeypatch)
-
-    def run(program: Any) -> list[Row]:
-        program.main(tmp_path)
-        return read_json(tmp_path / "out")
-
-    return run
-
-
-@pytest.fixture(params=["undisturbed", _KILLED])
-def run_on_spark(request: pytest.FixtureRequest, on_spark: Main) -> Program:
-    """Run the main of a program with steps that only Spark can run."""
-    return partial(on_spark, killed=request.param == "killed")
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.soak)], ids=["undisturbed", "killed"])
+def run(request: pytest.FixtureRequest, main: Main) -> Program:
+    """Run a program's main, and among the soak tests once more while a keeper is killed."""
+    return partial(main, killed=request.param)
 
 
 @pytest.fixture
-def run_killed(on_spark: Main) -> Program:
-    return partial(on_spark, killed=True)
+def run_killed(main: Main) -> Program:
+    return partial(main, killed=True)
 
 
 @pytest.fixture
-def on_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: Path) -> Main:
+def main(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: Path) -> Main:
     """Run a program's main with the tests' session, and if it is to be, kill a keeper behind its second epoch."""
     runs: list[sl.Run] = []
     start = sl.Job.start
@@ -107,6 +91,7 @@ def counted(rows: Iterable[Row], *columns: str) -> Counter[str]:
     return Counter(json.dumps(row, sort_keys=True) for row in found)
 
 
+@pytest.mark.spark
 def test_visit_counter(run: Program) -> None:
     assert counted(run(visit_counter)) == counted(visit_counter.expected(visit_counter.visits()))
 
@@ -121,46 +106,52 @@ def test_visits_are_forgotten() -> None:
         assert harness.push(("ann",), ("bob",)) == [("ann", 3, "again"), ("bob", 1, "hello")]
 
 
+@pytest.mark.spark
 def test_sessions(run: Program) -> None:
     columns = ("user", "clicks", "entry", "exit")
     assert counted(run(sessions), *columns) == counted(sessions.expected(sessions.clicks()), *columns)
 
 
+@pytest.mark.spark
 def test_fraud_rules(run: Program) -> None:
     found = counted(run(fraud_rules))
     assert found == counted(fraud_rules.expected(fraud_rules.payments(), fraud_rules.rules()))
     assert len(found) > 20
 
 
+@pytest.mark.spark
 def test_dedup(run: Program) -> None:
     columns = ("id", "text")
     assert counted(run(dedup), *columns) == counted(dedup.expected(dedup.messages()), *columns)
 
 
 @pytest.mark.spark
-def test_top_pages(run_killed: Program) -> None:
+def test_top_pages(run: Program) -> None:
     columns = ("site", "minute", "rank", "page", "views")
-    assert counted(run_killed(top_pages), *columns) == counted(top_pages.expected(top_pages.views()), *columns)
+    assert counted(run(top_pages), *columns) == counted(top_pages.expected(top_pages.views()), *columns)
 
 
-def test_unpaid_orders(run: Program) -> None:
-    found = counted(run(unpaid_orders))
+@pytest.mark.spark
+def test_unpaid_orders(run_killed: Program) -> None:
+    found = counted(run_killed(unpaid_orders))
     assert found == counted(unpaid_orders.expected(*unpaid_orders.orders_and_payments()))
     assert sum("not paid" in row for row in found) > 20
 
 
 @pytest.mark.spark
-def test_prices_as_of(run_on_spark: Program) -> None:
+def test_prices_as_of(run_killed: Program) -> None:
     expected = prices_as_of.expected(prices_as_of.trades(), prices_as_of.prices())
-    assert counted(run_on_spark(prices_as_of), "share", "worth") == counted(expected, "share", "worth")
+    assert counted(run_killed(prices_as_of), "share", "worth") == counted(expected, "share", "worth")
 
 
+@pytest.mark.spark
 def test_rolling_alert(run: Program) -> None:
     found = counted(run(rolling_alert))
     assert found == counted(rolling_alert.expected(rolling_alert.readings()))
     assert len(found) > 10
 
 
+@pytest.mark.spark
 def test_dead_letters(run: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     totals, number = dead_letters.expected(dead_letters.payments())
     last: dict[str, tuple[int, int]] = {}
@@ -176,6 +167,7 @@ def test_dead_letters(run: Program, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"… {number} rows" in capsys.readouterr().out
 
 
+@pytest.mark.spark
 def test_enrichment(run: Program) -> None:
     last: dict[str, Row] = {}
     for row in run(enrichment):

@@ -1,4 +1,4 @@
-"""Each example program, and what it must give by plain Python; those with steps or sinks of Spark's run there."""
+"""Each example program, run for real, and what it must give by plain Python."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ import pytest
 import strandline as sl
 from examples import bad_records, balances, critical_alerts, first_program, states, two_operators, vectorised
 from examples._inputs import write_json
-from tests.examples import played
 from tests.soak import soaking
 from tests.spark.harness import settle
+
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -31,13 +32,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local_dir: Path) -> Pa
     """A directory for the program; working state goes where socket paths are short enough."""
     monkeypatch.setattr("strandline.core.settings.tempfile.gettempdir", lambda: str(local_dir))
     return tmp_path
-
-
-@pytest.fixture
-def played_session(monkeypatch: pytest.MonkeyPatch) -> played.Session:
-    """A session for programs without steps that only Spark can run: they run in this process."""
-    played.play(monkeypatch)
-    return played.Session()
 
 
 def run(spark: Any, example: Any, home: Path, rows: list[dict[str, Any]]) -> None:
@@ -55,7 +49,6 @@ def from_json(directory: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, path.read_text().splitlines())
 
 
-@pytest.mark.spark
 def test_first_program(spark, home):
     events = first_program.events()
     run(spark, first_program, home, events)
@@ -66,7 +59,6 @@ def test_first_program(spark, home):
     assert len(expected) > 50
 
 
-@pytest.mark.spark
 def test_bad_records(spark, home):
     """Each line is in the sums, or is a dead letter that says where it failed."""
     lines = bad_records.lines()
@@ -104,9 +96,9 @@ def test_bad_records(spark, home):
         assert 0 < paid[customer] <= 100_000
 
 
-def test_two_operators(played_session, home):
+def test_two_operators(spark, home):
     orders = two_operators.orders()
-    run(played_session, two_operators, home, orders)
+    run(spark, two_operators, home, orders)
     spent: Counter[str] = Counter()
     for order in orders:
         spent[order["customer"]] += order["amount"]
@@ -118,7 +110,6 @@ def test_two_operators(played_session, home):
     assert set(members) == {"silver", "gold"}
 
 
-@pytest.mark.spark
 def test_balances(spark, home):
     movements = balances.movements()
     run(spark, balances, home, movements)
@@ -133,9 +124,9 @@ def test_balances(spark, home):
     assert 20 < len(expected) < 40
 
 
-def test_vectorised(played_session, home):
+def test_vectorised(spark, home):
     readings = vectorised.readings()
-    run(played_session, vectorised, home, readings)
+    run(spark, vectorised, home, readings)
     counts: Counter[int] = Counter(r["sensor"] for r in readings)
     totals: Counter[int] = Counter()
     for r in readings:
@@ -146,9 +137,9 @@ def test_vectorised(played_session, home):
     assert last == {sensor: (counts[sensor], totals[sensor]) for sensor in counts}
 
 
-def test_states(played_session, home):
+def test_states(spark, home):
     readings = states.readings()
-    run(played_session, states, home, readings)
+    run(spark, states, home, readings)
     expected = list(states_by_hand(readings))
     found = sorted(from_json(home / "out"), key=lambda row: row["n"])
     assert found == expected
@@ -197,7 +188,6 @@ def shown_totals(home: Path) -> Counter[tuple[str, datetime, int]]:
     return Counter((r["msg"], datetime.fromisoformat(r["window_start"]), r["count"]) for r in from_json(home / "out"))
 
 
-@pytest.mark.spark
 def test_critical_alerts(spark, home):
     lines = critical_alerts.events()
     critical_alerts.write(home / "in", lines, files=2)
@@ -207,7 +197,6 @@ def test_critical_alerts(spark, home):
     assert len(expected) > 50
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("seed", soaking(range(1, 8)))
 def test_critical_alerts_under_kills(spark, home, local_dir, seed):
     lines = critical_alerts.events(seed)
