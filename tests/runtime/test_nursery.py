@@ -117,6 +117,19 @@ def test_all_come_of_one_nursery_which_they_outlive(births: Births) -> None:
     assert nurseries(os.getpid()) != [nursery]
 
 
+def test_it_is_there_for_the_keepers_of_a_restart(births: Births) -> None:
+    """Which comes when all keepers have been gone for a while."""
+    births.one(0)
+    births.ping(0)
+    before = nurseries(os.getpid())
+    os.kill(births.pids[0], signal.SIGKILL)
+    # Nobody has asked: it has looked by itself.
+    eventually(lambda: not Path(f"/proc/{births.pids[0]}").exists(), "the nursery knows that it has ended")
+    births.one(1)
+    assert births.ping(1).pid == births.pids[1]
+    assert nurseries(os.getpid()) == before
+
+
 def test_how_a_keeper_ended_is_known(births: Births) -> None:
     first, second = births.one(0), births.one(1)
     births.ping(0), births.ping(1)

@@ -42,11 +42,13 @@ def main() -> None:
     for descriptor in held:
         waiting.register(descriptor, select.POLLIN)
     ready_to_fork()
-    born = Born()
+    born, used = Born(), time.monotonic()
     while True:
         found = waiting.poll((_REAP_S if born.alive else _IDLE_S) * 1000)
+        # Also those that are found to have ended: their job may be about to restart.
+        used = time.monotonic() if found or born.alive else used
         born.look()
-        if not found and born.alive:
+        if not found and (born.alive or time.monotonic() - used < _IDLE_S):
             continue
         if found != [(held[0], select.POLLIN)] or not (data := channel.recv(MESSAGE_BYTES)):
             break
