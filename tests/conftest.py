@@ -24,7 +24,7 @@ from tests import jvm, kafkaserver, postgres, seaweed, soak
 
 _ROOT = Path(__file__).parent.parent
 _IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
-_LONG = ("test_driver_kills", "test_cluster", "test_keeper_kills", "test_run_job", "test_event_time")
+_LONG = ("test_driver_kills", "test_cluster", "test_keeper_kills", "test_run_job")
 """Files of few tests that start many processes."""
 # While nothing comes, Spark looks for new files a hundred times a second otherwise.
 _SESSION = {"spark.driver.memory": "2g", "spark.sql.streaming.pollingDelay": "40ms"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import signal
@@ -22,39 +21,14 @@ from strandline.core.times import FIRST_US, LAST_US
 from tests.soak import soaking
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
+from tests.spark.timers import Dated, Waiting
 
 pytestmark = pytest.mark.spark
 
-DAY = dt.timedelta(days=1)
 TOTALS = "user string, window_start timestamp, window_end timestamp, total bigint"
 EVENTS = [(1, "a", 1), (12, "b", 2), (13, "a", 4), (31, "a", 8)]
 WINDOWS = Counter([("a", -10, 1), ("a", 0, 5), ("a", 10, 4), ("a", 20, 8), ("a", 30, 8), ("b", 0, 2), ("b", 10, 2)])
 WAITED = Counter([("a", 26), ("b", 4)])
-
-
-class Waiting(sl.KeyedProcess):
-    """Behind windows: gives a key's sum a day later, and sets timers for ever. Its keeper dies at a drain, if asked to."""
-
-    total = sl.Value("bigint", default=0)
-
-    def __init__(self, dies: str = "") -> None:
-        self.dies = dies
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        assert not ctx.is_late
-        self.total.value += event.total
-        ctx.timers.set(ctx.timestamp + DAY)
-
-    def on_timer(self, timer: Any, ctx: Any) -> Any:
-        assert ctx.is_draining
-        if self.dies and not Path(self.dies).exists():
-            Path(self.dies).touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.total.value:
-            yield ctx.key, self.total.value
-            self.total.clear()
-        # On and on.
-        ctx.timers.set(timer.timestamp + DAY)
 
 
 def job(spark: Any, case: Case, dies: str = "", **given: Any) -> sl.Job:
@@ -189,13 +163,6 @@ def test_a_driver_that_is_killed_in_the_middle_of_a_drain(spark: Any, case: Case
         with pytest.raises(ConfigurationError, match="was drained"):
             again.start(spark)
     assert shown(spark, case) == (WINDOWS, WAITED)
-
-
-class Dated(sl.KeyedProcess):
-    """Reads the time of each event."""
-
-    def on_event(self, event: Any, ctx: Any) -> Any:
-        yield ctx.key, event.at.year
 
 
 def test_times_that_python_does_not_have(spark: Any, tmp_path: Path, local_dir: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -116,14 +118,14 @@ def test_a_savepoint_outlives_what_becomes_of_the_run_it_was_asked_of(
         ThreadPoolExecutor(1) as pool,
         case.job(spark, checkpoints=case.checkpoints(None, retain=1)).start(spark) as run,
     ):
-        asked = pool.submit(run.savepoint, case.root / "savepoint")
+        asked = pool.submit(run.savepoint, case.root / "savepoint", format="native")
         assert late.reached.wait(60)
         run.rescale(3)
         case.add(1)
         settle(run)
         assert late.checkpoint.exists()
         late.go_on.set()
-        assert asked.result(60).form == "canonical"
+        assert asked.result(60).form == "native"
         assert verify_snapshot(str(case.root / "savepoint")).problems == []
         late.reached.clear(), late.go_on.clear()
         asked = pool.submit(run.savepoint, case.root / "late")
@@ -162,7 +164,7 @@ def test_a_job_stops_with_a_savepoint_not_behind_it_and_is_set_back(
         assert (run.status().state, run.status().parallelism) == ("running", 3)
         case.add(1)
         run.process_all_available(60)
-        run.stop(savepoint=case.root / "second")
+        run.stop(savepoint=case.root / "second", format="native")
     case.check()
     case.add(1)
     # Into its own directory: the same life, so that the sinks take back what came later, and it comes again.
@@ -230,28 +232,32 @@ def test_a_savepoint_that_was_claimed_goes_when_the_job_stands_on_its_own(spark:
 
 
 def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> None:
-    """To other partitions of a job that runs, and with a savepoint to other key groups: nothing is late there."""
+    """To other partitions of a job that runs, to the keepers after a kill, and with a savepoint to other key groups."""
     source = timed.Input(case.root, 5)
     source.add()
-    with timed.build(spark, case.root, case.local_dir, checkpoints=case.checkpoints(None)).start(spark) as run:
+    on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
+    with timed.build(spark, case.root, case.local_dir, **on_demand).start(spark) as run:
         run.process_all_available(60)
         run.rescale(3)
         source.add()
         run.process_all_available(60)
+        # What it has fired since the checkpoint fires again, and is shown once.
+        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
+        eventually(lambda: run.status().restarts == 1, "the job is restarted")
+        run.process_all_available(60)
         run.stop(savepoint=case.root / "savepoint")
     assert run.status().late_rows == 0
     shutil.rmtree(case.root / "ck")
-    source.add()
     source.end()
     sl.state.patch(case.root / "savepoint", case.root / "patched", max_parallelism=200)
-    with timed.build(spark, case.root, case.local_dir, checkpoints=case.checkpoints(None)).start(
-        spark, restore=case.root / "patched"
-    ) as run:
+    with timed.build(spark, case.root, case.local_dir, **on_demand).start(spark, restore=case.root / "patched") as run:
         settle(run)
         assert run.status().late_rows == 0
+        assert run.status().watermark == (source.events[-1][0] - 10 * timed.MINUTE).isoformat()
     shown, expected = timed.shown(case.root), source.expected()
     for sink in expected:
         assert shown[sink] == expected[sink], sink
+    assert sum(expected["hours"].values()) >= 2
 
 
 def test_a_restore_that_cannot_be_is_refused_before_anything_is_touched(spark: Any, case: Case) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 import strandline as sl
 from strandline.core.errors import CorruptionError, KeeperError, UnavailableError
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, Partition
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
@@ -257,6 +257,55 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     assert not made._look_after(lambda: next(over))
     made.driver.paused.clear()
     assert made._look_after(lambda: False)
+
+
+class Beating:
+    """A driver whose timers set others on and on, each for a millisecond after it fires: sooner than an epoch takes."""
+
+    def __init__(self) -> None:
+        self.failed, self.paused, self.sealed = threading.Event(), threading.Event(), threading.Event()
+        self.drained = self.is_running = self.epoch_carries_trigger = False
+        self.watermarks: Any = SimpleNamespace(advance=lambda looked_us: None, reached_us=None)
+        self.progress = Progress(Epoch(0))
+        self._looked_us, self._passed_us, self._due_us = 0, 0, 1000
+
+    @property
+    def now_us(self) -> int:
+        self._passed_us += 5000
+        return self._passed_us
+
+    def has_due(self, by_us: int | None = None) -> bool:
+        """As the driver has it; where one is due, a tick comes."""
+        ack: Any = SimpleNamespace(next_event_us=None, next_processing_us=self._due_us)
+        self.progress.acks = {("beat", Partition(0)): ack}
+        found = EpochDriver.has_due(self, by_us)  # type: ignore[arg-type]
+        self._due_us = self.now_us + 1000 if found else self._due_us
+        return found
+
+    def tick(self, by_us: int | None = None) -> bool:
+        return self.has_due(by_us)
+
+
+def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_that_are_due() -> None:
+    run: Any = object.__new__(Run)
+    run._state, run._error, run._ended = "running", None, threading.Event()
+    query = SimpleNamespace(processAllAvailable=lambda: None)
+    run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=query, driver=Beating())
+    run.process_all_available(10)
+
+
+def test_timers_that_set_others_for_later_do_not_hold_up_the_end() -> None:
+    made = attempt(active=False, idle_s=0.01)
+    made.driver = Beating()
+    made._fleet = SimpleNamespace(may_have_lost_one=lambda: False)
+    made._query_finished = lambda: True
+    made._final_checkpoint_done = lambda: True
+    made._poll_if_idle = made._tell_first_epoch = lambda: None
+    made.coordinator.advance = lambda: None
+    made._sources = SimpleNamespace(deliver=lambda looked: None)
+    looks = iter(range(50))
+    assert made._look_after(lambda: next(looks, None) is None)
+    assert next(looks) > 1, "the timer that was due has fired before"
 
 
 def test_a_keeper_that_was_started_anew_is_noticed_by_its_process() -> None:
