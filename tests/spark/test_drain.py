@@ -18,6 +18,7 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.times import FIRST_US, LAST_US
+from strandline.snapshot.opened import open_snapshot
 from tests.soak import soaking
 from tests.spark.harness import Case, settle
 from tests.spark.test_windows import SCHEMA, seconds, write
@@ -31,7 +32,7 @@ WINDOWS = Counter([("a", -10, 1), ("a", 0, 5), ("a", 10, 4), ("a", 20, 8), ("a",
 WAITED = Counter([("a", 26), ("b", 4)])
 
 
-def job(spark: Any, case: Case, dies: str = "", **given: Any) -> sl.Job:
+def job(spark: Any, case: Case, dies: str = "", parallelism: int = 2, **given: Any) -> sl.Job:
     (case.root / "in").mkdir(exist_ok=True)
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(case.root / "in"))
     windows = sl.stream(source).watermark("ts", delay="5s").key_by("user").window(sl.Sliding("20s", every="10s"))
@@ -44,7 +45,7 @@ def job(spark: Any, case: Case, dies: str = "", **given: Any) -> sl.Job:
             waited.to(sl.sinks.files(str(case.root / "waited"), name="waited")),
         ],
         checkpoints=sl.Checkpoints(case.root / "ck", retain=3),
-        settings=sl.Settings(parallelism=2, local_dir=case.local_dir, state_memory="128MB"),
+        settings=sl.Settings(parallelism=parallelism, local_dir=case.local_dir, state_memory="128MB"),
         **{"restart": sl.Restart(attempts=3, delay="50ms"), **given},
     )
 
@@ -76,47 +77,37 @@ def test_a_source_that_ends_is_drained_exactly_once(spark: Any, case: Case, keep
     with pytest.raises(ConfigurationError, match=r"was drained with checkpoint \d+: .*would be late") as caught:
         job(spark, case, trigger="available-now", drain=True).start(spark)
     assert "reopen=True" in caught.value.hint
-    # Knowingly: a window that was cut short comes again, with its new events alone.
+    # Knowingly: a window that was cut short comes again, with its new events alone. It runs on until it is asked, and a
+    # keeper dies as it is drained.
     write(case.root / "in", 2, [(39, "a", 16)])
-    run = job(spark, case, trigger="available-now", drain=True).start(spark, reopen=True)
-    assert run.await_termination(120)
-    assert run.status().restarts == 0
+    run = job(spark, case, str(case.root / "died again")).start(spark, reopen=True)
+    settle(run)
+    run.stop(drain=True, savepoint=case.root / "sp", format="native", timeout=120)
+    assert (run.status().state, run.status().restarts) == ("finished", 1)
+    assert open_snapshot(str(case.root / "sp")).manifest.epoch == run.status().epoch
     more = Counter([("a", 20, 16), ("a", 30, 16)])
     assert shown(spark, case) == (WINDOWS + more, WAITED + Counter([("a", 32)]))
+    run.stop(drain=True)
 
 
 def _fail() -> None:
     raise UnavailableError("as armed")
 
 
-def test_a_job_that_runs_on_is_drained_when_asked(spark: Any, case: Case) -> None:
-    write(case.root / "in", 0, EVENTS)
-    dies = str(case.root / "died")
-    run = job(spark, case, dies).start(spark)
-    settle(run)
-    assert not shown(spark, case)[1]
-    run.stop(drain=True, savepoint=case.root / "sp", timeout=120)
-    assert run.status().state == "finished"
-    assert run.status().restarts == 1
-    assert shown(spark, case) == (WINDOWS, WAITED)
-    run.stop(drain=True)
-    with pytest.raises(ConfigurationError, match="was drained"):
-        job(spark, case).start(spark)
-
-
 def test_a_drain_of_a_job_with_nothing_in_it(spark: Any, case: Case) -> None:
-    run = job(spark, case).start(spark)
+    run = job(spark, case, parallelism=1).start(spark)
     run.stop(drain=True, timeout=120)
     assert run.status().state == "finished"
     assert run.status().watermark == "9999-12-31T23:59:59.999999+00:00"
     with pytest.raises(ConfigurationError, match="was drained"):
-        job(spark, case).start(spark)
+        job(spark, case, parallelism=1).start(spark)
 
 
 def test_a_drain_that_is_asked_for_while_the_job_restarts(spark: Any, case: Case) -> None:
     write(case.root / "in", 0, EVENTS[:3])
     run = job(spark, case).start(spark)
     settle(run)
+    assert not shown(spark, case)[1]
     restarting, asked = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -179,7 +170,7 @@ def test_times_that_python_does_not_have(spark: Any, tmp_path: Path, local_dir: 
         "dated",
         sinks=[stream.to(sl.sinks.files(str(tmp_path / name), format="json")) for name, stream in streams.items()],
         checkpoints=sl.Checkpoints(tmp_path / "ck"),
-        settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB"),
+        settings=sl.Settings(parallelism=1, local_dir=local_dir, state_memory="128MB"),
         drain=True,
         trigger="available-now",
     ).start(spark)
