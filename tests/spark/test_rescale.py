@@ -44,28 +44,22 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
         assert keepers_of(status) == expected
         return status.parallelism, per_operator
 
-    def tables(name: str) -> set[str]:
-        return {file.name for file in (case.root / name / "data").iterdir()}
-
     on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
     with Reader(case):
         case.add(1)
-        with case.job(spark, settings={"parallelism": 3}, kinds_parallelism=1, **on_demand).start(spark) as run:
-            assert of(run) == (3, {"profile": 3, "per-kind": 1})
-            run.savepoint(case.root / "narrow")
-            run.rescale({"per-kind": 4})
-            # The same state, however it is divided.
-            run.savepoint(case.root / "wide")
-            assert tables("narrow") == tables("wide")
+        with case.job(spark, settings={"parallelism": 1}, kinds_parallelism=1, **on_demand).start(spark) as run:
+            assert of(run) == (1, {"profile": 1, "per-kind": 1})
+            run.rescale({"per-kind": 3})
+            assert looked_up(run) == counted(case)
             # A number is for those that have none of their own.
             run.rescale(2)
             case.add(1)
-            assert of(run) == (2, {"profile": 2, "per-kind": 4})
+            assert of(run) == (2, {"profile": 2, "per-kind": 3})
             assert run.status().restarts == 0
             os.kill(run.status().keepers[0].pid, signal.SIGKILL)
             case.add(1)
             # What was told survives a restart.
-            assert of(run) == (2, {"profile": 2, "per-kind": 4})
+            assert of(run) == (2, {"profile": 2, "per-kind": 3})
             assert run.status().restarts == 1
             with pytest.raises(sl.errors.ConfigurationError, match="operator 'profile': parallelism is 4096"):
                 run.rescale(4096)
@@ -96,7 +90,7 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         def fail() -> None:
             # Whoever wants something of it meanwhile waits until it works again.
             asked.append(pool.submit(run.checkpoint, 60))
-            asked.append(pool.submit(run.savepoint, case.root / "saved", timeout=60))
+            asked.append(pool.submit(run.savepoint, case.root / "saved", format="native", timeout=60))
             time.sleep(0.1)
             raise sl.errors.UnavailableError("struck")
 
@@ -116,17 +110,17 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
 def test_a_job_follows_its_executors(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     room = [1]
     monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
-    follow = sl.FollowExecutors(min=2, max=4, after="300ms")
+    follow = sl.FollowExecutors(min=1, max=2, after="300ms")
     case.add(1)
     given: dict[str, Any] = {"kinds_parallelism": 1, "checkpoints": case.checkpoints(None)}
     with case.job(spark, settings={"parallelism": follow}, **given).start(spark) as run:
         status = settle(run)
-        assert (status.parallelism, status.follows) == (2, True)
+        assert (status.parallelism, status.follows) == (1, True)
         room[0] = 9
-        eventually(lambda: run.status().parallelism == 4, "followed")
+        eventually(lambda: run.status().parallelism == 2, "followed")
         case.add(1)
         status = settle(run)
-        assert [operator.parallelism for operator in status.operators] == [4, 1]
+        assert [operator.parallelism for operator in status.operators] == [2, 1]
         # Who gives a number has the last word.
         run.rescale(1)
         room[0] = 3
