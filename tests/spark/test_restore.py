@@ -193,33 +193,20 @@ def test_state_on_the_heap_goes_on_after_kill_and_restart(spark: Any, case: Case
         assert all(f.inline is not None for o in operators for p in o.partitions for f in p.files)
 
 
-def test_full_checkpoints_share_nothing(spark: Any, case: Case) -> None:
-    case.short = True
-    case.add(1)
-    checkpoints = case.checkpoints(None, mode="full")
-    with case.job(spark, checkpoints=checkpoints).start(spark) as run:
-        settle(run)
-        case.add(1)
-        settle(run)
-    older, newer = (manifests(case.directory)[n].operators for n in sorted(manifests(case.directory)))
-    paths = [
-        {f.path for o in operators for p in o.partitions for f in p.files if f.path} for operators in (older, newer)
-    ]
-    assert paths[0]
-    assert not paths[0] & paths[1]
-    case.add(1)
-    with case.job(spark, checkpoints=checkpoints).start(spark) as run:
-        case.finish(run)
-
-
 def test_of_two_drivers_on_one_machine_the_older_stops(spark: Any, case: Case) -> None:
-    """The newer one ends the older one's keepers: that must not make the older one take the job back."""
+    """The newer one ends the older one's keepers: that must not make the older one take the job back.
+
+    It goes on from full checkpoints, which share nothing.
+    """
     case.short = True
     case.add(1)
-    with Reader(case), case.job(spark).start(spark) as older:
+    given: dict[str, Any] = {"checkpoints": case.checkpoints(None, mode="full")}
+    with Reader(case), case.job(spark, **given).start(spark) as older:
         settle(older)
         case.add(1)
-        with case.job(spark).start(spark) as newer:
+        settle(older)
+        full = manifests(case.directory)
+        with case.job(spark, **given).start(spark) as newer:
             case.add(1)
             with pytest.raises(sl.errors.FencedError, match="generation 1 was replaced by a newer driver"):
                 older.await_termination(60)
@@ -227,6 +214,11 @@ def test_of_two_drivers_on_one_machine_the_older_stops(spark: Any, case: Case) -
             status = settle(newer)
             assert (status.generation, status.restarts) == (2, 0)
             case.check()
+    full |= manifests(case.directory)
+    assert len(full) == 3
+    paths = [f.path for m in full.values() for o in m.operators for p in o.partitions for f in p.files if f.path]
+    assert paths
+    assert len(paths) == len(set(paths))
 
 
 @pytest.mark.soak
