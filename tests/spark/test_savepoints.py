@@ -28,11 +28,11 @@ from tests.spark.pipeline import visible
 pytestmark = pytest.mark.spark
 
 
-def fork_of(case: Case) -> Case:
+def fork_of(case: Case, name: str) -> Case:
     """Return a case that reads the same input, and has sinks and checkpoints of its own."""
     fork = Case(case.root, case.local_dir, case.seed)
     fork.events, fork.files = case.events, case.files
-    fork.out, fork.short = case.root / "fork-out", case.short
+    fork.out, fork.short = case.root / f"{name}-out", case.short
     return fork
 
 
@@ -51,22 +51,28 @@ def damaged(directory: Path, checkpoint: int) -> Iterator[None]:
         kept.rename(path)
 
 
-def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case) -> None:
-    """The fork shows what comes after the savepoint, and nothing of before; neither disturbs the other."""
+def test_a_job_goes_on_and_forks_beside_it(spark: Any, case: Case) -> None:
+    """A fork shows what comes after the savepoint, and nothing of before; none disturbs another.
+
+    One goes on from a savepoint of the keepers' own files, on another backend and divided in another way, and claims it:
+    it goes when the fork stands on its own.
+    """
     case.short = True
     case.add(1)
-    fork = fork_of(case)
+    fork, claimed = fork_of(case, "fork"), fork_of(case, "claimed")
     on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
     with Reader(case), case.job(spark, **on_demand).start(spark) as run:
-        settle(run)
+        run.process_all_available(60)
         taken = run.savepoint(case.root / "savepoint")
+        run.savepoint(case.root / "native", format="native")
         before = visible(case.out)
         # Copied anywhere, it is a savepoint there.
-        shutil.move(case.root / "savepoint", case.root / "elsewhere" / "moved")
-        assert verify_snapshot(str(case.root / "elsewhere" / "moved")).problems == []
-        with fork.job(spark, name="fork", settings={"parallelism": 3, "backend": "filesystem"}, **on_demand).start(
-            spark, restore=case.root / "elsewhere" / "moved"
-        ) as other:
+        for name in ("savepoint", "native"):
+            shutil.move(case.root / name, case.root / "elsewhere" / name)
+        moved, own_files = case.root / "elsewhere" / "savepoint", case.root / "elsewhere" / "native"
+        assert verify_snapshot(str(moved)).problems == []
+        other_way: dict[str, Any] = {"settings": {"parallelism": 3, "backend": "filesystem"}, **on_demand}
+        with fork.job(spark, name="fork", **other_way).start(spark, restore=moved) as other:
             status = other.status()
             assert (status.restored_from, status.parallelism) == (taken.checkpoint, 3)
             assert {path.name for path in (case.root / "ck").iterdir()} == {"pipeline", "fork"}
@@ -75,15 +81,19 @@ def test_a_job_goes_on_and_a_fork_beside_it(spark: Any, case: Case) -> None:
             settle(other)
             # Killed or not, the same command goes on from its own checkpoints.
         with fork.job(spark, name="fork", settings={"parallelism": 1}, **on_demand).start(
-            spark, restore=case.root / "elsewhere" / "moved"
+            spark, restore=moved
         ) as other:
             status = other.status()
             assert (status.epoch > taken.epoch, status.parallelism) == (True, 1)
-            case.add(1)
+        with claimed.job(spark, name="claimed", **other_way).start(spark, restore=own_files, claim=True) as other:
+            assert other.status().depends_on.endswith("/native")
+            assert (own_files / "_metadata").exists()
             settle(other)
-        settle(run)
+            assert other.status().depends_on == ""
+            eventually(lambda: not own_files.exists() or not any(own_files.iterdir()), "gone")
     case.check()
     check_fork(fork, before)
+    check_fork(claimed, before)
 
 
 def check_fork(fork: Case, before: Rows) -> None:
@@ -207,30 +217,6 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(spark: Any, case: Case) 
         case.finish(run)
 
 
-def test_a_savepoint_that_was_claimed_goes_when_the_job_stands_on_its_own(spark: Any, case: Case) -> None:
-    """One of the keepers' own files: for another backend, and divided in another way."""
-    case.short = True
-    case.add(1)
-    fork = fork_of(case)
-    with case.job(spark, checkpoints=case.checkpoints(None)).start(spark) as run:
-        settle(run)
-        run.savepoint(case.root / "here", format="native")
-    before = visible(case.out)
-    shutil.move(case.root / "here", case.root / "savepoint")
-    given: dict[str, Any] = {"name": "fork", "checkpoints": fork.checkpoints(None)}
-    given["settings"] = {"parallelism": 3, "backend": "filesystem"}
-    with fork.job(spark, **given).start(spark, restore=case.root / "savepoint", claim=True) as other:
-        assert other.status().depends_on.endswith("/savepoint")
-        assert (case.root / "savepoint" / "_metadata").exists()
-        fork.add(1)
-        settle(other)
-        assert other.status().depends_on == ""
-        eventually(
-            lambda: not (case.root / "savepoint").exists() or not any((case.root / "savepoint").iterdir()), "gone"
-        )
-    check_fork(fork, before)
-
-
 def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> None:
     """To other partitions of a job that runs, to the keepers after a kill, and with a savepoint to other key groups."""
     source = timed.Input(case.root, 5)
@@ -245,12 +231,14 @@ def test_timers_and_windows_go_where_their_keys_go(spark: Any, case: Case) -> No
         os.kill(run.status().keepers[0].pid, signal.SIGKILL)
         eventually(lambda: run.status().restarts == 1, "the job is restarted")
         run.process_all_available(60)
+        reached = run.status().watermark
         run.stop(savepoint=case.root / "savepoint")
     assert run.status().late_rows == 0
     shutil.rmtree(case.root / "ck")
-    source.end()
     sl.state.patch(case.root / "savepoint", case.root / "patched", max_parallelism=200)
     with timed.build(spark, case.root, case.local_dir, **on_demand).start(spark, restore=case.root / "patched") as run:
+        assert run.status().watermark == reached
+        source.end()
         settle(run)
         assert run.status().late_rows == 0
         assert run.status().watermark == (source.events[-1][0] - 10 * timed.MINUTE).isoformat()
