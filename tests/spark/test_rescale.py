@@ -36,7 +36,13 @@ def counted(case: Case) -> tuple[Counter[str], Counter[str]]:
     return Counter(event["user"] for event in case.events), Counter(event["kind"] for event in case.events)
 
 
-def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_killed(spark: Any, case: Case) -> None:
+def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_killed(
+    spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And follows its executors until somebody gives a number, who has the last word."""
+    room = [1]
+    monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
+
     def of(run: sl.Run) -> tuple[int, dict[str, int]]:
         status = settle(run)
         per_operator = {operator.uid: operator.parallelism for operator in status.operators}
@@ -44,22 +50,33 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
         assert keepers_of(status) == expected
         return status.parallelism, per_operator
 
+    def followed(run: sl.Run) -> bool:
+        status = run.status()
+        return status.parallelism == 2 and status.state == "running"
+
     on_demand: dict[str, Any] = {"checkpoints": case.checkpoints(None)}
+    follow = sl.FollowExecutors(min=1, max=2, after="300ms")
     with Reader(case):
         case.add(1)
-        with case.job(spark, settings={"parallelism": 1}, kinds_parallelism=1, **on_demand).start(spark) as run:
+        with case.job(spark, settings={"parallelism": follow}, kinds_parallelism=1, **on_demand).start(spark) as run:
             assert of(run) == (1, {"profile": 1, "per-kind": 1})
             run.rescale({"per-kind": 3})
+            assert run.status().follows
+            room[0] = 9
+            eventually(lambda: followed(run), "followed")
+            assert of(run) == (2, {"profile": 2, "per-kind": 3})
             assert looked_up(run) == counted(case)
             # A number is for those that have none of their own.
-            run.rescale(2)
+            run.rescale(1)
+            room[0] = 3
             case.add(1)
-            assert of(run) == (2, {"profile": 2, "per-kind": 3})
-            assert run.status().restarts == 0
+            time.sleep(1)
+            assert of(run) == (1, {"profile": 1, "per-kind": 3})
+            assert (run.status().follows, run.status().restarts) == (False, 0)
             os.kill(run.status().keepers[0].pid, signal.SIGKILL)
             case.add(1)
             # What was told survives a restart.
-            assert of(run) == (2, {"profile": 2, "per-kind": 3})
+            assert of(run) == (1, {"profile": 1, "per-kind": 3})
             assert run.status().restarts == 1
             with pytest.raises(sl.errors.ConfigurationError, match="operator 'profile': parallelism is 4096"):
                 run.rescale(4096)
@@ -74,7 +91,7 @@ def test_a_running_job_is_rescaled_each_operator_by_itself_and_its_keepers_are_k
         settings = {"parallelism": None, "backend": "filesystem"}
         with case.job(spark, settings=settings, kinds_parallelism=2, **on_demand).start(spark) as run:
             assert run.status().restored_from is not None
-            assert of(run) == (2, {"profile": 2, "per-kind": 2})
+            assert of(run) == (1, {"profile": 1, "per-kind": 2})
             assert looked_up(run) == counted(case)
     case.check()
 
@@ -103,29 +120,5 @@ def test_what_fails_in_the_middle_of_rescaling_is_tried_again(spark: Any, case: 
         status = settle(run)
         assert (status.parallelism, status.restarts) == (3, 1)
         assert [each.result(60).checkpoint > 0 for each in asked] == [True, True]
-        case.check()
-        run.stop()
-
-
-def test_a_job_follows_its_executors(spark: Any, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = [1]
-    monkeypatch.setattr("strandline.spark.job.following.room_of", lambda _: room[0])
-    follow = sl.FollowExecutors(min=1, max=2, after="300ms")
-    case.add(1)
-    given: dict[str, Any] = {"kinds_parallelism": 1, "checkpoints": case.checkpoints(None)}
-    with case.job(spark, settings={"parallelism": follow}, **given).start(spark) as run:
-        status = settle(run)
-        assert (status.parallelism, status.follows) == (1, True)
-        room[0] = 9
-        eventually(lambda: run.status().parallelism == 2, "followed")
-        case.add(1)
-        status = settle(run)
-        assert [operator.parallelism for operator in status.operators] == [2, 1]
-        # Who gives a number has the last word.
-        run.rescale(1)
-        room[0] = 3
-        time.sleep(1)
-        status = settle(run)
-        assert (status.parallelism, status.follows, status.restarts) == (1, False, 0)
         case.check()
         run.stop()
