@@ -172,7 +172,8 @@ def test_a_program_that_does_not_fit_is_refused_before_anything_is_touched(spark
     assert tree(root / "ck", case.out) == before
 
 
-@pytest.mark.parametrize("backend", ["memory", *soaking(["filesystem"])])
+# One kill and restart of a state on the heap is in test_a_job_goes_on_with_another_type_name_and_uid.
+@pytest.mark.parametrize("backend", soaking(["memory", "filesystem"]))
 def test_state_on_the_heap_goes_on_after_kill_and_restart(spark: Any, case: Case, backend: str) -> None:
     case.short = True
     case.add(1)

@@ -29,7 +29,7 @@ ROCKSDB = ("rocksdb", 2)
 @pytest.mark.parametrize(
     ("before", "now"),
     [
-        (("filesystem", 3), ROCKSDB),
+        (("memory", 3), ROCKSDB),
         *(pytest.param(ROCKSDB, now, marks=pytest.mark.soak) for now in (ROCKSDB, ("rocksdb", 3))),
     ],
 )
@@ -56,7 +56,12 @@ def test_a_job_goes_on_with_another_type_name_and_uid(
         shown.update(small.rows_of(sink))
         assert shown == small.counted([event["user"] for event in case.events])
 
-    go_on(Count(), "count", before)
+    # A keeper whose state is on the heap has it again after a kill.
+    go_on(Count(), "count", before, kills=1)
+    (operator,) = max(manifests(case.root / "ck" / "small").items())[1].operators
+    assert operator.backend == before[0]
+    if before[0] == "memory":
+        assert all(file.inline is not None for part in operator.partitions for file in part.files)
     wider = sl.uid("more", was="count")
     # The second attempt goes on from a checkpoint of the old program or of the new one: it fits both.
     go_on(CountMore(), wider, now, kills=1)
