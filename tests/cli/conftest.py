@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from typer.testing import CliRunner
 
 from strandline.cli.main import app
 from tests.cli.fabricate import FabricatedJob
+from tests.cli.forks import Forks
 from tests.control.serving import serve
 
 __all__ = ["serve"]
@@ -55,20 +54,21 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **more}
 
 
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """What commands are forked from."""
+    made = Forks(tmp_path_factory.mktemp("commands"))
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def process() -> Command:
-    """The command, as a process of its own."""
+def process(forks: Forks) -> Command:
+    """The command, in a process of its own."""
 
     def run(*args: object, **env: str) -> Outcome:
-        done = subprocess.run(
-            [sys.executable, "-m", "strandline.cli.main", *map(str, args)],
-            capture_output=True,
-            text=True,
-            env=environment(**env),
-            timeout=120,
-            check=False,
-        )
-        return Outcome(done.returncode, done.stdout, done.stderr)
+        forks.begin([*map(str, args)], environment(**env))
+        return Outcome(*forks.wait())
 
     return run
 

@@ -157,7 +157,9 @@ def test_a_job_that_ended_has_a_status_of_its_end(local_dir: Path, strandline: C
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_commands_and_jobs(serve: Serve, local_dir: Path, tmp_path: Path, shell: str) -> None:
+def test_a_shell_completes_commands_and_jobs(
+    serve: Serve, local_dir: Path, tmp_path: Path, process: Command, shell: str
+) -> None:
     serve(FakeRun("alerts"))
     serve(FakeRun("payments"))
 
@@ -169,12 +171,13 @@ def test_a_shell_completes_commands_and_jobs(serve: Serve, local_dir: Path, tmp_
             "zsh": {"_TYPER_COMPLETE_ARGS": line},
             "fish": {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"},
         }[shell]
-        command = [sys.executable, "-m", "strandline.cli.main"]
-        given = environment(_STRANDLINE_COMPLETE=f"complete_{shell}", TMPDIR=str(tmp_path), **asked)
-        return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=True).stdout
+        found = process(_STRANDLINE_COMPLETE=f"complete_{shell}", TMPDIR=str(tmp_path), **asked)
+        assert found.code == 0
+        return found.stdout
 
-    assert "status" in complete("sta")
-    assert "doctor" not in complete("sta")
+    offered = complete("sta")
+    assert "status" in offered
+    assert "doctor" not in offered
     found = complete("status", "--local-dir", str(local_dir), "pay")
     assert "payments" in found
     assert "alerts" not in found

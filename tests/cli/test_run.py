@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Command, environment
+from tests.cli.forks import Forks
+from tests.spark.harness import eventually
 
 
 def write(path: Path, program: str) -> Path:
@@ -92,7 +94,7 @@ def test_without_java_nothing_is_run(process: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_unwinds_the_program(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_unwinds_the_program(forks: Forks, tmp_path: Path, number: signal.Signals, code: int) -> None:
     program = write(
         tmp_path / "app.py",
         """
@@ -104,18 +106,10 @@ def test_a_signal_unwinds_the_program(tmp_path: Path, number: signal.Signals, co
             print("unwound", flush=True)
         """,
     )
-    command = [sys.executable, "-m", "strandline.cli.main", "run", str(program)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as driver:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
-        driver.send_signal(number)
-        out, err = driver.communicate(timeout=60)
-    assert (driver.returncode, out, err) == (code, "unwound\n", "")
+    assert signalled(forks, program, number) == (code, "ready\nunwound\n", "")
 
 
-def test_a_program_may_answer_a_signal_itself(tmp_path: Path) -> None:
+def test_a_program_may_answer_a_signal_itself(forks: Forks, tmp_path: Path) -> None:
     program = write(
         tmp_path / "app.py",
         """
@@ -127,12 +121,12 @@ def test_a_program_may_answer_a_signal_itself(tmp_path: Path) -> None:
             print("my own way out")
         """,
     )
-    command = [sys.executable, "-m", "strandline.cli.main", "run", str(program)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as driver:
-        assert driver.stdout is not None
-        assert driver.stdout.readline() == "ready\n"
-        driver.terminate()
-        out, err = driver.communicate(timeout=60)
-    assert (driver.returncode, out, err) == (0, "my own way out\n", "")
+    assert signalled(forks, program, signal.SIGTERM) == (0, "ready\nmy own way out\n", "")
+
+
+def signalled(forks: Forks, program: Path, number: signal.Signals) -> tuple[int, str, str]:
+    """Run a program, send it a signal when it has begun, and return what became of it."""
+    driver = forks.begin(["run", str(program)], environment())
+    eventually(lambda: forks.printed() == "ready\n", "the program has begun")
+    os.kill(driver, number)
+    return forks.wait()
