@@ -38,7 +38,7 @@ def main() -> None:
     spark = sl.session("app", given.get("master", "local[2,4]"), **conf)
     run = _job(spark, directory, Path(sys.argv[2]), given).start(spark)
     while not (directory / "stop").exists():
-        run.await_termination(0.05)
+        run.await_termination(0.2)
         if (directory / "limit").exists():
             core: Any = spark.sparkContext._jsc.sc()  # type: ignore[attr-defined]
             assert core.requestTotalExecutors(1, 0, spark._jvm.PythonUtils.toScalaMap({}))  # type: ignore[attr-defined]

@@ -37,18 +37,16 @@ def reached(app: App, case: Case) -> dict[str, Any]:
 def test_an_executor_of_two_is_killed(case: Case) -> None:
     with Reader(case):
         case.add(1)
-        app = App(case, master="local-cluster[2,1,1024]", follow="3s", kinds="1")
+        app = App(case, master="local-cluster[2,1,1024]", follow="1s", kinds="1")
         first = reached(app, case)
         executors = {name: executor_of(pid) for name, pid in first["keepers"].items()}
         assert executors.keys() == {"profile/0", "profile/1", "per-kind/0"}
         assert len(set(executors.values())) == 2
         assert all("CoarseGrainedExecutorBackend" in processes()[pid] for pid in executors.values())
-        # Partitions stay on their executor, with data or without.
+        # Partitions stay on their executor, with data or without: of this row, one gets nothing.
         case.add(1, rows=1)
-        case.add(1, rows=0)
-        case.add(1)
         later = reached(app, case)
-        assert later["epoch"] >= first["epoch"] + 3
+        assert later["epoch"] > first["epoch"]
         assert later["keepers"] == first["keepers"]
         assert later["restarts"] == 0
 
