@@ -25,7 +25,7 @@ from strandline.core.errors import (
 from tests.spark import small
 from tests.spark.functions import Count
 from tests.spark.harness import Case, eventually, keepers, keepers_armed, settle
-from tests.spark.pipeline import read_json
+from tests.spark.pipeline import EVENT_SCHEMA, read_json
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +50,7 @@ class Values(sl.KeyedProcess):
 def life(case: Case, stream: sl.Stream, sink: sl.sinks.Sink) -> sl.Job:
     return small.job(
         stream, case.root, case.local_dir, sink=sink, process=Values(), output="v bigint, at string, n bigint",
-        trigger="300ms", restart=sl.Restart(attempts=5, delay="50ms"),
+        trigger="500ms", restart=sl.Restart(attempts=5, delay="50ms"),
     )  # fmt: skip
 
 
@@ -70,15 +70,15 @@ def test_rows_from_the_very_first_on_are_seen_whenever_a_job_fails(
     run = job.start(spark)
     if first == "a checkpoint":
         assert run.checkpoint(60).checkpoint == 1
-    eventually(lambda: run.status().rows_in >= 20, "rows that no checkpoint covers")
+    eventually(lambda: run.glance().rows_in >= 20, "rows that no checkpoint covers")
     if dies == "keeper":
-        os.kill(run.status().keepers[0].pid, signal.SIGKILL)
-        eventually(lambda: run.status().restarts and run.status().state == "running", "restarted")
+        os.kill(run.glance().keepers[0].pid, signal.SIGKILL)
+        eventually(lambda: run.glance().restarts and run.glance().state == "running", "restarted")
     else:
         run.stop()
         time.sleep(1)
         run = job.start(spark)
-    eventually(lambda: run.status().rows_in >= 20, "rows")
+    eventually(lambda: run.glance().rows_in >= 20, "rows")
     run.checkpoint(60)
     run.stop()
     assert sorted(row.v for row in sink.rows) == list(range(len(sink.rows)))
@@ -87,7 +87,7 @@ def test_rows_from_the_very_first_on_are_seen_whenever_a_job_fails(
 
 def test_a_job_that_began_with_other_sources_is_refused(spark: Any, case: Case) -> None:
     with life(case, from_now(spark, "clock"), sl.sinks.noop()).start(spark) as run:
-        eventually(lambda: run.status().epoch >= 1, "an epoch")
+        eventually(lambda: run.glance().epoch >= 1, "an epoch")
     with pytest.raises(IncompatibleStateError, match="no source named 'clock'") as caught:
         life(case, from_now(spark, "sundial"), sl.sinks.noop()).start(spark)
     assert "when it began, the job read clock" in str(caught.value)
@@ -105,7 +105,7 @@ class Slow(sl.KeyedProcess):
         yield (ctx.key, self.seen.value)
 
 
-def test_keepers_live_on_while_another_operator_works(spark: Any, case: Case) -> None:
+def test_keepers_live_on_while_another_works_or_restores(spark: Any, case: Case) -> None:
     sink = sl.sinks.memory()
     first = sl.stream(small.source(spark, case.root / "in")).key_by("user")
     counted = first.process(Count(), output=small.OUTPUT, uid="first").key_by("user")
@@ -116,20 +116,12 @@ def test_keepers_live_on_while_another_operator_works(spark: Any, case: Case) ->
         restart=sl.Restart.never(),
     )  # fmt: skip
     with job.start(spark) as run:
-        for number in range(2):
-            small.write_rows(case.root / "in", number, [("a", "x", 1)])
-        settle(run)
-    assert small.rows_of(sink) == small.counted(["a", "a"])
-
-
-def test_keepers_live_on_while_another_restores(spark: Any, case: Case) -> None:
-    sink = sl.sinks.memory()
-    stream = sl.stream(small.source(spark, case.root / "in"))
-    settings = {"keeper_lease": "1s"}
-    job = small.job(stream, case.root, case.local_dir, sink=sink, settings=settings)
-    with job.start(spark) as run:
         small.write_rows(case.root / "in", 0, [("a", "x", 1)])
-        settle(run)
+        run.process_all_available(60)
+        working = {keeper.pid for keeper in run.status().keepers}
+        run.checkpoint(60)
+        assert {keeper.pid for keeper in run.status().keepers} == working == set(keepers(case.local_dir))
+    assert small.rows_of(sink) == small.counted(["a"])
     with keepers_armed(spark, case.root / "armed", "keeper.restore.before=sleep:3"):
         run = job.start(spark)
     with run:
@@ -252,7 +244,7 @@ def test_state_that_breaks_while_a_job_runs_is_restored(spark: Any, case: Case) 
 def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes_rows(
     spark: Any, case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stream, ck = sl.stream(small.source(spark, case.root / "in")), case.root / "ck"
+    ck = case.root / "ck"
 
     def job(checkpoints: str = "ck", existing: Any = "refuse") -> sl.Job:
         sink = sl.sinks.files(str(case.out), format="json", existing=existing)
@@ -269,6 +261,7 @@ def test_a_job_says_where_it_begins_and_does_not_begin_in_front_of_another_lifes
         return texts
 
     small.write_rows(case.root / "in", 0, [("a", "x", 1), ("b", "x", 1)])
+    stream = sl.stream(spark.readStream.schema(EVENT_SCHEMA).json(str(case.root / "in")))
     with job().start(spark) as run:
         settle(run)
         assert told() == [f"job 'small' starts afresh in file://{ck}/small"]
