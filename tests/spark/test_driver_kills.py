@@ -89,8 +89,8 @@ def die_behind_a_checkpoint(case: Case) -> None:
         found = case.directory.glob("chk-*/_metadata")
         return any(open_snapshot(str(path.parent)).manifest.epoch > 0 for path in found)
 
-    case.add(2)
-    app = App(case, f"sink.intent_written=sleep:{TIMEOUT_S};{armed('sink.staged', 6)}")
+    case.add(1)
+    app = App(case, f"sink.intent_written=sleep:{TIMEOUT_S};{armed('sink.staged', 4)}")
     eventually(is_published, "a checkpoint is published", every_s=0.1)
     case.add(1)
     app.wait_killed()

@@ -55,8 +55,6 @@ def strike_again_and_again(
     """Strike in several epochs of a job; of two seeds, one's operators are silent."""
     rng, wide = random.Random(seed), Wide(case.root, seed, sources, silent=seed % 2 == 0)
     with wide.build(spark, case.local_dir).start(spark) as run:
-        wide.add()
-        run.process_all_available(120)
         for what, given in kinds:
             strike_in_an_epoch(run, wide, case.local_dir, rng, what, **given)
         wide.report()

@@ -20,8 +20,8 @@ pytestmark = pytest.mark.spark
 def test_a_job_lives_and_is_forked_in_a_bucket(spark: Any, s3: Seaweed, case: Case) -> None:
     bucket = s3.url(str(uuid4()))
 
-    def checkpoints(every: str | None = "200ms") -> sl.Checkpoints:
-        return sl.Checkpoints(f"{bucket}/ck", every=every, retain=2, storage_options=s3.options)
+    def checkpoints() -> sl.Checkpoints:
+        return sl.Checkpoints(f"{bucket}/ck", retain=2, storage_options=s3.options)
 
     case.short = True
     case.add(1)
