@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,16 @@ def wide_spark(spark: Any, monkeypatch: Any) -> Iterator[Any]:
         spark.conf.unset(name)
 
 
-def strike_in_an_epoch(run: sl.Run, wide: Wide, local_dir: Path, rng: random.Random, what: str, **given: Any) -> None:
+TRIES = ((200, 1), (40, 1), (10, 1), (0, 1), (0, 3), (0, 9))
+"""Within how many events to strike, and how many times more rows there are: the later, the more surely it is noticed."""
+
+
+def strike_in_an_epoch(
+    run: sl.Run, wide: Wide, local_dir: Path, rng: random.Random, tries: Sequence[tuple[int, int]], what: str,
+    **given: Any,
+) -> None:  # fmt: skip
     """Strike in the next epoch; where rows were too far for anybody to notice, in the one after that, then with more."""
-    for within, times in ((200, 1), (40, 1), (10, 1), (0, 1), (0, 3), (0, 9)):
+    for within, times in tries:
         wide.rows = times * ROWS
         before, uid = wide.given_up(local_dir), rng.choice(wide.uids if within else wide.sources)
         after = rng.randint(0, within)
@@ -50,13 +57,14 @@ def strike_in_an_epoch(run: sl.Run, wide: Wide, local_dir: Path, rng: random.Ran
 
 
 def strike_again_and_again(
-    spark: Any, case: Case, seed: int, sources: list[str], kinds: list[tuple[str, dict[str, Any]]]
-) -> None:
+    spark: Any, case: Case, seed: int, sources: list[str], kinds: list[tuple[str, dict[str, Any]]],
+    tries: Sequence[tuple[int, int]] = TRIES,
+) -> None:  # fmt: skip
     """Strike in several epochs of a job; of two seeds, one's operators are silent."""
     rng, wide = random.Random(seed), Wide(case.root, seed, sources, silent=seed % 2 == 0)
     with wide.build(spark, case.local_dir).start(spark) as run:
         for what, given in kinds:
-            strike_in_an_epoch(run, wide, case.local_dir, rng, what, **given)
+            strike_in_an_epoch(run, wide, case.local_dir, rng, tries, what, **given)
         wide.report()
         settle(run)
         # Spark runs tasks again, and keepers are where they were.
@@ -68,7 +76,7 @@ def strike_again_and_again(
 @pytest.mark.parametrize("seed", seeds(range(1), soak=[]))
 def test_shuffle_files_that_go_and_workers_that_are_killed(wide_spark: Any, case: Case, seed: int) -> None:
     kinds: list[tuple[str, dict[str, Any]]] = [("delete", {"ending": "*"}), ("garble", {}), ("daemon", {})]
-    strike_again_and_again(wide_spark, case, seed, ["a"], kinds)
+    strike_again_and_again(wide_spark, case, seed, ["a"], kinds, TRIES[2:])
 
 
 @pytest.mark.parametrize("seed", seeds([], soak=range(31)))

@@ -39,10 +39,10 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
     directory = case.root / "fired"
     # A process restores once, and does everything else often.
     armed = ";".join(f"{m}=kill@{1 if 'restore' in m else rng.randint(1, latest)}" for m in moments)
-    case.add(2)
+    case.add(1)
     with keepers_armed(spark, directory, armed), Reader(case), case.job(spark).start(spark) as run:
         while fired(directory) != set(moments):
-            case.add(rng.randint(1, 2))
+            case.add(1)
             settle(run)
             left = set(moments) - fired(directory)
             if left and all("restore" in moment for moment in left):
@@ -63,7 +63,7 @@ def kill_at_every_moment(spark: Any, case: Case, moments: list[str], rng: random
         victim = rng.choice(status.keepers)
         os.kill(victim.pid, signal.SIGKILL)
         eventually(lambda: run.status().restarts > restarts, "seen though nobody asks it anything", 10)
-        case.add(2)
+        case.add(1)
         status = settle(run)
         assert status.restarts > restarts
         assert victim.pid not in {keeper.pid for keeper in status.keepers}
