@@ -120,6 +120,8 @@ def test_sums_are_exact_or_refused_whatever_the_session_says_of_overflow(spark: 
     assert {half: small.rows_of(sink) for half, sink in shown.items()} == {half: {("ann", half): 1} for half in halves}
 
 
+# Through Spark it goes the way of a row that does not fit; tests/runtime/test_handles.py has the words.
+@pytest.mark.soak
 def test_a_state_of_the_wrong_type(spark: Any, case: Case) -> None:
     error = fail(spark, case, functions.BadState(), [("ann", "a", 1)])
     assert type(error) is sl.errors.StateTypeError

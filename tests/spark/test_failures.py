@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.spark.base.quiet import spark_log
 from strandline.spark.base.said import find_error, frames_of, reason_of
+from tests.soak import soaking
 from tests.spark import functions, small
 from tests.spark.harness import Case, eventually, settle
 
@@ -190,7 +191,8 @@ def test_rows_that_are_too_large(spark: Any, case: Case) -> None:
         assert part in str(error)
 
 
-@pytest.mark.parametrize("shown", ["errors", "nowhere"])
+# That errors have no values either where they are to be shown nowhere, tests/spark/test_told.py sees without a job.
+@pytest.mark.parametrize("shown", ["errors", *soaking(["nowhere"])])
 def test_no_file_and_no_status_has_what_events_hold(
     spark: Any, case: Case, caplog: Any, capfd: Any, shown: str
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_source_without_files_is_rewound(spark: Any, case: Case) -> None:
 
     def start() -> sl.Run:
         stream = sl.stream(rate).select_expr("cast(value % 5 as string) user", "value v")
-        return small.job(stream, case.root, case.local_dir, sink=sink, trigger="400ms").start(spark)
+        return small.job(stream, case.root, case.local_dir, sink=sink, trigger="1s").start(spark)
 
     with start() as run:
         eventually(lambda: run.glance().epoch >= 1, "an epoch")
@@ -151,8 +151,8 @@ def test_a_checkpoint_on_demand_before_the_first_event_and_while_nothing_comes(s
 
 def test_a_vectorised_function_gives_what_its_oracle_does(spark: Any, case: Case) -> None:
     sink, aside = sl.sinks.memory(name="counts"), sl.sinks.memory(name="large")
-    for files in (2, 1):
-        case.add(files)
+    for _ in range(2):
+        case.add(1)
         keyed = sl.stream(small.source(spark, case.root / "in")).key_by("user")
         counts = keyed.process(
             CountBatch(),

@@ -50,7 +50,7 @@ class Values(sl.KeyedProcess):
 def life(case: Case, stream: sl.Stream, sink: sl.sinks.Sink) -> sl.Job:
     return small.job(
         stream, case.root, case.local_dir, sink=sink, process=Values(), output="v bigint, at string, n bigint",
-        trigger="500ms", restart=sl.Restart(attempts=5, delay="50ms"),
+        trigger="1s", restart=sl.Restart(attempts=5, delay="50ms"),
     )  # fmt: skip
 
 

@@ -326,13 +326,15 @@ def test_what_an_object_store_had_copied_when_it_was_stopped_is_renamed(spark: A
     assert not files.rename("one", "two")
 
 
+# A source that grows all the time is in test_lives.py, one that grows while a checkpoint is shown in test_driver_kills.py.
+@pytest.mark.soak
 def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
     case.short = True
     case.add(1)
     over = threading.Event()
 
     def add() -> None:
-        while case.files < 3:
+        while case.files < 4:
             case.add(1, rows=20)
             over.wait(0.15)
 
@@ -340,7 +342,7 @@ def test_a_source_that_grows_meanwhile(spark: Any, case: Case) -> None:
     with Reader(case), case.job(spark).start(spark) as run:
         adding.start()
         try:
-            while case.files < 3:
+            while case.files < 4:
                 settle(run)
         finally:
             adding.join()
