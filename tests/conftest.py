@@ -75,7 +75,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have keepers be sent what is in files of tests, as what is in a notebook: to import one takes half a second."""
     for module in {item.module for item in session.items if isinstance(item, pytest.Function)}:
-        cloudpickle.register_pickle_by_value(module)
+        # Where tests have no keepers, what comes back from a pickle must be what they look at.
+        if any(mark.name == "spark" for mark in _marks_of(module)):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _marks_of(module: Any) -> list[pytest.Mark]:
+    given = getattr(module, "pytestmark", [])
+    return [decorator.mark for decorator in (given if isinstance(given, list) else [given])]
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -76,7 +77,11 @@ def test_what_new_makes_shows_results_and_is_stopped_by_sigterm(
             (taken,) = strandline("checkpoint", *here).json
             assert taken["status"] == "completed"
             assert taken["epoch"] >= found["epoch"] > 0
-            eventually(lambda: b"/s \xc2\xb7 checkpoint 1" in terminal.seen, "the line that lives knows of it")
+            told = re.compile(rb"/s \xc2\xb7 checkpoint (\d+)")
+            eventually(
+                lambda: any(int(number) >= taken["epoch"] for number in told.findall(terminal.seen)),
+                "the line that lives knows of it",
+            )
             driver.terminate()
             assert driver.wait(90) == 143, terminal.seen.decode()
         finally:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from strandline.core import failpoints
 from strandline.core.errors import ConflictError, FencedError, UnavailableError
 from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made, within
-from strandline.spark.sinks.kafkahanging import hangs, undo
+from strandline.spark.sinks.kafkahanging import hangs, settle
 from strandline.spark.sinks.kafkarecord import Ends, LaneRecord, Record
 from strandline.spark.sinks.target import Connection, Target, Writer
 
@@ -205,7 +205,7 @@ class KafkaConnection(Connection):
         except (KafkaException, UnavailableError):
             if not hangs(self._record, self._lane):
                 raise
-        undo(self._producer, self._consumer, self._record, self._lane)
+        settle(self._producer, self._consumer, self._record, self._lane)
         return self._record.of_lane(self._consumer)
 
     def _remembered(self) -> LaneRecord:
