@@ -22,7 +22,6 @@ import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.kafkaclient import Cluster
-from strandline.spark.sinks.kafkahanging import settle
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
@@ -254,46 +253,6 @@ def write_on(target: KafkaTarget, connection: KafkaConnection, lane: int) -> Non
                 connection = target.connect(by(1), lane)
 
 
-def test_what_hangs_ends_as_the_rows_did_that_were_seen(kafka: Kafka, topic: str, target: KafkaTarget) -> None:
-    def crash() -> None:
-        raise Crash
-
-    target.claim(by(1))
-    connection = target.connect(by(1), 0)
-    producer, record = connection._producer, connection._record
-    connection.write(batch(("a", "1")), None, "m1")
-    # All of its rows are seen: its record holds.
-    for _ in range(2):
-        settle(producer, connection._consumer, record, 0)
-    connection = target.connect(by(1), 0)
-    assert connection.reached() == "m1"
-    # Some are. The record says of one that it is where none was committed.
-    _, told = record.read(committed=False).told[0]
-    ((partition, at),) = (told.ends or {})[topic].items()
-    beyond = {topic: {partition: at, 1 - partition: 100}}
-    producer, consumer = connection._producer, connection._consumer
-    producer.begin_transaction()
-    record.put_lane(producer, consumer, 0, LaneRecord(1, "m1"), beyond)
-    producer.commit_transaction()
-    with pytest.raises(
-        sl.errors.SinkError, match=f"a part of it is committed, in topic '{topic}', partition {partition}"
-    ):
-        settle(producer, consumer, record, 0)
-    connection.close()
-    connection = target.connect(by(1), 0)
-    failpoints.arm("kafka.marked", crash)
-    with pytest.raises(Crash):
-        connection.write(batch(("a", "2")), "m1", "m2")
-    failpoints.disarm_all()
-    connection = target.connect(by(1), 0)
-    settle(connection._producer, connection._consumer, connection._record, 0)
-    # Where the rows are is kept, should it have to be undone once more.
-    _, told = connection._record.read(committed=False).told[0]
-    assert (told.mark, list(told.ends or ())) == ("m2", [topic])
-    connection.write(batch(("a", "2")), "m1", "m2")
-    expect(kafka, topic, "1", "2")
-
-
 def test_a_record_that_is_older_than_what_was_known_is_not_believed(
     kafka: Kafka, topic: str, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +291,13 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
         target.connect(by(1), 0).write(large, None, "m1")
     assert target.connect(by(1), 0).reached() is None
     expect(kafka, small)
+
+
+def test_a_record_with_too_few_partitions_is_refused(kafka: Kafka, target: KafkaTarget) -> None:
+    marks = kafka.create(f"{target.prefix}-marks", 1)
+    words = f"topic '{marks}' of Kafka at {kafka.servers} has 1 partition, expected 2(.|\n)*--alter --topic {marks}"
+    with pytest.raises(sl.errors.ConfigurationError, match=words):
+        target.claim(by(1))
 
 
 def test_a_wrong_password_is_said_and_not_shown(kafka: Kafka, topic: str, caplog: Any) -> None:

@@ -134,12 +134,14 @@ class Said:
 
     def __init__(self) -> None:
         self._last: Any = None
+        self.times = 0
         self.refused: Any = None
         self._lock = threading.Lock()
 
     def hear(self, error: Any) -> None:
         with self._lock:
             self._last = error
+            self.times += 1
             if error.code() in _codes("_AUTHENTICATION", "_SSL", "SASL_AUTHENTICATION_FAILED"):
                 self.refused = error
 
@@ -196,6 +198,7 @@ _PASSING = (
     "_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN", "_MSG_TIMED_OUT", "_RESOLVE", "_WAIT_COORD", "_PURGE_QUEUE",
     "_PURGE_INFLIGHT", "_DESTROY", "_QUEUE_FULL", "_TIMED_OUT_QUEUE", "REQUEST_TIMED_OUT", "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION", "BROKER_NOT_AVAILABLE", "REPLICA_NOT_AVAILABLE", "NETWORK_EXCEPTION",
+    "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE", "LISTENER_NOT_FOUND",
     "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "NOT_ENOUGH_REPLICAS",
     "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "KAFKA_STORAGE_ERROR", "UNSTABLE_OFFSET_COMMIT",
 )  # fmt: skip

@@ -3,28 +3,40 @@
 A lane's record is the metadata of an offset that a group of its own has committed, in the transaction of the rows.
 Kafka forgets groups that were silent for a week. So it is also a message of a compacted topic, in the same transaction,
 which is read where the group has nothing. There, too, are the claims of runs, and which lanes there ever were: a run
-that begins must fence them all.
+that begins must fence them all. The record says where the rows are, for what `kafkahanging.py` does.
+
+The topic has two partitions. All messages are in the first; that of a group's offsets which belongs to the second is
+written without a transaction, where one hangs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
 from strandline.core.decoding import decodable
-from strandline.core.errors import ConfigurationError, CorruptionError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, in_words, made
+from strandline.core.errors import CorruptionError, UnavailableError
+from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words, made, within
 from strandline.spark.sinks.target import Writer
 
 T = TypeVar("T")
 
 _LONGEST_S = 90.0
 """A transaction of another job that died keeps readers from going on, until Kafka has ended it: a minute, as a rule."""
-_SETTINGS = {"cleanup.policy": "compact", "segment.bytes": "4194304", "min.cleanable.dirty.ratio": "0.2"}
+
+
+_LONGEST_TEXT = 3000
+"""Of a record in a group. Brokers take 4,096, unless they are told to take less."""
+
+
+Rows = dict[str, dict[int, list[tuple[int, int]]]]
+"""By topic and partition: where the rows of a transaction are, as the first and the last offset of each run of them."""
+Firsts = dict[str, dict[int, int]]
+"""By topic and partition: where the messages of a transaction begin."""
 
 
 @decodable
@@ -33,23 +45,45 @@ class LaneRecord(msgspec.Struct, frozen=True, array_like=True):
 
     generation: int
     mark: str | None
+    step: int = 0
+    """How many transactions there were since the mark, to end what hung."""
+    owes: bool = False
+    """Whether some rows of the mark have to be written again: the message of the same mark and step says which."""
+    firsts: Firsts | None = msgspec.field(default_factory=dict)
+    """Of its transaction; None if that is too long for a group: the message says where the rows are."""
 
     @property
     def text(self) -> str:
         """As it is in Kafka."""
         return msgspec.json.encode(self).decode()
 
-
-Ends = dict[str, dict[int, int]]
-"""By topic and partition: where the last row of a transaction is."""
+    @property
+    def place(self) -> tuple[str, int]:
+        """By which a lane's records are in order."""
+        return self.mark or "", self.step
 
 
 @decodable
-class Told(LaneRecord, frozen=True, array_like=True):
-    """A lane's record as a message: with where the rows are whose transaction it ends."""
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """A lane's record as a message."""
 
-    ends: Ends | None = None
-    """Unknown of what older versions have written."""
+    generation: int
+    mark: str | None
+    step: int = 0
+    owes: bool = False
+    rows: Rows = msgspec.field(default_factory=dict)
+    """Of its transaction."""
+    owed: Rows = msgspec.field(default_factory=dict)
+    """Those that have to be written again; they were not committed there."""
+
+    def record(self, firsts: Firsts | None = None) -> LaneRecord:
+        """Return it as a group has it."""
+        return LaneRecord(self.generation, self.mark, self.step, self.owes, firsts)
+
+
+def firsts_of(rows: Rows) -> Firsts:
+    """Return where they begin."""
+    return {topic: {partition: runs[0][0] for partition, runs in found.items()} for topic, found in rows.items()}
 
 
 @dataclass
@@ -58,8 +92,12 @@ class Found:
 
     claims: set[int] = field(default_factory=set)
     lanes: set[int] = field(default_factory=set)
-    told: dict[int, tuple[int, Told]] = field(default_factory=dict)
-    """Of lanes, the newest message and where it is."""
+    told: dict[int, list[tuple[int, Told]]] = field(default_factory=dict)
+    """Of lanes, the messages and where they are, the newest last."""
+
+    def newest(self, lane: int) -> tuple[int, Told] | None:
+        """Return the newest message of a lane, if there is one, and where it is."""
+        return self.told[lane][-1] if lane in self.told else None
 
 
 class Record:
@@ -97,22 +135,51 @@ class Record:
         """Return what the lane's group has, if it has not been forgotten."""
         from confluent_kafka import TopicPartition
 
-        (found,) = self.cluster.ask(consumer.committed, [TopicPartition(self.topic, 0)])
-        if found.error is not None:
-            raise in_words(found.error, self.writer.label, self.cluster)
-        return self._decoded(found.metadata, LaneRecord) if found.offset >= 0 and found.metadata else None
+        asked = [TopicPartition(self.topic, partition) for partition in (0, 1)]
+        found = []
+        for each in self.cluster.ask(consumer.committed, asked):
+            if each.error is not None:
+                raise in_words(each.error, self.writer.label, self.cluster)
+            if each.offset >= 0 and each.metadata:
+                found.append(self._decoded(each.metadata, LaneRecord))
+        if not found:
+            return None
+        newest = max(found, key=lambda record: record.place)
+        return msgspec.structs.replace(newest, generation=max(record.generation for record in found))
 
-    def put_lane(self, producer: Any, consumer: Any, lane: int, record: LaneRecord, ends: Ends | None) -> None:
-        """Put a lane's record into its open transaction, all of whose rows are with the brokers."""
+    def put_lane(self, producer: Any, consumer: Any, lane: int, told: Told, sent: Callable[[], Rows]) -> LaneRecord:
+        """Put a lane's record into its open transaction, all of whose rows are with the brokers.
+
+        `sent` says where its messages are. Returns the record as the group has it then.
+        """
         from confluent_kafka import TopicPartition
 
-        told = Told(record.generation, record.mark, ends)
-        producer.produce(self.topic, told.text, self._key("mark", lane), partition=0)
+        producer.produce(self.topic, msgspec.json.encode(told), self._key("mark", lane), partition=0)
         # Where the group has a record that hangs, its message is there, too: `kafkahanging.py` reads it.
         if producer.flush(self.cluster.answer_s):
             raise UnavailableError(f"{self.writer.label}: Kafka at {self.cluster.servers} takes no rows")
+        record = told.record(firsts_of(sent()))
+        if len(record.text) > _LONGEST_TEXT:
+            record = told.record()
         at = TopicPartition(self.topic, 0, 0, record.text)
         self.cluster.ask(producer.send_offsets_to_transaction, [at], consumer.consumer_group_metadata())
+        return record
+
+    def note_reached(self, consumer: Any, told: Told) -> None:
+        """Have it on record, whatever becomes of the lane's transaction, that it is committed."""
+        from confluent_kafka import TopicPartition
+
+        at = TopicPartition(self.topic, 1, 0, told.record().text)
+
+        def commit() -> None:
+            consumer.commit(offsets=[at], asynchronous=False)
+
+        within(self.cluster.answer_s, commit)
+
+    def told(self, lane: int, record: LaneRecord) -> tuple[int, Told] | None:
+        """Return the message of a lane's record, and where it is."""
+        told = self.read(committed=False).told.get(lane, [])
+        return next((each for each in reversed(told) if each[1].record().place == record.place), None)
 
     def note_lane(self, lane: int) -> None:
         """Have it on record that there is such a lane, before anything is written there."""
@@ -161,49 +228,6 @@ class Record:
             raise in_words(failed[0], self.writer.label, self.cluster, said)
         if left:
             raise UnavailableError(f"{self.writer.label}: Kafka at {self.cluster.servers} does not answer")
-
-    def make_topic(self) -> None:
-        """Create the topic unless it is there."""
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
-        from confluent_kafka.admin import AdminClient, NewTopic
-
-        said = Said()
-        admin = made(AdminClient, self.cluster, self.cluster.settings(said))
-        try:
-            (found,) = admin.describe_topics(
-                TopicCollection([self.topic]), request_timeout=self.cluster.answer_s
-            ).values()
-            try:
-                answer(found, admin, said, self.cluster)
-                return
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise
-            (creating,) = admin.create_topics(
-                [NewTopic(self.topic, 1, config=_SETTINGS)], request_timeout=self.cluster.answer_s
-            ).values()
-            answer(creating, admin, said, self.cluster)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
-            why = in_words(error, self.writer.label, self.cluster, said)
-            if not isinstance(why, ConfigurationError):
-                raise why from error
-            raise ConfigurationError(
-                f"{why.message}; it needs a topic '{self.topic}' of its own, with one partition",
-                hint=f"create it: kafka-topics.sh --create --topic {self.topic} --partitions 1 --config "
-                "cleanup.policy=compact; or allow the sink's user to",
-            ) from error
-        self._await_topic(admin)
-
-    def _await_topic(self, admin: Any) -> None:
-        """Brokers learn of a new topic one after the other."""
-        until = time.monotonic() + self.cluster.answer_s
-        while time.monotonic() < until:
-            metadata = admin.list_topics(self.topic, self.cluster.answer_s).topics[self.topic]
-            if metadata.error is None and metadata.partitions and metadata.partitions[0].leader >= 0:
-                return
-            time.sleep(0.05)
 
     def read(self, *, committed: bool) -> Found:
         """Return what the topic has of the sink, all or what is `committed`: that may have to be waited for."""
@@ -280,4 +304,4 @@ class Record:
         elif what == "lane":
             found.lanes.add(int(number))
         elif what == "mark":
-            found.told[int(number)] = message.offset(), self._decoded(message.value(), Told)
+            found.told.setdefault(int(number), []).append((message.offset(), self._decoded(message.value(), Told)))

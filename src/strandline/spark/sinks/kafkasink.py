@@ -31,7 +31,8 @@ from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.given import check_column, columns_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made
-from strandline.spark.sinks.kafkatarget import KafkaTarget, drain, idle, produce, producer_settings
+from strandline.spark.sinks.kafkarows import Sent, drain, produce, producer_settings
+from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
@@ -200,25 +201,25 @@ class _Produce:
         del attempt
         # A worker that comes back has the one of the epoch before: a new one takes half a second to begin.
         kept = _producers.pop(self._key) if self._key in _producers else self._made()
-        said, failed, producer = kept
+        said, sent, producer = kept
         for batch in batches:
             produce(producer, batch, self.target, self.label)
-        drain(producer, self.target, self.label, said, failed)
-        _producers[self._key] = said, failed, producer
+        drain(producer, self.target, self.label, said, sent)
+        _producers[self._key] = said, sent, producer
 
     @property
     def _key(self) -> tuple[Any, ...]:
         cluster = self.target.cluster
         return cluster.servers, self.target.limit, *sorted(cluster.options.items())
 
-    def _made(self) -> tuple[Said, list[Any], Any]:
+    def _made(self) -> tuple[Said, Sent, Any]:
         from confluent_kafka import Producer
 
-        said, failed = Said(), list[Any]()
-        return said, failed, made(Producer, self.target.cluster, producer_settings(self.target, said, failed))
+        said, sent = Said(), Sent()
+        return said, sent, made(Producer, self.target.cluster, producer_settings(self.target, said, sent))
 
 
-_producers: dict[tuple[Any, ...], tuple[Said, list[Any], Any]] = {}
+_producers: dict[tuple[Any, ...], tuple[Said, Sent, Any]] = {}
 
 
 def kafka(

@@ -19,21 +19,20 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, FencedError, UnavailableError
-from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words, made, within
-from strandline.spark.sinks.kafkahanging import hangs, settle
-from strandline.spark.sinks.kafkarecord import Ends, LaneRecord, Record
+from strandline.core.errors import ConflictError, FencedError, StrandlineError, UnavailableError
+from strandline.spark.sinks.kafkaclient import Cluster, Said, in_words, made, within
+from strandline.spark.sinks.kafkahanging import Lane, open_at, places_of
+from strandline.spark.sinks.kafkarecord import LaneRecord, Record, Told
+from strandline.spark.sinks.kafkarows import Sent, UnfitRowError, drain, produce, producer_settings
+from strandline.spark.sinks.kafkatopic import make_topic
 from strandline.spark.sinks.target import Connection, Target, Writer
 
 _THREADS = 8
 _LIMIT = 1_000_000
 """As large as a message may be, unless the topic says otherwise."""
-
-
-class UnfitRowError(Exception):
-    """Kafka takes no such row."""
 
 
 class KafkaTarget(Target):
@@ -55,7 +54,7 @@ class KafkaTarget(Target):
     def claim(self, writer: Writer) -> None:
         record = Record(self.cluster, self.prefix, writer)
         # 1. The record is there.
-        record.make_topic()
+        make_topic(record)
         # 2. No newer run has begun; ours has.
         older = record.read(committed=False).claims
         self._check(writer, older)
@@ -91,6 +90,8 @@ def _key_of(target: KafkaTarget, writer: Writer, lane: int) -> tuple[Any, ...]:
     return (target.cluster.servers, target.prefix, writer.sink, writer.generation, lane)
 
 
+_QUIET_S = 0.3
+"""Brokers that were there all the time have carried out a commit then."""
 _MOST_IDLE = 32
 _IDLE_S = 120.0
 
@@ -145,13 +146,12 @@ class KafkaConnection(Connection):
         self._lane = lane
         self._record = Record(target.cluster, target.prefix, writer)
         self._said = Said()
-        self._failed: list[Any] = []
-        self._ends: Ends = {}
+        self._sent = Sent()
         self._is_whole = False
         self._key = _key_of(target, writer, lane)
         name = self._record.name_of(lane)
         settings = producer_settings(
-            target, self._said, self._failed, self._ends, transactional_id=name, transaction_timeout_ms=60_000
+            target, self._said, self._sent, places=True, transactional_id=name, transaction_timeout_ms=60_000
         )
         self._producer: Any = made(Producer, target.cluster, settings)
         self._consumer: Any = self._record.consumer(lane, self._said)
@@ -161,19 +161,21 @@ class KafkaConnection(Connection):
             target.cluster.ask(self._producer.init_transactions)
             failpoints.hit("kafka.lane_taken")
             # 2. What holds until then is how far it came; a newer run has left its number.
-            self._found = self._of_lane() or self._remembered()
-        except KafkaException as error:
-            self._producer.poll(0)
-            self.close()
-            raise in_words(error, writer.label, target.cluster, self._said) from error
-        except BaseException:
-            self.close()
-            raise
-        try:
+            taken = Lane(self._record, lane, self._producer, self._consumer, self._commit)
+            self._found = taken.found() or self._remembered()
             self._check_found()
+            # 3. All of that is carried out: this process has seen it, or looks.
+            if self._found.owes or self._found != _known.get(self._key):
+                self._found = taken.through(self._found)
+        except (KafkaException, SystemError) as error:
+            with suppress(KafkaException, SystemError):
+                self._producer.poll(0)
+            self.end()
+            raise self._in_words(error) from error
         except BaseException:
-            self.close()
+            self.end()
             raise
+        _known[self._key] = self._found
         self._is_whole = True
 
     def _meet_brokers(self) -> None:
@@ -188,85 +190,100 @@ class KafkaConnection(Connection):
         writer, known = self._writer, _known.get(self._key)
         if self._found.generation > writer.generation:
             raise fenced(writer, self._found.generation)
-        if known is not None and (self._found.mark or "") < (known.mark or ""):
+        if known is not None and self._found.place < known.place:
             # To write what comes after the older one would be to write rows a second time.
             raise UnavailableError(
                 f"{writer.label}: Kafka at {self._target.cluster.servers} says that lane {self._lane} came to "
                 f"{self._found.mark or 'nothing'}, and has said before that it came to {known.mark}: it is not whole "
                 "yet"
             )
-        _known[self._key] = self._found
-
-    def _of_lane(self) -> LaneRecord | None:
-        from confluent_kafka import KafkaException
-
-        try:
-            return self._record.of_lane(self._consumer)
-        except (KafkaException, UnavailableError):
-            if not hangs(self._record, self._lane):
-                raise
-        settle(self._producer, self._consumer, self._record, self._lane)
-        return self._record.of_lane(self._consumer)
 
     def _remembered(self) -> LaneRecord:
         """Return the record of a lane whose group has none: the lane is new, or was silent for long."""
         self._record.note_lane(self._lane)
         found = self._record.read(committed=True)
-        newest = max(found.claims, default=0)
-        _, told = found.told.get(self._lane, (-1, None))
-        return LaneRecord(max(newest, told.generation if told else 0), told.mark if told else None)
+        _, told = found.newest(self._lane) or (-1, Told(0, None))
+        return structs.replace(told.record({}), generation=max(told.generation, *found.claims, 0))
 
     def reached(self) -> str | None:
         return self._found.mark
 
     def put_record(self) -> None:
         """Leave this run's number in the lane's record."""
-        self._commit(iter(()), LaneRecord(self._writer.generation, self._found.mark))
+        self._found = self._commit(iter(()), Told(self._writer.generation, self._found.mark, self._found.step))
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         if self._found.mark != since:
             raise ConflictError(f"{self._writer.label}: another task has written lane {self._lane} of Kafka")
-        self._commit(iter(batches), LaneRecord(self._writer.generation, mark))
+        self._found = self._commit(iter(batches), Told(self._writer.generation, mark))
 
-    def _commit(self, batches: Iterator[pa.RecordBatch], record: LaneRecord) -> None:
+    def _commit(self, batches: Iterator[pa.RecordBatch], told: Told) -> LaneRecord:
+        """Write rows and the lane's record in one transaction; return the record when that is carried out."""
         from confluent_kafka import KafkaException
 
         producer, self._is_whole = self._producer, False
-        self._ends.clear()
         try:
+            producer.poll(0)
+            self._sent.clear()
+            troubles = self._said.times
             producer.begin_transaction()
             for batch in batches:
                 produce(producer, batch, self._target, self._writer.label)
             failpoints.hit("kafka.produced")
-            drain(producer, self._target, self._writer.label, self._said, self._failed)
-            ends = {topic: dict(found) for topic, found in self._ends.items()}
-            self._record.put_lane(producer, self._consumer, self._lane, record, ends)
+            drain(producer, self._target, self._writer.label, self._said, self._sent)
+            told = structs.replace(told, rows=self._sent.copied())
+            record = self._record.put_lane(producer, self._consumer, self._lane, told, self._sent.copied)
             failpoints.hit("kafka.marked")
             self._target.cluster.ask(producer.commit_transaction)
             failpoints.hit("kafka.decided")
-            self._await(record)
+            self._await(record, troubles)
         except (KafkaException, SystemError) as error:
-            # Python says the latter of a callback that is run while the client's own error is on its way.
-            found = error if isinstance(error, KafkaException) else error.__cause__
-            if not isinstance(found, KafkaException):
-                raise
-            raise in_words(found, self._writer.label, self._target.cluster, self._said) from error
+            raise self._in_words(error) from error
         failpoints.hit("kafka.committed")
-        self._found, self._is_whole = record, True
+        self._is_whole = True
         _known[self._key] = record
+        return record
 
-    def _await(self, record: LaneRecord) -> None:
-        """Wait until it is seen that the transaction is committed.
+    def _in_words(self, error: Exception) -> StrandlineError:
+        """Return an error of the client as one of ours.
+
+        Python has SystemError where a callback ran while the client's own error was on its way: one that ends it.
+        """
+        from confluent_kafka import KafkaException
+
+        found = error if isinstance(error, KafkaException) else error.__cause__
+        if isinstance(found, KafkaException):
+            return in_words(found, self._writer.label, self._target.cluster, self._said)
+        where = f"{self._writer.label}: Kafka at {self._target.cluster.servers}"
+        return ConflictError(f"{where}: another task or driver writes in its place: the client has ended")
+
+    def _await(self, record: LaneRecord, troubles: int) -> None:
+        """Wait until it is seen that the transaction is committed, and all of its partitions are told.
 
         Brokers say so when they have decided it, and carry it out a little later, or never (`kafkahanging.py`).
         """
         until = time.monotonic() + self._target.cluster.answer_s
         while self._record.of_lane(self._consumer) != record:
-            if time.monotonic() > until:
-                raise UnavailableError(
-                    f"{self._writer.label}: Kafka at {self._target.cluster.servers} does not carry out a commit"
-                )
-            time.sleep(0.005)
+            self._rest(until)
+        stable_at, places = time.monotonic(), places_of(record)
+        while places:
+            hung, hidden = open_at(self._record, self._consumer, places)
+            hidden = [place for place in hidden if place[0] != self._record.topic]
+            if not hung and not hidden:
+                return
+            self._producer.poll(0)
+            is_quiet = self._said.times == troubles and time.monotonic() - stable_at > _QUIET_S
+            if not hung and is_quiet:
+                # Other writers keep transactions open for long. No broker was away: what it had to do, it has done.
+                return
+            self._rest(until)
+
+    def _rest(self, until: float) -> None:
+        if time.monotonic() > until:
+            raise UnavailableError(
+                f"{self._writer.label}: Kafka at {self._target.cluster.servers} does not carry out a commit"
+            )
+        time.sleep(0.005)
 
     def close(self) -> None:
         if self._is_whole:
@@ -292,97 +309,3 @@ atexit.register(idle.end)
 def fenced(writer: Writer, newest: int) -> FencedError:
     """Return what a driver is told that was replaced."""
     return FencedError(f"{writer.label}: run {newest} of the job writes to Kafka; this is run {writer.generation}")
-
-
-def producer_settings(
-    target: KafkaTarget, said: Said, failed: list[Any], ends: Ends | None = None, **more: Any
-) -> dict[str, Any]:
-    """Return the settings of a client that writes rows.
-
-    Errors of those that brokers refuse go to `failed`; where the last row of each partition is, to `ends`.
-    """
-
-    def delivered(error: Any, message: Any) -> None:
-        if error is not None:
-            failed.append(error)
-        elif ends is not None:
-            ends.setdefault(message.topic(), {})[message.partition()] = message.offset()
-
-    settings = target.cluster.settings(
-        said,
-        enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
-        queue_buffering_max_messages=400_000, message_max_bytes=max(target.limit, 1000),
-        delivery_report_only_error=ends is None, **more,
-    )  # fmt: skip
-    return {**settings, **target.cluster.options, "on_delivery": delivered}
-
-
-COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
-
-
-def produce(producer: Any, batch: pa.RecordBatch, target: KafkaTarget, label: str) -> None:
-    """Hand rows to the client, which sends them meanwhile."""
-    names = batch.schema.names
-    columns = [batch.column(name).to_pylist() if name in names else None for name in COLUMNS]
-    nothing = [None] * batch.num_rows
-    topics = columns[0] or [target.topic] * batch.num_rows
-    rest = (column if column is not None else nothing for column in columns[1:])
-    send = producer.produce
-    for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
-        if topic is None:
-            raise UnfitRowError("it has no topic: its topic column is null")
-        given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
-        if headers:
-            given.append([(each["key"], each["value"]) for each in headers])
-        try:
-            send(*given)
-        except BufferError:
-            _send_when_there_is_room(producer, given, target, label)
-        except Exception as error:
-            raise _refused(error, label, target, given) from error
-    producer.poll(0)
-
-
-def _send_when_there_is_room(producer: Any, given: list[Any], target: KafkaTarget, label: str) -> None:
-    """The client holds as much as it may: some must be sent first."""
-    stall = Stall(len(producer), target.cluster.answer_s)
-    while True:
-        producer.poll(0.1)
-        try:
-            producer.produce(*given)
-            return
-        except BufferError:
-            if stall.is_seen(len(producer)):
-                raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} takes no rows") from None
-
-
-def _refused(error: Exception, label: str, target: KafkaTarget, given: list[Any]) -> Exception:
-    from confluent_kafka import KafkaError, KafkaException
-
-    if not isinstance(error, KafkaException):
-        return error
-    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
-        return in_words(error, label, target.cluster)
-    return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
-
-
-def _too_large(topic: str | None, what: str, target: KafkaTarget) -> UnfitRowError:
-    where = f"topic '{topic}'" if topic else "its topic"
-    return UnfitRowError(f"{what} is larger than {where} takes: the limit, max.message.bytes, is {target.limit:,}")
-
-
-def drain(producer: Any, target: KafkaTarget, label: str, said: Said, failed: list[Any]) -> None:
-    """Wait until all rows are with the brokers, for as long as any arrive."""
-    from confluent_kafka import KafkaError, KafkaException
-
-    stall = Stall(len(producer), target.cluster.answer_s)
-    while left := producer.flush(0.5):
-        if failed or stall.is_seen(left):
-            break
-    if failed and failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-        raise _too_large(target.topic, "a row", target)
-    if failed:
-        raise in_words(failed[0], label, target.cluster, said)
-    if left:
-        late = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} rows could not be sent"))
-        raise in_words(late, label, target.cluster, said)

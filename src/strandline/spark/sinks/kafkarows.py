@@ -1,0 +1,146 @@
+"""Rows on their way to Kafka: handed to its client, waited for, and refused in words."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from strandline.core.errors import UnavailableError
+from strandline.spark.sinks.kafkaclient import Cluster, Said, Stall, in_words
+from strandline.spark.sinks.kafkarecord import Rows
+
+
+class UnfitRowError(Exception):
+    """Kafka takes no such row."""
+
+
+class RowsTo(Protocol):
+    """Where rows go."""
+
+    cluster: Cluster
+    topic: str | None
+    limit: int
+    """How large a message may be."""
+
+
+class Sent:
+    """What brokers say of the rows that a client has sent them."""
+
+    def __init__(self) -> None:
+        self.failed: list[Any] = []
+        self.rows: Rows = {}
+        self.is_known = True
+        """Whether it is known of all of them where they are: not of some that were sent again."""
+
+    def clear(self) -> None:
+        """Begin anew: rows of another transaction follow."""
+        self.failed.clear()
+        self.rows = {}
+        self.is_known = True
+
+    def copied(self) -> Rows:
+        """Return where rows are, as far as is known now."""
+        return {topic: {number: list(runs) for number, runs in found.items()} for topic, found in self.rows.items()}
+
+    def hear_error(self, error: Any, _: Any) -> None:
+        if error is not None:
+            self.failed.append(error)
+
+    def hear(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.failed.append(error)
+            return
+        offset = message.offset()
+        if offset is None:
+            self.is_known = False
+            return
+        ranges = self.rows.setdefault(message.topic(), {}).setdefault(message.partition(), [])
+        if ranges and ranges[-1][1] + 1 == offset:
+            ranges[-1] = ranges[-1][0], offset
+        else:
+            ranges.append((offset, offset))
+
+
+def producer_settings(target: RowsTo, said: Said, sent: Sent, *, places: bool = False, **more: Any) -> dict[str, Any]:
+    """Return the settings of a client that writes rows; if asked for, it is `sent` the places of all of them."""
+    settings = target.cluster.settings(
+        said,
+        enable_idempotence=True, acks="all", partitioner="murmur2_random", linger_ms=20, compression_type="lz4",
+        queue_buffering_max_messages=400_000, message_max_bytes=max(target.limit, 1000),
+        delivery_report_only_error=not places, **more,
+    )  # fmt: skip
+    return {**settings, **target.cluster.options, "on_delivery": sent.hear if places else sent.hear_error}
+
+
+COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
+
+
+def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) -> None:
+    """Hand rows to the client, which sends them meanwhile."""
+    names = batch.schema.names
+    columns = [batch.column(name).to_pylist() if name in names else None for name in COLUMNS]
+    nothing = [None] * batch.num_rows
+    topics = columns[0] or [target.topic] * batch.num_rows
+    rest = (column if column is not None else nothing for column in columns[1:])
+    send = producer.produce
+    for topic, key, value, headers, partition, timestamp in zip(topics, *rest, strict=True):
+        if topic is None:
+            raise UnfitRowError("it has no topic: its topic column is null")
+        given: list[Any] = [topic, value, key, -1 if partition is None else partition, None, None, timestamp or 0]
+        if headers:
+            given.append([(each["key"], each["value"]) for each in headers])
+        try:
+            send(*given)
+        except BufferError:
+            _send_when_there_is_room(producer, given, target, label)
+        except Exception as error:
+            raise _refused(error, label, target, given) from error
+    producer.poll(0)
+
+
+def _send_when_there_is_room(producer: Any, given: list[Any], target: RowsTo, label: str) -> None:
+    """The client holds as much as it may: some must be sent first."""
+    stall = Stall(len(producer), target.cluster.answer_s)
+    while True:
+        producer.poll(0.1)
+        try:
+            producer.produce(*given)
+            return
+        except BufferError:
+            if stall.is_seen(len(producer)):
+                raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} takes no rows") from None
+
+
+def _refused(error: Exception, label: str, target: RowsTo, given: list[Any]) -> Exception:
+    from confluent_kafka import KafkaError, KafkaException
+
+    if not isinstance(error, KafkaException):
+        return error
+    if error.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+        return in_words(error, label, target.cluster)
+    return _too_large(given[0], f"a row of {len(given[1] or b'') + len(given[2] or b''):,} bytes", target)
+
+
+def _too_large(topic: str | None, what: str, target: RowsTo) -> UnfitRowError:
+    where = f"topic '{topic}'" if topic else "its topic"
+    return UnfitRowError(f"{what} is larger than {where} takes: the limit, max.message.bytes, is {target.limit:,}")
+
+
+def drain(producer: Any, target: RowsTo, label: str, said: Said, sent: Sent) -> None:
+    """Wait until all rows are with the brokers, for as long as any arrive."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    stall = Stall(len(producer), target.cluster.answer_s)
+    while left := producer.flush(0.5):
+        if sent.failed or stall.is_seen(left):
+            break
+    if sent.failed and sent.failed[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        raise _too_large(target.topic, "a row", target)
+    if sent.failed:
+        raise in_words(sent.failed[0], label, target.cluster, said)
+    if left:
+        late = KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{left} rows could not be sent"))
+        raise in_words(late, label, target.cluster, said)
+    if not sent.is_known:
+        raise UnavailableError(f"{label}: Kafka at {target.cluster.servers} does not say where rows are")
