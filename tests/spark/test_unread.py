@@ -17,17 +17,22 @@ from tests.spark.harness import Case, settle
 pytestmark = pytest.mark.spark
 
 ROWS = 400
-OUTPUT = "user string, n bigint, pad string"
+OUTPUT = "user string, n bigint, mark string, pad string"
 
 
 class Wide(sl.KeyedProcess):
-    """Count, and give far more than fits between a keeper and Spark."""
+    """Count, and give each key a mark; and far more, in pieces, than fits between a keeper and Spark."""
 
     seen = sl.Value("bigint", default=0)
+    mark = sl.Value("string")
+
+    def __init__(self, width: int) -> None:
+        self.width = width
 
     def on_event(self, event: Any, ctx: sl.Context) -> Any:
         self.seen.value += 1
-        yield (ctx.key, self.seen.value, "x" * 20_000)
+        self.mark.value = self.mark.value or uuid4().hex
+        yield (ctx.key, self.seen.value, self.mark.value, "x" * self.width)
 
 
 class Reading(sl.sinks.Sink):
@@ -39,7 +44,7 @@ class Reading(sl.sinks.Sink):
         self.staged: dict[int, list[Any]] = {}
 
     def write(self, df: Any, epoch: int) -> str | None:
-        self.staged[epoch] = self._read(df.select("user", "n"))
+        self.staged[epoch] = self._read(df.select("user", "n", "mark"))
         return str(epoch)
 
     def commit(self, pending: Any) -> None:
@@ -85,11 +90,12 @@ def test_operators_get_all_their_events_whatever_is_read_of_what_they_give(
     job = sl.Job(
         "unread",
         sinks=[
-            step(keyed.process(Wide(), output=OUTPUT, uid=way)).to(sinks[way]) for way, (step, _, _) in ways.items()
+            step(keyed.process(Wide(50_000 if way == "some" else 10_000), output=OUTPUT, uid=way)).to(sinks[way])
+            for way, (step, _, _) in ways.items()
         ],
         checkpoints=sl.Checkpoints(tmp_path / "ck"),
         restart=sl.Restart.never(),
-        settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB"),
+        settings=sl.Settings(parallelism=2, local_dir=local_dir, state_memory="128MB", max_row="1MB"),
     )
     with job.start(spark) as run:
         for number in range(2):
@@ -111,6 +117,10 @@ def test_operators_get_all_their_events_whatever_is_read_of_what_they_give(
                 assert counts == list(range(first, first + len(counts))), way
         if way != "none":
             assert {r.n for r in rows[3]} == {ROWS // 2 + 1}, way
+            marks = [{(row.user, row.mark) for row in rows[epoch]} for epoch in (1, 2, 3)]
+            users = [{user for user, _ in each} for each in marks]
+            assert users[0] & users[2], way
+            assert len(set.union(*marks)) == len(set.union(*users)), f"{way}: what is shown is not what was applied"
 
 
 def test_a_function_that_gives_another_number_each_time_gives_all_readers_the_same(spark: Any, case: Case) -> None:

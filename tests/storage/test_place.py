@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import UserDict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def test_a_client_is_kept_until_another_would_be_made(monkeypatch: pytest.Monkey
     # A process that was forked has none of the threads by which its parent's client lives.
     monkeypatch.setattr("os.getpid", lambda: -1)
     assert place.store() is not store
+
+
+def test_a_variable_may_be_taken_away_while_others_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changing(UserDict[str, str]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(["AWS_GONE", *self.data])
+
+    monkeypatch.setattr("os.environ", Changing(AWS_REGION="us-east-1"))
+    place = Place(url="s3://bucket/one", options=OPTIONS)
+    assert place.store() is place.store()
 
 
 def test_a_directory_is_made_whenever_it_is_opened(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
         """Return the store that the folder is in; a client of remote storage is kept, with its connections."""
         if not is_remote(self.url):
             return RetryingStore(open_store(self.url, self.options, fsync=self.fsync))
-        environment = ((name, value) for name, value in os.environ.items() if name.startswith(_ASKED_FOR))
+        # Another thread, the user's perhaps, may take one away meanwhile.
+        environment = ((name, os.environ.get(name)) for name in os.environ if name.startswith(_ASKED_FOR))
         return _client(
             self.url, frozenset(self.options.items()), frozenset(environment), os.getpid(), time.monotonic() // _KEPT_S
         )

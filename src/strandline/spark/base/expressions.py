@@ -1,6 +1,7 @@
-"""Columns that are made once, and not in every epoch: Spark reads the text of each anew, and Python asks for each.
+"""Columns that are made once, and not in every epoch, in which Python would ask the JVM for each of them.
 
-They are without a DataFrame: by names and expressions, so that they are those of any that has what they name.
+They are without a DataFrame: by names and expressions, so that they are those of any that has what they name. And
+without a session: expressions are kept as text, which Spark reads with the settings of the DataFrame's own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _made: weakref.WeakKeyDictionary[Any, dict[Hashable, Any]] = weakref.WeakKeyDict
 
 
 def parsed(session: Any, sql: str) -> Column:
-    """Return an SQL expression as Spark reads it once, where a column of its text is read again in each DataFrame."""
+    """Return an SQL expression as Spark reads it once, where a column of its text is read again in each DataFrame.
+
+    It is read with the settings of whichever session is active: not for what users write, nor for casts of theirs.
+    """
     try:
         found = session._jsparkSession.sessionState().sqlParser().parseExpression(sql)
         return Column(getattr(session._jvm, "org.apache.spark.sql.classic.ExpressionUtils").column(found))
@@ -59,22 +63,21 @@ def as_the_jvm_has(df: DataFrame, *columns: Column) -> Any:
 
 
 def _of_sql(df: DataFrame, columns: Mapping[str, str]) -> Any:
-    session = df.sparkSession
-
-    def made() -> list[Column]:
-        # Not with "as": each select is to give a column that is no other's.
-        found = {name: parsed(session, sql) for name, sql in columns.items()}
-        return [column if columns[name] == quoted(name) else column.alias(name) for name, column in found.items()]
-
-    # What a cast does is decided when its text is read.
-    return _once(df, (session.conf.get("spark.sql.ansi.enabled"), *columns.items()), made)
+    # Names are none of SQL's: in that, some settings have them stand for others. Nor is there an "as": each select is
+    # to give a column that is no other's.
+    return _once(
+        df,
+        tuple(columns.items()),
+        lambda: [F.col(sql) if sql == quoted(name) else F.expr(sql).alias(name) for name, sql in columns.items()],
+    )
 
 
 def _once(df: DataFrame, key: Hashable, make: Callable[[], list[Column]]) -> Any:
     context: Any = df.sparkSession.sparkContext
     known = _made.setdefault(context._gateway, {})
-    if key not in known:
+    found = known.get(key)
+    if found is None:
         if len(known) >= _MOST:
             known.clear()
-        known[key] = as_the_jvm_has(df, *make())
-    return known[key]
+        found = known[key] = as_the_jvm_has(df, *make())
+    return found
