@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.core import failpoints
 from strandline.core.errors import UnavailableError
 from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles, SourceFiles
 from tests.spark import pipeline, small
@@ -73,7 +75,17 @@ def test_deleted_files_are_never_needed_again(spark: Any, case: Case, request: p
     with job.start(spark) as run:
         run.process_all_available(60)
         assert len(source.left()) == 2, "no checkpoint covers them yet"
+        unpublished: list[list[int]] = []
+
+        def look() -> None:
+            # Time enough for a thread that takes files away, had it been told to.
+            time.sleep(0.3)
+            unpublished.append(source.left())
+
+        failpoints.arm("checkpoint.publish.before", look)
+        request.addfinalizer(failpoints.disarm_all)
         run.checkpoint(60)
+        assert unpublished == [[0, 1]], "a checkpoint that is not published covers nothing"
         eventually(lambda: source.left() == [], "a checkpoint covers them")
         source.put(1)
         run.process_all_available(60)
