@@ -56,6 +56,10 @@ def test_by_the_watermark() -> None:
         h.push(("x", 4, at(25)))
         assert ns(h.advance_watermark(at(30))) == [7]
         assert ns(h.advance_clock("1h")) == []
+        # However far ahead of the watermark the event is.
+        h.push(("x", 0, at(55)))
+        assert ns(h.advance_watermark(at(39))) == []
+        assert ns(h.advance_watermark(at(40))) == [7]
         # All at once: what is complete is not given twice.
         h.push(("x", 8, at(35)))
         assert ns(h.advance_watermark(at(60))) == [15]

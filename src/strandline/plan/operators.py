@@ -57,6 +57,11 @@ def watermark_on(node: Node, column: str, delay: str, per: str | None, idle: str
             hint="call it once, before the first key_by: what operators give has the time of the event it came of",
         )
     idle_us = None if idle is None else parse_duration_ms(idle, "watermark: idle") * 1000
+    if idle_us == 0:
+        raise ConfigurationError(
+            f"watermark: idle is {idle!r}, expected more than 0",
+            hint="write after how long without events a source is not waited for, like '1 min'; leave it out to wait",
+        )
     spec = WatermarkSpec(column, parse_duration_ms(delay, "watermark: delay") * 1000, per, idle_us)
     return WatermarkNode(columns.carrying(TIME, *([ORIGIN] if per else [])), node, spec)
 
