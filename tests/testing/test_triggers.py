@@ -56,13 +56,20 @@ def test_by_the_watermark() -> None:
         h.push(("x", 4, at(25)))
         assert ns(h.advance_watermark(at(30))) == [7]
         assert ns(h.advance_clock("1h")) == []
-        # However far ahead of the watermark the event is.
-        h.push(("x", 0, at(55)))
-        assert ns(h.advance_watermark(at(39))) == []
-        assert ns(h.advance_watermark(at(40))) == [7]
         # All at once: what is complete is not given twice.
         h.push(("x", 8, at(35)))
         assert ns(h.advance_watermark(at(60))) == [15]
+
+
+@pytest.mark.parametrize("kind", [MINUTE, sl.Session("60s")])
+def test_by_the_watermark_however_far_ahead_the_event_is(kind: Any) -> None:
+    slow = events("k string, v int, ts timestamp").watermark("ts", "1h").key_by("k")
+    with Harness(summed(slow.window(kind, early=sl.Early("10s", time="event")))) as h:
+        h.push(("x", 1, at(3)))
+        assert ns(h.advance_watermark(at(10))) == [1]
+        h.push(("x", 2, at(45)))
+        assert ns(h.advance_watermark(at(19))) == []
+        assert ns(h.advance_watermark(at(20))) == [3]
 
 
 def test_by_whichever_comes_first() -> None:
