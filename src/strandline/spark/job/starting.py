@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
-from strandline.spark.job.attempt import Attempt, Blueprint, end
+from strandline.spark.job.attempt import Attempt, Blueprint, Check, end
 from strandline.spark.job.compat import check_compatible, check_start, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
@@ -43,7 +44,7 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
-from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
@@ -116,17 +117,14 @@ class Starting:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
-        found = self._decide()
-        if found.is_new or not found.is_own:
-            b.draining.refuse(b.name, found.manifest, reopen=b.wanted.reopen)
-        self._settle(found)
-        self._load_start(found.manifest)
-        self._check_sinks(found)
+        found = self.decide()
+        for check in self.checks(found):
+            check()
         verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
         owned = self.claim = claim(b.jobdir, b.clock, self.claim)
         # 3. Choose what to restore, and make it the base: what an old driver publishes after it is void.
-        origin = self._decide(owned)
+        origin = self.decide(owned)
         choice, manifest = origin.choice, origin.manifest
         for damaged in choice.damaged_bases:
             log.warning("a record of what the job went on from is damaged, and passed over: %s", damaged)
@@ -239,7 +237,16 @@ class Starting:
             lag,
         )
 
-    def _decide(self, owned: Claim | None = None) -> Origin:
+    def checks(self, origin: Origin) -> list[Check]:
+        """Return what is looked at before a start from there; `strandline check-upgrade` does the same."""
+        sinks = [partial(self._check_sink, name, sink, origin) for name, sink, _ in self._b.plan.sinks]
+        return [
+            partial(self._check_drained, origin), partial(self._settle, origin),
+            partial(self._load_start, origin.manifest), *sinks,
+        ]  # fmt: skip
+
+    def decide(self, owned: Claim | None = None) -> Origin:
+        """Choose what to start from, touching nothing; with `owned`, for a driver that has claimed the job."""
         b = self._b
         return decide(
             b.jobdir, b.wanted.url or None, b.checkpoints.storage_options, claimed=b.wanted.claim,
@@ -265,10 +272,14 @@ class Starting:
         )  # fmt: skip
         return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
 
-    def _check_sinks(self, origin: Origin) -> None:
-        """Ask the sinks whether they can begin where the job does."""
-        for name, sink, _ in self._b.plan.sinks:
-            sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
+    def _check_drained(self, origin: Origin) -> None:
+        # A drained checkpoint of its own is refused later: sinks may have to show first what the drain has given.
+        if origin.is_new or not origin.is_own:
+            self._b.draining.refuse(self._b.name, origin.manifest, reopen=self._b.wanted.reopen)
+
+    def _check_sink(self, name: str, sink: Sink, origin: Origin) -> None:
+        """Ask a sink whether it can begin where the job does."""
+        sink.check(self._sink_context(name, origin, origin.life, Generation(0)))
 
     def _sink_context(self, name: str, origin: Origin, life: str, generation: Generation) -> SinkContext:
         b, manifest = self._b, origin.manifest
