@@ -123,6 +123,17 @@ def test_a_shorter_lateness_from_the_next_start_on(make: Make, contents: Content
     assert bench.step((), 60) == []
 
 
+def test_a_global_window_that_is_larger_than_the_count_of_the_next_start_ends(make: Make) -> None:
+    bench = make(Global(when=lambda event, n: event.v == 0), folded())
+    bench.step([("a", v, None) for v in (1, 2, 3, 4)])
+    files = bench.snapshot()
+    process = operator_of(Global(count=2), folded(), Rules(0, 0, "late"))
+    bench.program = msgspec.structs.replace(bench.program, process=pickle_process(process, "op"))
+    bench.restore(files, bench.epoch)
+    given = bench.step([("a", v, None) for v in (5, 6, 7)])
+    assert [result for *_, result, _ in given] == ["1,2,3,4,5", "6,7"]
+
+
 def test_sessions_end_after_a_gap(make: Make, contents: Contents) -> None:
     bench = make(Session("10s"), contents)
     bench.step([("a", 1, 0), ("a", 2, 9), ("b", 3, 5), ("a", 4, 40)])

@@ -294,7 +294,7 @@ class GlobalWindows(WindowOperator):
             value = self._emptied(0)
         events = self._counts(counted) if self._early_events else 0
         self.windows.value = self._entry(n, True, self._contents.add(0, value, event), events=events)
-        if n == self._count or (self._when is not None and self._when(event, n)):
+        if (self._count is not None and n >= self._count) or (self._when is not None and self._when(event, n)):
             rows = list(self._borne(self.shown(ctx.key), None, ctx))
             self._contents.clear(0)
             self.windows.clear()
