@@ -47,7 +47,7 @@ class SinkContext:
     @property
     def identity(self) -> str:
         """Names this sink of this job among all that write to the same place."""
-        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:8]
+        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:32]
 
 
 class Sink(ABC):

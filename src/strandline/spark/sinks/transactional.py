@@ -119,7 +119,9 @@ class Transactional(Sink):
             )
         self._context = context
         self._sink = context.identity
-        self._writer = Writer(self._sink, context.generation, context.sink, context.job, self._place)
+        self._writer = Writer(
+            self._sink, context.generation, context.sink, context.job, self._place, context.life
+        )  # fmt: skip
         aside = None if self._dead_letters is None else Place(
             url=self._dead_letters, options=self._options, fsync=context.fsync
         )  # fmt: skip

@@ -313,7 +313,7 @@ def _deltalake() -> Any:
 
 def _names(run: SinkContext) -> str:
     """Return the application that stands for a sink of this name in all lives of a job."""
-    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:16]}"
+    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:32]}"
 
 
 def _url(url: str | Path) -> str:
