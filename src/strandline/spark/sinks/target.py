@@ -104,6 +104,11 @@ class Target(ABC):
     max_bytes: int = 64 << 20
     """At about how many bytes a transaction ends, as Arrow has them."""
 
+    @property
+    def destination(self) -> str:
+        """Where rows go, in words that are the same at each start; "" if that is not known. See `Sink.destination`."""
+        return ""
+
     def try_out(self, columns: pa.Schema) -> None:  # noqa: B027
         """Before the job starts: raise ConfigurationError for what would fail with each row. Leave nothing behind."""
 

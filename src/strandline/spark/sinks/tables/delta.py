@@ -78,6 +78,7 @@ class DeltaSink(TableSink):
                 hint="write it like compact_every=50, or leave it out: then nothing is compacted",
             )
         self.compact_every = compact_every
+        self.destination = f"Delta table {_shown(self.url)}"
         # Nor what was compacted.
         self.takes_back = self.takes_back and not compact_every
         self._commits = 0
