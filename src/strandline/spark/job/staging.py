@@ -58,10 +58,13 @@ class Staging:
         with self._lock:
             return [
                 SinkInfo(
-                    name=name, pending=list(self._staged[name]), kind=kind_of(sink), destination=sink.destination or UNSET
+                    name=name,
+                    pending=list(self._staged[name]),
+                    kind=kind_of(sink),
+                    destination=sink.destination or UNSET,
                 )
                 for name, sink in self._sinks
-            ]  # fmt: skip
+            ]
 
     def commit(self, manifest: Manifest) -> bool:
         """Show what a published checkpoint lists; return True if some of it has to wait, for what is away."""
