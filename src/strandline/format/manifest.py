@@ -221,6 +221,9 @@ class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pending: list[str]
     """Committables, opaque to us, oldest first."""
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    destination: str | msgspec.UnsetType = msgspec.UNSET
+    """Where its rows go, in words that are the same at each start; left out where only the sink knows."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

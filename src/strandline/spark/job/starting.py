@@ -33,7 +33,7 @@ from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
@@ -42,7 +42,7 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
-from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
@@ -252,13 +252,16 @@ class Starting:
         said = parallelism_of(self._b.settings, self._b.spark, self._told)
         operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
         if manifest is not None:
-            sinks = [name for name, _, _ in self._b.plan.sinks]
             upgrade = check_compatible(
-                manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+                manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
                 fork=origin.is_fork,
             )  # fmt: skip
             operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
         return operators
+
+    @property
+    def _sinks(self) -> dict[str, Sink]:
+        return {name: sink for name, sink, _ in self._b.plan.sinks}
 
     def _check_sinks(self, origin: Origin) -> None:
         """Ask the sinks whether they can begin where the job does."""
@@ -290,12 +293,14 @@ class Starting:
         b, manifest = self._b, origin.manifest
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
         pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
+        lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
+        left = {name: pending.pop(name) for name in lost if name in pending}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.pop(name, []), epoch, fresh=fresh)
-        for name, texts in pending.items():
+            sink.recover(pending.get(name, []), epoch, fresh=fresh)
+        for name, texts in left.items():
             gone = None if name in b.wanted.drop else left_by(name, texts)
             if gone is not None:
                 owned.check()
