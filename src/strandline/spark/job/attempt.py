@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -80,6 +81,8 @@ class Blueprint:
     holds: Holds = field(default_factory=Holds)
     """While it is held, no checkpoint of the job is subsumed: one is made a savepoint."""
     draining: Draining = field(default_factory=Draining)
+    paused: threading.Event = field(default_factory=threading.Event)
+    """Whether the run begins no epochs, in whatever attempt: it is about to go on in another way, or to end."""
 
 
 @dataclass
@@ -174,7 +177,7 @@ class Attempt:
             return True
         if draining.asked.is_set():
             # Else Spark's next epoch might come before it, again and again.
-            driver.paused.set()
+            driver.is_draining = True
             return True
         has_ended = draining.at_end and finished_us is not None and not driver.paused.is_set()
         return has_ended and not driver.has_due(finished_us)

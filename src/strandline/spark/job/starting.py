@@ -208,6 +208,7 @@ class Starting:
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
             sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
+            paused=b.paused,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
