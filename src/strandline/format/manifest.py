@@ -205,6 +205,8 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     large: list[SourceFile] = []
     names: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The sources' names, in the order in which Spark's files number them; left out when there is one without."""
+    directory: str | msgspec.UnsetType = msgspec.UNSET
+    """The directory, as a url, of the job that read them: its later checkpoints say what was read since."""
 
     def files(self) -> list[FileRef]:
         """Return every file that the source progress needs."""
