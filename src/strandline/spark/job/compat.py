@@ -27,8 +27,8 @@ def check_compatible(
 ) -> Upgrade:
     """Return what becomes of what is stored; raise IncompatibleStateError naming all that stands against it.
 
-    `drop` names what may be lost: operators as "uid", states as "uid.state", aggregates as "uid.result". `url` is where
-    the snapshot is, and `fork` says that the job begins a life of its own with it.
+    `drop` names what may be lost: operators as "uid", states as "uid.state", fields as "uid.state.field", aggregates as
+    "uid.result". `url` is where the snapshot is, and `fork` says that the job begins a life of its own with it.
     """
     upgrade, found = differences(manifest, operators, sinks, sources, drop, fork=fork)
     if found:

@@ -27,6 +27,7 @@ from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
@@ -141,7 +142,7 @@ class Starting:
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
-        operators = self._settle(origin)
+        operators, upgrade = self._settle(origin)
         start = self._load_start(origin)
         next_id = max(choice.next_id, self._least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
@@ -150,6 +151,9 @@ class Starting:
         origin.make_base(owned)
         if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            for change in upgrade.changes if upgrade else ():
+                if change.action != "kept":
+                    tell_everybody(f"job '{b.name}': {change}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -248,17 +252,18 @@ class Starting:
         stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
-    def _settle(self, origin: Origin) -> list[Operator]:
+    def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
+        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
         manifest = origin.manifest
         said = parallelism_of(self._b.settings, self._b.spark, self._told)
         operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
-        if manifest is not None:
-            upgrade = check_compatible(
-                manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
-                fork=origin.is_fork,
-            )  # fmt: skip
-            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
-        return operators
+        if manifest is None:
+            return operators, None
+        upgrade = check_compatible(
+            manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+            fork=origin.is_fork,
+        )  # fmt: skip
+        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
 
     @property
     def _sinks(self) -> dict[str, Sink]:
