@@ -21,7 +21,7 @@ import pytest
 import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
-from strandline.spark.sinks.kafkaclient import Cluster
+from strandline.spark.sinks.kafkaclient import Cluster, in_words
 from strandline.spark.sinks.kafkarecord import LaneRecord, Record
 from strandline.spark.sinks.kafkasink import KafkaSink, KafkaSinkAtOnce, Layout
 from strandline.spark.sinks.kafkatarget import KafkaConnection, KafkaTarget, idle
@@ -440,3 +440,25 @@ def test_at_least_once(kafka: Kafka, target: KafkaTarget) -> None:
 
 
 # -- with Spark
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (
+            "_DESTROY_BROKER _FAIL _UNKNOWN_BROKER _WAIT_CACHE _IN_PROGRESS _TRANSPORT TRANSACTION_ABORTABLE UNKNOWN "
+            "NOT_CONTROLLER THROTTLING_QUOTA_EXCEEDED UNKNOWN_TOPIC_ID INCONSISTENT_TOPIC_ID REBALANCE_IN_PROGRESS "
+            "REASSIGNMENT_IN_PROGRESS ELIGIBLE_LEADERS_NOT_AVAILABLE STALE_BROKER_EPOCH NOT_COORDINATOR",
+            sl.errors.UnavailableError,
+        ),
+        ("PRODUCER_FENCED _FENCED INVALID_PRODUCER_EPOCH", sl.errors.ConflictError),
+        ("MSG_SIZE_TOO_LARGE INVALID_RECORD POLICY_VIOLATION UNKNOWN_TOPIC_OR_PART", sl.errors.SinkError),
+        ("SASL_AUTHENTICATION_FAILED _SSL TOPIC_AUTHORIZATION_FAILED", sl.errors.ConfigurationError),
+    ],
+)
+def test_which_errors_pass_by_themselves(names: str, kind: type[Exception]) -> None:
+    from confluent_kafka import KafkaError
+
+    for name in names.split():
+        error = in_words(KafkaError(getattr(KafkaError, name)), "sink 'out'", Cluster("one:9092"))
+        assert type(error) is kind, name

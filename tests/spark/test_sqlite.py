@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,15 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     assert "cannot be used: file is not a database" in refused(tmp_path / "text")
     sl.sinks.sqlite(tmp_path / "t.db", "t", create=True).target.try_out(COLUMNS)
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_two_sinks_of_one_identity_do_not_share_a_record(tmp_path: Path) -> None:
+    target = target_of(tmp_path / "t.db", pa.schema({"n": pa.int64()}))
+    target.claim(replace(writer(2), life=""))
+    with pytest.raises(
+        ConfigurationError, match="has a record of sink 'out' of job 'job', life  under the same identity"
+    ):
+        target.claim(replace(writer(3), life="another"))
 
 
 def test_what_must_not_happen_unseen(tmp_path: Path) -> None:

@@ -277,12 +277,12 @@ class EpochDriver:
         self.epoch_carries_trigger = trigger is not None
         instructions = self._instructions(epoch, trigger)
         operate = lambda node, rows: self._operate(node, rows, instructions)  # noqa: E731
-        built = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
-        try:
-            with self._noting_failures(df, epoch):
+        with self._noting_failures(df, epoch):
+            built = self._plan.build(df, operate, self._operators, self._failed_rows.reports(epoch))
+            try:
                 acks = self._write(built, epoch)
-        finally:
-            built.close()
+            finally:
+                built.close()
         missing = self._fleet.slots - acks.keys()
         if missing:
             raise KeeperError(f"epoch {epoch}: no ack from {_named(missing)}")

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -86,15 +85,13 @@ def kafka_sources(source: DataFrame, names: Sequence[str]) -> list[KafkaSource]:
     ]
 
 
-def check_kept(spark: SparkSession, sources: Sequence[KafkaSource], directory: Path, batch: int) -> None:
-    """Find that Kafka still has all rows from where the sources go on, as Spark's log in this directory says.
+def check_kept(spark: SparkSession, sources: Sequence[KafkaSource], files: Mapping[str, bytes], batch: int) -> None:
+    """Check that Kafka still has all rows from where the sources go on, as these files of Spark's say.
 
     Raises ConfigurationError, with topics, partitions and offsets, unless the program says that rows may be gone; then
     it is a warning. Raises UnavailableError if Kafka does not answer.
     """
-    names = (f"offsets/{batch}", *(f"sources/{source.number}/0" for source in sources))
-    files = {name: path.read_bytes() for name in names if (path := directory / name).exists()}
-    if batch >= 0 and names[0] not in files:
+    if batch >= 0 and f"offsets/{batch}" not in files:
         return
     for source in sources:
         if reached := source.reached(files, batch):

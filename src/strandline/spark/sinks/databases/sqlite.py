@@ -127,9 +127,14 @@ class SqliteTarget(TableTarget):
                 db.execute(_creating(self.shape, self.shape.written(self._columns)))
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
+            if claimed is not None:
+                (found,) = db.execute(
+                    f"select writer from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
+                ).fetchone()
+                writer.check_owner(found, repr(self))
             if claimed is not None and claimed > writer.generation:
                 raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
-            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.label])
+            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner])
 
     def connect(self, writer: Writer, lane: int) -> SqliteLane:
         return SqliteLane(self, writer, lane)
@@ -227,7 +232,7 @@ class SqliteLane(Connection):
                 self._put([batch for batch in batches if batch.num_rows])
                 self._db.execute(
                     _MARKING.format(record=self._target.record),
-                    [writer.sink, self._lane, writer.generation, mark, writer.label],
+                    [writer.sink, self._lane, writer.generation, mark, writer.owner],
                 )
                 failpoints.hit("sink.sqlite.written")
         except sqlite3.Error as error:

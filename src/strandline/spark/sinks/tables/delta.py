@@ -78,6 +78,7 @@ class DeltaSink(TableSink):
                 hint="write it like compact_every=50, or leave it out: then nothing is compacted",
             )
         self.compact_every = compact_every
+        self.destination = f"Delta table {_shown(self.url)}"
         # Nor what was compacted.
         self.takes_back = self.takes_back and not compact_every
         self._commits = 0
@@ -313,7 +314,7 @@ def _deltalake() -> Any:
 
 def _names(run: SinkContext) -> str:
     """Return the application that stands for a sink of this name in all lives of a job."""
-    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:16]}"
+    return f"strandline-{hashlib.sha256(f'{run.job}/{run.sink}'.encode()).hexdigest()[:32]}"
 
 
 def _url(url: str | Path) -> str:

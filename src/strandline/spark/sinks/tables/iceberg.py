@@ -97,6 +97,8 @@ class IcebergSink(TableSink):
         self.table = table
         self._catalog_name = catalog if isinstance(catalog, str) else catalog.get("name", "default")
         self._properties = {} if isinstance(catalog, str) else {k: str(v) for k, v in catalog.items() if k != "name"}
+        uri = re.sub(r"://[^/@\s]+@", "://", self._properties.get("uri", ""))
+        self.destination = f"Iceberg table {table} of catalog {self._catalog_name} {uri}".rstrip()
         self._lock = threading.Lock()
         self._loaded: Any = None
         _pyiceberg(self._where)
