@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.core.errors import CorruptionError, KeeperError, UnavailableError
+from strandline.core.errors import CorruptionError, KeeperError, SparkError, UnavailableError
 from strandline.core.ids import Epoch, Partition
 from strandline.keeper.protocol import Ack
 from strandline.runtime.watermarks import Watermarks, WatermarkSpec
@@ -25,6 +25,10 @@ from strandline.spark.job.progress import Progress
 from strandline.spark.job.run import Run
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.supervision import Desired
+
+
+def context_that(*, stopped: bool) -> Any:
+    return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: stopped)))
 
 
 def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = False) -> Any:
@@ -44,6 +48,7 @@ def attempt(*, active: bool, idle_s: float, due: bool = True, running: bool = Fa
     made._watch = SourceWatch(query, 0)
     made.coordinator = SimpleNamespace(is_due=False, pending=None)
     made._b = SimpleNamespace(settings=SimpleNamespace(keeper_lease_ms=1 << 40), draining=Draining())
+    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=False))
     made.restored = None
     made._finished_us = None
     made._times = SimpleNamespace(look=lambda late_rows, reached_us, now_us: None)
@@ -69,13 +74,54 @@ def test_a_tick_does_not_come_before_an_epoch_with_rows(given: dict[str, Any], t
     assert len(made.ticks) == ticks
 
 
+def query_of(*, active: bool = True, found_nothing: bool = False, process: Callable[[], None] = lambda: None) -> Any:
+    streaming = SimpleNamespace(noNewData=lambda: found_nothing)
+    return SimpleNamespace(
+        isActive=active, exception=lambda: None, processAllAvailable=process,
+        _jsq=SimpleNamespace(streamingQuery=lambda: streaming),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ends", "found_nothing"), [(False, True), (False, False), (True, False), (True, True)])
+def test_only_a_query_whose_last_look_found_nothing_has_ended_by_itself(ends: bool, found_nothing: bool) -> None:
+    """Spark says the same of one that somebody has stopped: what the sources still have would stay unread."""
+    assert not SourceWatch(query_of(), 0, ends=ends).has_ended()
+    watch = SourceWatch(query_of(active=False, found_nothing=found_nothing), 0, ends=ends)
+    if ends and found_nothing:
+        assert watch.has_ended()
+    else:
+        with pytest.raises(SparkError, match="query of the job was stopped, and not by the job"):
+            watch.has_ended()
+    run: Any = object.__new__(Run)
+    run._state, run._error, run._ended = "running", None, threading.Event()
+    driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
+    run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=watch.query, driver=driver)
+    if not found_nothing:
+        with pytest.raises(UnavailableError, match="was not exhausted"):
+            run.process_all_available(0.2)
+
+
+def test_a_job_whose_session_was_stopped_does_not_wait_for_its_query() -> None:
+    """A query that waits for rows does not notice: Spark says that it is active."""
+    made = attempt(active=False, idle_s=0.01)
+    made.driver.failed, made.driver.epoch_carries_trigger = threading.Event(), False
+    made.driver.progress = SimpleNamespace(epochs=0, late_rows=0)
+    made.driver.watermarks.reached_us = 0
+    made.coordinator.advance, made._sources = lambda: None, SimpleNamespace(deliver=lambda looked: None)
+    made._watch = SourceWatch(query_of(), 0)
+    made._watch.has_looked = made._poll_if_idle = lambda: None
+    made._b.spark = SimpleNamespace(sparkContext=context_that(stopped=True))
+    with pytest.raises(SparkError, match="session has been stopped"):
+        made._look_after(lambda: False)
+
+
 def test_a_query_that_is_stopped_since_its_attempt_failed_has_not_processed_everything() -> None:
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
 
     def attempt_with(process: Callable[[], None]) -> Any:
         driver = SimpleNamespace(now_us=0, has_due=lambda by_us: False, failed=threading.Event())
-        return SimpleNamespace(query=SimpleNamespace(processAllAvailable=process), driver=driver)
+        return SimpleNamespace(query=query_of(process=process), driver=driver)
 
     processed: list[int] = []
     again = attempt_with(lambda: processed.append(1))
@@ -348,7 +394,7 @@ class Beating:
 def test_timers_that_set_others_for_later_do_not_hold_up_who_waits_for_those_that_are_due() -> None:
     run: Any = object.__new__(Run)
     run._state, run._error, run._ended = "running", None, threading.Event()
-    query = SimpleNamespace(processAllAvailable=lambda: None)
+    query = query_of()
     run._b, run._attempt = SimpleNamespace(name="job"), SimpleNamespace(query=query, driver=Beating())
     run.process_all_available(10)
 

@@ -333,8 +333,10 @@ def test_staged_rows_that_are_damaged_are_not_written(ledger: Any) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptionError, match="its checksum does not match"):
+    with pytest.raises(CorruptionError, match="sink 'out' of job 'job': staged rows cannot be read") as caught:
         sink.commit(pending)
+    assert "its checksum does not match" in str(caught.value)
+    assert "drop=" in str(caught.value)
     assert ledger.rows == []
 
 

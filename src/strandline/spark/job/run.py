@@ -35,6 +35,7 @@ from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
 from strandline.spark.job.saving import save, target_of
+from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
 from strandline.spark.job.supervision import Desired, Rollback
 from strandline.spark.job.waiting import ON_THE_WAY, Waiting
@@ -424,13 +425,15 @@ def _number_text(parallelism: int | Mapping[str, int]) -> str:
 
 
 def _exhausted(query: StreamingQuery, timeout: float | None) -> bool:
-    """Wait until a query has processed what there is; False if it failed or the time was up."""
+    """Wait until a query has processed what there is; False if it failed, was stopped, or the time was up."""
     done = threading.Event()
 
     def wait() -> None:
         with contextlib.suppress(Exception):
             query.processAllAvailable()
-            done.set()
+            # It returns when somebody stops the query, too.
+            if query.isActive or has_read_all(query):
+                done.set()
 
     # In a thread of its own, because Spark's call knows no time-out; it ends with the query.
     waiting = threading.Thread(target=wait, name="strandline-wait", daemon=True)

@@ -222,7 +222,7 @@ class Starting:
         between_ms = max(int(b.trigger.get("processingTime", "0").partition(" ")[0]), polling_delay_ms(b.spark))
         query = self._query = writer.start()
         b.draining.begun()
-        watch = SourceWatch(query, between_ms)
+        watch = SourceWatch(query, between_ms, ends="availableNow" in b.trigger)
         lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
         return Attempt(
             b,

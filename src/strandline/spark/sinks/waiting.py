@@ -136,9 +136,16 @@ class Waiting:
                 hint="they were deleted in the checkpoint's storage, or the target was put back to an older state; if "
                 "it was, restore the job from a savepoint of before",
             ) from error
-        rows = decode_rows(data, where)
+        hint = (
+            "bring the file back from a copy; or give the sink another name and start the job with drop=[…] of the "
+            "present one, which gives up all rows that wait for it"
+        )
+        try:
+            rows = decode_rows(data, where)
+        except CorruptionError as error:
+            raise CorruptionError(f"{sink}: staged rows cannot be read: {error.message}", hint=hint) from None
         if zlib.crc32(data) != self.piece.crc32:
-            raise CorruptionError(f"{sink}: staged rows are others than the checkpoint lists: {where}")
+            raise CorruptionError(f"{sink}: staged rows are others than the checkpoint lists: {where}", hint=hint)
         return rows
 
 

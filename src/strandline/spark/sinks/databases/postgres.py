@@ -386,12 +386,12 @@ def _shut(connection: socket.socket) -> None:
 
 
 def table_of_record(db: Any, record: str) -> str | None:
-    """Return the record's full name; None if there is none."""
+    """Return the record's full name as statements with parameters have it; None if there is none."""
     row = db.execute(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where c.oid = to_regclass(%s)", [record],
     ).fetchone()  # fmt: skip
-    return f"{quoted(row[0])}.{quoted(row[1])}" if row else None
+    return f"{quoted(row[0])}.{quoted(row[1])}".replace("%", "%%") if row else None
 
 
 def _application(writer: Writer, lane: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +55,33 @@ class StagedFiles(Listed, frozen=True, array_like=True, tag="files"):
     files: list[DataFile]
     key: list[str]
     """By which its rows are merged; none if the files are to be the table's own."""
+    columns: str
+    """The columns of its rows, as `columns_text` has them: the table's may be others by the time it is committed."""
+    split: list[tuple[str, str]]
+    """How its rows are divided into files, as `Layout` has it."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its rows."""
+        return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(self.columns))))
+
+    def is_laid_out(self, layout: Layout) -> bool:
+        """Whether its files are as a table with this layout wants them."""
+        return self.split == list(layout.split) and self.schema.equals(layout.schema, check_metadata=True)
+
+    def read(self, folder: Folder, file: DataFile) -> pa.Table:
+        """Read a file's rows, with the columns that it leaves out."""
+        rows, schema = pq.read_table(pa.BufferReader(folder.get(file.path))), self.schema
+        if file.partition:
+            for (name, _), text in zip(self.split, file.partition, strict=True):
+                value = pa.scalar(text, pa.string()).cast(schema.field(name).type)
+                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        return rows.select(schema.names)
+
+
+def columns_text(schema: pa.Schema) -> str:
+    """Return columns as text: Arrow's bytes of a schema, compressed, in base64."""
+    return base64.b64encode(zlib.compress(schema.serialize().to_pybytes())).decode()
 
 
 class ReachedRecord(Listed, frozen=True, array_like=True, tag="reached"):
@@ -98,12 +127,19 @@ class WriteDataFiles:
     key: Sequence[str] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch], attempt: TaskAttempt) -> str:
+        staged = StagedFiles(
+            self.generation, self.epoch, attempt.partition, self.write(batches, attempt), list(self.key),
+            columns_text(self.layout.schema), list(self.layout.split),
+        )  # fmt: skip
+        failpoints.hit("sink.rows_staged")
+        return staged.text
+
+    def write(self, batches: Iterable[pa.RecordBatch], attempt: TaskAttempt) -> list[DataFile]:
+        """Write rows; return their files."""
         files = _Files(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
         for batch in batches:
             files.add(fitted(batch, self.layout.schema))
-        staged = StagedFiles(self.generation, self.epoch, attempt.partition, files.finish(), list(self.key))
-        failpoints.hit("sink.rows_staged")
-        return staged.text
+        return files.finish()
 
 
 def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
