@@ -340,7 +340,9 @@ def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
     for index, value in enumerate(values):
         try:
             fitting.append(None if value is None else one(value))
-        except MisfitError as misfit:
+        except Exception as error:
+            # A list or a mapping of the user's own may raise what it likes.
+            misfit = error if isinstance(error, MisfitError) else f"it raised {type(error).__name__}"
             raise OutputError(
                 f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
                 hint="make the value fit, or change the column's type in `output` of process()",
