@@ -129,7 +129,7 @@ def test_a_connection_that_says_nothing_or_nonsense_harms_nobody(keeper: Keeper)
         with pytest.raises(KeeperError):
             early.connection.receive()
         wrong.connection.send(p.BEGIN, b"\xc1")
-        with pytest.raises(KeeperError, match="the keeper of operator .* failed: DecodeError"):
+        with pytest.raises(KeeperError, match=r"the keeper of operator .* failed: DecodeError"):
             wrong.connection.expect(p.READY)
         assert count(keeper) == before + 1
         assert silent is not None
