@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
@@ -26,6 +25,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
 from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
@@ -106,7 +106,7 @@ class Transactional(Sink):
 
     def try_out(self, empty: DataFrame) -> None:
         # The zone is how times are shown: all are of UTC.
-        self.target.try_out(to_arrow_schema(empty.schema, timezone="UTC"))
+        self.target.try_out(arrow_schema(empty.schema))
 
     def open(self, context: SinkContext) -> None:
         if self._staging is not None:
