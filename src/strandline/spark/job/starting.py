@@ -45,7 +45,7 @@ from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
+from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics, kafka_sources
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -190,9 +190,11 @@ class Starting:
         batch = progress.batch if progress else -1
         names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
         source = b.plan.sources.together(names)
-        topics = kafka_sources(source, names)
-        check_kept(b.spark, topics, spark_dir, batch)
-        commits = KafkaCommits(b.spark, topics)
+        reading_kafka = kafka_sources(source, names)
+        topics = KafkaTopics(b.spark, reading_kafka, spark_dir)
+        self._cleanup.callback(topics.close)
+        topics.open(batch)
+        commits = KafkaCommits(b.spark, reading_kafka)
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
@@ -202,7 +204,7 @@ class Starting:
         sources = SourceProgress(
             spark_dir, names, b.jobdir, owned, b.clock, coordinator,
             progress is not None or start is not None, retained_batches(b.spark), source_numbers(source),
-            [cleaner.captured, commits.captured],
+            [cleaner.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
