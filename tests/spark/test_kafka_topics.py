@@ -217,3 +217,8 @@ def test_a_job_does_not_go_on_behind_a_transaction_that_is_open(job: Job) -> Non
     assert again(job).checked()
     with pytest.raises(sl.errors.UnavailableError, match=r"partition 1: .* at offset 11, and .* open since offset 8"):
         again(job, **{"kafka.isolation.level": "read_committed"})
+
+
+def test_a_topic_that_is_not_there_is_named(tmp_path: Path, cluster: Cluster) -> None:
+    with pytest.raises(sl.errors.ConfigurationError, match=r"Kafka at one:9092 has no topic 'c'(.|\n)*--topic c"):
+        Job(tmp_path, cluster, subscribe="a, c").topics.open(-1)

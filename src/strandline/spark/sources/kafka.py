@@ -156,6 +156,11 @@ class KafkaTopics:
             reached, known = source.reached(files, batch), source.known(files)
             with _client(self._spark, source) as client:
                 found = client.topics({topic for topic, _ in reached} | source.names | client.matching(source))
+                if missing := sorted(source.names - found.keys() - {topic for topic, _ in reached}):
+                    raise ConfigurationError(
+                        f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}'",
+                        hint=f"create it: kafka-topics.sh --create --topic {missing[0]} --partitions N",
+                    )
                 ends = client.ends(reached, found)
                 open_at = client.open_transactions(reached, ends) if source.reads_committed else {}
             # What was not read is read from its first row, whichever topic it is.
