@@ -17,6 +17,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+
 import strandline as sl
 from strandline.core import failpoints
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of

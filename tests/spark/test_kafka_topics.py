@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.checkpoint.source_log import capture
+from strandline.checkpoint.source_log import capture, write_files
 from strandline.spark.sources import kafka
 from strandline.spark.sources.checks import Relation
-from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic
+from strandline.spark.sources.kafka import KafkaSource, KafkaTopics, Offsets, _Topic, check_topics
 
 BATCH = 7
 HEAD = b"v1\n{}\n-\n"
@@ -72,7 +72,14 @@ class Job:
         self.cluster = cluster
         given = {"kafka.bootstrap.servers": "one:9092", "subscribe": "a,b", **options}
         self.source = KafkaSource("paid", 1, (1,), Relation("kafka", "", options=given))
-        self.topics = KafkaTopics(None, [self.source], directory)  # type: ignore[arg-type]
+
+    def start(self, batch: int = -1) -> Job:
+        spark: Any = None
+        found = {} if batch < 0 else capture(self.directory, batch)
+        files = check_topics(spark, [self.source], found, batch)
+        write_files(files, self.directory)
+        self.topics = KafkaTopics(spark, [self.source], self.directory, files)
+        return self
 
     def log(self, batch: int, **offsets: dict[str, int]) -> None:
         """Have Spark log a batch that is done."""
@@ -97,8 +104,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, cluster: Cluster) -> Job:
     """A job that has read both topics."""
-    made = Job(tmp_path, cluster)
-    made.topics.open(-1)
+    made = Job(tmp_path, cluster).start()
     made.log(BATCH, a={"0": 10, "1": 11}, b={"0": 12})
     made.topics.begin(BATCH)
     assert made.checked()
@@ -107,9 +113,7 @@ def job(tmp_path: Path, cluster: Cluster) -> Job:
 
 def again(job: Job, **options: str) -> Job:
     """Start the job once more."""
-    made = Job(job.directory, job.cluster, **options)
-    made.topics.open(BATCH)
-    return made
+    return Job(job.directory, job.cluster, **options).start(BATCH)
 
 
 def test_ids_are_in_what_a_checkpoint_has(job: Job) -> None:
@@ -171,7 +175,7 @@ def test_a_topic_that_comes_while_the_job_runs_is_known_before_its_rows_are_read
 ) -> None:
     made = Job(tmp_path, cluster, subscribe="", subscribepattern=".*")
     del cluster.topics["b"]
-    made.topics.open(-1)
+    made.start()
     cluster.topics["b"] = _Topic("id-b", 1)
     made.log(BATCH, a={"0": 10}, b={"0": 12})
     made.topics.begin(BATCH)
@@ -221,4 +225,4 @@ def test_a_job_does_not_go_on_behind_a_transaction_that_is_open(job: Job) -> Non
 
 def test_a_topic_that_is_not_there_is_named(tmp_path: Path, cluster: Cluster) -> None:
     with pytest.raises(sl.errors.ConfigurationError, match=r"Kafka at one:9092 has no topic 'c'(.|\n)*--topic c"):
-        Job(tmp_path, cluster, subscribe="a, c").topics.open(-1)
+        Job(tmp_path, cluster, subscribe="a, c").start()

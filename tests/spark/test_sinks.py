@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -145,6 +146,34 @@ def test_a_task_that_spark_runs_again_does_not_apply_an_epoch_twice(spark: Any, 
     # Without anything that keeps the operator's rows, the keeper itself must give them again.
     logs = (case.local_dir / "logs" / "again").glob("alone-*.log")
     assert any("is replayed" in log.read_text() for log in logs)
+
+
+def clear_caches(df: Any, epoch: int) -> None:
+    """Do all that programs do so that Spark keeps nothing."""
+    df.persist().count()
+    df.unpersist()
+    df.sparkSession.catalog.clearCache()
+    for rdd in df.sparkSession.sparkContext._jsc.getPersistentRDDs().values():
+        rdd.unpersist()
+
+
+def test_a_sink_that_clears_caches_neither_fails_the_job_nor_changes_rows(spark: Any, case: Case) -> None:
+    case.add(1)
+    before, after = sl.sinks.memory(name="before"), sl.sinks.memory(name="after")
+    clears = sl.sinks.foreach_batch(clear_caches, name="clears")
+    counted = (
+        sl.stream(small.source(spark, case.root / "in"))
+        .key_by("user")
+        .process(Count(), output=small.OUTPUT, uid="count")
+        .map(lambda row: (row.user, row.n, uuid4().hex), output="user string, n bigint, mark string")
+    )
+    with case.job_of("cleared", counted.to(before), counted.to(clears), counted.to(after)).start(spark) as run:
+        settle(run)
+        case.add(1)
+        settle(run)
+        assert (run.status().restarts, run.status().epoch) == (0, 2)
+    assert sorted(before.rows) == sorted(after.rows)
+    assert Counter((row.user, row.n) for row in after.rows) == small.counted(users(case))
 
 
 def test_several_sinks_of_one_operator_touch_its_state_once(spark: Any, case: Case) -> None:

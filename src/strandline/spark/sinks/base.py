@@ -47,7 +47,7 @@ class SinkContext:
     @property
     def identity(self) -> str:
         """Names this sink of this job among all that write to the same place."""
-        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:8]
+        return hashlib.sha256(f"{self.life}\n{self.job}\n{self.sink}".encode()).hexdigest()[:32]
 
 
 class Sink(ABC):
@@ -61,6 +61,8 @@ class Sink(ABC):
     """Whether `recover` takes back what later checkpoints have shown; if not, a warning says so."""
     reads_once = True
     """False: `write` may read its DataFrame more than once, so the engine keeps the rows for it."""
+    destination: str = ""
+    """Where rows go, in words that are the same at each start: what a sink without a name is compared by."""
 
     def __init__(self, *, name: str | None = None, visibility: Visibility = "epoch") -> None:
         if visibility not in ("checkpoint", "epoch"):
@@ -130,6 +132,12 @@ class Sink(ABC):
 
     def close(self) -> None:  # noqa: B027
         """Let go of what the run held, if it was opened."""
+
+
+def kind_of(sink: Sink) -> str:
+    """Return which of the package's sinks it is, or is derived from: committables of another kind are not its own."""
+    ours = next(each for each in type(sink).__mro__ if each.__module__.startswith("strandline."))
+    return ours.__name__.removesuffix("Sink").lower()
 
 
 def committables_of(sink: str, written: Committables) -> list[str]:

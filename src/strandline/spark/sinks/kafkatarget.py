@@ -51,6 +51,10 @@ class KafkaTarget(Target):
     def __repr__(self) -> str:
         return f"KafkaTarget({self.cluster.servers!r})"
 
+    @property
+    def destination(self) -> str:
+        return f"{f'topic {self.topic}' if self.topic else 'topics'} of Kafka at {self.cluster.servers}"
+
     def claim(self, writer: Writer) -> None:
         record = Record(self.cluster, self.prefix, writer)
         # 1. The record is there.

@@ -35,7 +35,6 @@ _SHOWN = 5
 
 SAME_OFFSETS = "strandline.same.offsets"
 """The source's option that says: a topic with another id has the same rows at the same offsets."""
-_FILES = ("0", "topics")
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 
 Offsets = dict[tuple[str, int], int]
@@ -123,6 +122,72 @@ def kafka_sources(source: DataFrame, names: Sequence[str]) -> list[KafkaSource]:
     ]
 
 
+def check_topics(
+    spark: SparkSession, sources: Sequence[KafkaSource], files: Mapping[str, bytes], batch: int
+) -> dict[str, bytes]:
+    """Check that Kafka still has all rows from where the sources go on; return Spark's files with the topics' ids.
+
+    Raises ConfigurationError, with topics, partitions and offsets, unless the program says that rows may be gone; then
+    it is a warning, and the files are those of a job that reads a topic that was created anew from its first row.
+    Raises UnavailableError if Kafka does not answer.
+    """
+    made = dict(files)
+    if batch >= 0 and f"offsets/{batch}" not in files:
+        return made
+    for source in sources:
+        reached, known = source.reached(files, batch), source.known(files)
+        read = {topic for topic, _ in reached}
+        with _client(spark, source) as client:
+            found = client.topics(read | source.names | client.matching(source))
+            ends = client.ends(reached, found)
+            open_at = client.open_transactions(reached, ends) if source.reads_committed else {}
+        if missing := sorted(source.names - read - found.keys()):
+            raise ConfigurationError(
+                f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}'",
+                hint=f"create it: kafka-topics.sh --create --topic {missing[0]} --partitions N",
+            )
+        # A topic that was not read is read from its first row, whatever it was before.
+        renewed = _renewed({topic: known.get(topic, "") for topic in read}, found) if not source.keeps_offsets else {}
+        if renewed:
+            if not source.goes_on_without:
+                raise _created_anew(source, renewed)
+            log.warning(
+                "%s. The job reads the new one from its first row, as failOnDataLoss=false says",
+                _words(source, renewed),
+            )
+            made |= _set_back(source, made, {at: ends[at][0] for at in ends if at[0] in renewed}, renewed)
+        kept = {at: offset for at, offset in reached.items() if at[0] not in renewed}
+        _check_kept(source, kept, ends)
+        for topic, partition in kept.keys() & open_at.keys():
+            raise UnavailableError(
+                f"{source.text}: topic '{topic}' of Kafka at {source.servers}, partition {partition}: the job goes on "
+                f"at offset {kept[topic, partition]}, and a transaction is open since offset "
+                f"{open_at[topic, partition]}: with read_committed, nothing behind it can be read",
+                hint="start again when it has ended; kafka-transactions.sh find-hanging shows whose it is",
+            )
+        ids = known | {name: each.id for name, each in found.items()}
+        made[f"sources/{source.number}/topics"] = json.dumps(ids).encode()
+    return made
+
+
+def _set_back(
+    source: KafkaSource, files: Mapping[str, bytes], firsts: Offsets, topics: Collection[str]
+) -> dict[str, bytes]:
+    """Return Spark's logs of offsets, set back to the first rows of these topics."""
+    began, made = f"sources/{source.number}/0", {}
+    for name, data in files.items():
+        if name == began or name.startswith("offsets/"):
+            lines = data.split(b"\n")
+            for at in [len(lines) - 1] if name == began else [line + 2 for line in source.lines]:
+                if at < len(lines) and lines[at].startswith(b"{"):
+                    said = {topic: parts for topic, parts in json.loads(lines[at]).items() if topic not in topics}
+                    for (topic, partition), offset in firsts.items():
+                        said.setdefault(topic, {})[str(partition)] = offset
+                    lines[at] = json.dumps(said).encode()
+            made[name] = b"\n".join(lines)
+    return made
+
+
 class KafkaTopics:
     """Ids of the topics that a job's sources read. A topic that is deleted and created anew has another id.
 
@@ -132,65 +197,22 @@ class KafkaTopics:
     all the time, since Kafka uses none twice. Brokers older than 2.8 have no ids, and nothing is compared.
     """
 
-    def __init__(self, spark: SparkSession, sources: Sequence[KafkaSource], directory: Path) -> None:
+    def __init__(
+        self, spark: SparkSession, sources: Sequence[KafkaSource], directory: Path, files: Mapping[str, bytes]
+    ) -> None:
+        """`files` are those that `check_topics` has returned; they are in the directory."""
         self._spark = spark
-        self._sources = sources
         self._directory = directory
-        self._known: dict[KafkaSource, Ids] = {}
+        self._known = {source: source.known(files) for source in sources}
         self._checked = -1
         self._asked: tuple[int, Future[None]] | None = None
         self._is_closed = threading.Event()
 
-    def open(self, batch: int) -> None:
-        """Find that Kafka still has all rows from where the sources go on, as Spark's log in the directory says.
-
-        Raises ConfigurationError, with topics, partitions and offsets, unless the program says that rows may be gone;
-        then it is a warning, and a topic that was created anew is read from its first row. Raises UnavailableError if
-        Kafka does not answer.
-        """
-        names = (f"offsets/{batch}", *(f"sources/{each.number}/{name}" for each in self._sources for name in _FILES))
-        files = {name: path.read_bytes() for name in names if (path := self._directory / name).exists()}
-        if batch >= 0 and names[0] not in files:
-            return
-        for source in self._sources:
-            reached, known = source.reached(files, batch), source.known(files)
-            with _client(self._spark, source) as client:
-                found = client.topics({topic for topic, _ in reached} | source.names | client.matching(source))
-                if missing := sorted(source.names - found.keys() - {topic for topic, _ in reached}):
-                    raise ConfigurationError(
-                        f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}'",
-                        hint=f"create it: kafka-topics.sh --create --topic {missing[0]} --partitions N",
-                    )
-                ends = client.ends(reached, found)
-                open_at = client.open_transactions(reached, ends) if source.reads_committed else {}
-            # What was not read is read from its first row, whichever topic it is.
-            read = {topic: known.get(topic, "") for topic, _ in reached}
-            if renewed := _renewed(read, found) if not source.keeps_offsets else {}:
-                if not source.goes_on_without:
-                    raise _created_anew(source, renewed)
-                log.warning(
-                    "%s. The job reads the new one from its first row, as failOnDataLoss=false says",
-                    _words(source, renewed),
-                )
-                self._begin_again(source, {at: ends[at][0] for at in ends if at[0] in renewed}, renewed)
-            kept = {at: offset for at, offset in reached.items() if at[0] not in renewed}
-            _check_kept(source, kept, ends)
-            for (topic, partition), offset in open_at.items():
-                if (topic, partition) in kept:
-                    raise UnavailableError(
-                        f"{source.text}: topic '{topic}' of Kafka at {source.servers}, partition {partition}: the job "
-                        f"goes on at offset {kept[topic, partition]}, and a transaction is open since offset {offset}: "
-                        "with read_committed, nothing behind it can be read",
-                        hint="start again when it has ended; kafka-transactions.sh find-hanging shows whose it is",
-                    )
-            self._learn(source, known | {name: each.id for name, each in found.items()})
-
     def begin(self, batch: int) -> None:
         """Before a batch is processed: learn of topics that it is the first to have."""
-        for source in self._sources:
-            name = f"offsets/{batch}"
+        name = f"offsets/{batch}"
+        for source, known in self._known.items():
             topics = {topic for topic, _ in source.reached({name: (self._directory / name).read_bytes()}, batch)}
-            known = self._known.get(source, {})
             if new := topics - known.keys():
                 with _client(self._spark, source) as client:
                     self._learn(source, known | {name: each.id for name, each in client.topics(new).items()})
@@ -225,7 +247,7 @@ class KafkaTopics:
         until = time.monotonic() + _PATIENCE_S
         while True:
             try:
-                for source in self._sources:
+                for source in self._known:
                     self._compare(source, {topic for topic, _ in source.reached(files, batch)}, source.known(files))
                 answer.set_result(None)
             except UnavailableError as error:
@@ -253,19 +275,6 @@ class KafkaTopics:
         written = path.with_suffix(".tmp")
         written.write_text(json.dumps(known))
         written.replace(path)
-
-    def _begin_again(self, source: KafkaSource, firsts: Offsets, topics: Collection[str]) -> None:
-        """Set Spark's log back to the first rows of these topics."""
-        began = self._directory / f"sources/{source.number}/0"
-        for path in (*self._directory.glob("offsets/[0-9]*"), *([began] if began.exists() else [])):
-            lines = path.read_bytes().split(b"\n")
-            for at in [len(lines) - 1] if path == began else [line + 2 for line in source.lines]:
-                if at < len(lines) and lines[at].startswith(b"{"):
-                    said = {topic: parts for topic, parts in json.loads(lines[at]).items() if topic not in topics}
-                    for (topic, partition), offset in firsts.items():
-                        said.setdefault(topic, {})[str(partition)] = offset
-                    lines[at] = json.dumps(said).encode()
-            path.write_bytes(b"\n".join(lines))
 
 
 def _renewed(known: Ids, found: Mapping[str, _Topic]) -> dict[str, tuple[str, str]]:

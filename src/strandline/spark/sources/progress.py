@@ -19,8 +19,8 @@ from strandline.checkpoint.folder import Folder
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory
 from strandline.checkpoint.restore import damage_in
-from strandline.checkpoint.source_log import capture, capture_start, restore_source, upload_source
-from strandline.checkpoint.start import Start, save_start, write_start
+from strandline.checkpoint.source_log import capture, capture_start, read_source, upload_source, write_files
+from strandline.checkpoint.start import Start, save_start, start_files
 from strandline.core.clock import Clock
 from strandline.core.errors import (
     ConfigurationError,
@@ -40,16 +40,19 @@ _NEEDED_BATCHES = 2
 """A checkpoint needs Spark's log of its batch, and of the one before."""
 
 
-def rewind(
-    folder: Folder,
-    directory: Path,
-    manifest: Manifest | None,
-    start: Start | None,
-    *,
-    own: bool = True,
-    fork: bool = False,
-) -> None:
-    """Make the directory `spark-{generation}`, from which Spark goes on: after the checkpoint, or where it all began.
+def read_progress(folder: Folder, manifest: Manifest | None, start: Start | None, *, own: bool) -> dict[str, bytes]:
+    """Return Spark's files as of a checkpoint, or of where it all began; none for sources that have not begun.
+
+    Raises CorruptionError, which names the checkpoint if it is the job's own.
+    """
+    if manifest is not None and manifest.source is not None:
+        with damage_in(manifest.checkpoint if own else None):
+            return read_source(folder, manifest.source)
+    return {} if start is None else start_files(start)
+
+
+def rewind(directory: Path, files: Mapping[str, bytes], *, fork: bool = False) -> None:
+    """Make the directory `spark-{generation}`, from which Spark goes on, of what `read_progress` has given.
 
     Those of older generations go. A newer driver may be at work on this machine already: its own is left alone.
     """
@@ -58,14 +61,10 @@ def rewind(
         number = old.name.removeprefix("spark-")
         if number.isdigit() and int(number) <= generation:
             shutil.rmtree(old, ignore_errors=True)
-    if manifest is not None and manifest.source is not None:
-        with damage_in(manifest.checkpoint if own else None):
-            restore_source(folder, manifest.source, directory)
-        if fork:
-            # Of two queries that it takes for one, Spark stops the older: that of the job whose snapshot it is.
-            (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
-    elif start is not None:
-        write_start(folder, start, directory)
+    write_files(files, directory)
+    if fork and files:
+        # Of two queries that it takes for one, Spark stops the older: that of the job whose snapshot it is.
+        (directory / "metadata").write_text(json.dumps({"id": str(uuid.UUID(unique_name()))}))
 
 
 @dataclass

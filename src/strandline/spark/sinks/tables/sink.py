@@ -19,7 +19,6 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -37,7 +36,7 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, unique_name
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
@@ -51,9 +50,10 @@ from strandline.spark.sinks.tables.datafiles import (
     ReachedRecord,
     StagedFiles,
     WriteDataFiles,
+    fitted,
 )
 from strandline.spark.sinks.tables.format import ExistingRows, NewColumns, Record, TableFormat
-from strandline.spark.sinks.tasks import write_tasks
+from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.storage.place import Place
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class TableSink(TableFormat):
         if table is None:
             self.check_creatable(columns)
         else:
-            self.layout(table, columns)
+            self.layout(table, columns, self.key)
         if (place := self.place_of(table)) is not None:
             is_local = place.url.startswith("file:") or "://" not in place.url
             files = (
@@ -231,8 +231,8 @@ class TableSink(TableFormat):
     def _prepare(self, df: DataFrame) -> tuple[Layout, Place]:
         """Return how the table wants these rows; make it, and claim it, if it was not there."""
         text = repr(df.schema)
-        if self._prepared is not None:
-            known, since, layout, place = self._prepared
+        if (prepared := self._prepared) is not None:
+            known, since, layout, place = prepared
             if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
                 return layout, place
         columns = to_arrow_schema(df.schema, timezone="UTC")
@@ -251,12 +251,12 @@ class TableSink(TableFormat):
                 elif record.generation > self._opened.generation:
                     raise self._fenced(record)
                 self._reached = claimed
-            layout, new = self.layout(table, columns)
+            layout, new = self.layout(table, columns, self.key)
             if new:
                 self.add_columns(table, new)
                 log.info("%s: columns added to %s: %s", self._label, self._where, ", ".join(c.name for c in new))
                 table = self.load()
-                layout, _ = self.layout(table, columns)
+                layout, _ = self.layout(table, columns, self.key)
             return layout, self.place(table)
 
         layout, place = self._attempt(prepare, self.start_patience_s)
@@ -282,8 +282,9 @@ class TableSink(TableFormat):
         for several in epochs.values():
             size = sum(file.bytes for each in (*group, *several) for file in each.files)
             key = several[0].key
-            # A program that was changed may have staged what waits for another key, or none.
-            if group and (group[0].key != key or (key and size > _MERGE_BYTES)):
+            # A program that was changed may have staged what waits for another key, or none, or with other columns.
+            is_other = group and (group[0].key, group[0].columns) != (key, several[0].columns)
+            if group and (is_other or (key and size > _MERGE_BYTES)):
                 yield group
                 group = []
             group = [*group, *several]
@@ -302,23 +303,30 @@ class TableSink(TableFormat):
         if not due:
             return 0
         # 2. Every file is there, whole: a table that lists one that is not can be read by nobody.
-        files = [file for each in due for file in each.files]
+        files, place, key = [file for each in due for file in each.files], self.place(table), due[0].key
         try:
-            self._check_there(self.place(table), files)
+            self._check_there(place, files)
         except CorruptionError:
             # Unless another driver has taken them over.
             if self.record(self.load()) == record:
                 raise
             raise ConflictError(f"{self._where}: another driver has written its record") from None
+        # 3. The table may have been changed since they were written; if it is from here on, there is a conflict.
+        layout = self._layout_now(table, due[0])
+        again = [] if key else [each for each in due if not each.is_laid_out(layout)]
+        replaced = {file.path for each in again for file in each.files}
         reached = Record(self._opened.generation, max(each.epoch for each in due))
         failpoints.hit("sink.table_before")
-        # 3. Rows and record.
-        if key := due[0].key:
-            self.commit_rows(table, reached, self._newest(self.place(table), files, key), key)
+        # 4. Rows and record.
+        if key:
+            rows = self._newest(place, due, key)
+            fitting = [fitted(batch, layout.schema) for batch in rows.to_batches()]
+            self.commit_rows(table, reached, pa.concat_tables(fitting), key)
             if self.record(self.load()) != reached:
                 raise ConflictError(f"{self._where}: the record is not what the transaction has written")
         else:
-            self.commit_files(table, reached, files)
+            written = [file for each in again for file in self._write_again(place, each, layout)]
+            self.commit_files(table, reached, [*[file for file in files if file.path not in replaced], *written])
         self._reached = reached
         failpoints.hit("sink.table_committed")
         try:
@@ -327,7 +335,33 @@ class TableSink(TableFormat):
             if not (self.is_conflict(error) or self.may_pass(error)):
                 raise
             log.info("%s: after the commit: %s", self._label, self.words(error))
+        with suppress(StrandlineError):
+            folder_at(place).delete(list(replaced))
         return sum(file.rows for file in files)
+
+    def _layout_now(self, table: Any, staged: StagedFiles) -> Layout:
+        """Return how the table wants what was staged, as it is by now."""
+        try:
+            layout, new = self.layout(table, staged.schema, staged.key)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error.message}; the table was changed after rows of the last checkpoint were staged for it",
+                hint=f"{error.hint}; rows that are staged need the table as it was, until they are in it; or give the "
+                f"sink another name and start the job with drop=['{self._opened.sink}'], which gives them up",
+            ) from None
+        if new:
+            self.add_columns(table, new)
+            raise ConflictError(f"{self._where}: the columns {', '.join(c.name for c in new)} were added")
+        return layout
+
+    def _write_again(self, place: Place, staged: StagedFiles, layout: Layout) -> list[DataFile]:
+        """Write staged rows as the table wants them now."""
+        log.warning("%s: %s was changed: rows of epoch %d are written again", self._label, self._where, staged.epoch)
+        self._prepared = None
+        folder, run = folder_at(place), self._opened.generation
+        task = WriteDataFiles(place, self._folder, run, staged.epoch, layout, self.target_bytes)
+        rows = (batch for file in staged.files for batch in staged.read(folder, file).to_batches())
+        return task.write(rows, TaskAttempt(staged.task, unique_name()))
 
     def _check_there(self, place: Place, files: Sequence[DataFile]) -> None:
         folder = folder_at(place)
@@ -352,11 +386,11 @@ class TableSink(TableFormat):
         with ThreadPoolExecutor(min(_THREADS, len(files)), "strandline-table") as pool:
             list(pool.map(look, files))
 
-    def _newest(self, place: Place, files: Sequence[DataFile], key: Sequence[str]) -> pa.Table:
+    def _newest(self, place: Place, staged: Sequence[StagedFiles], key: Sequence[str]) -> pa.Table:
         """Return of each key the last row."""
         folder = folder_at(place)
         try:
-            tables = [pq.read_table(pa.BufferReader(folder.get(file.path))) for file in files]
+            tables = [each.read(folder, file) for each in staged for file in each.files]
         except NotFoundError as error:
             raise ConflictError(f"{self._where}: {error.message}, which was there") from None
         rows = pa.concat_tables(tables, promote_options="permissive")
