@@ -47,7 +47,7 @@ from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.kafka import KafkaCommits
+from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -196,6 +196,8 @@ class Starting:
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files)
+        self._cleanup.callback(topics.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
@@ -205,8 +207,7 @@ class Starting:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
-            source_numbers(source),
-            [cleaner.captured, commits.captured],
+            source_numbers(source), [cleaner.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
