@@ -286,6 +286,18 @@ def test_values_that_cannot_be_written(dsn: str, kind: pa.DataType, value: Any, 
         write(target, batch)
 
 
+def test_texts_that_are_no_utf8_are_refused(dsn: str) -> None:
+    text = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    columns = {
+        "text": (text, "invalid byte sequence"), "list": (pa.ListArray.from_arrays([0, 1], text), "is no UTF-8"),
+        "document": (pa.StructArray.from_arrays([text], ["a"]), "is no UTF-8"),
+    }  # fmt: skip
+    for name, (column, words) in columns.items():
+        batch = pa.RecordBatch.from_arrays([column], [name])
+        with pytest.raises(SinkError, match=words):
+            write(target_of(dsn, batch.schema, f"no_{name}"), batch)
+
+
 def test_appended_rows_that_are_there_already(postgresql: Server, dsn: str) -> None:
     with postgresql.connect(dsn) as db:
         db.execute("create table once (k int primary key, v int not null)")

@@ -79,7 +79,7 @@ COLUMNS = ("topic", "key", "value", "headers", "partition", "timestamp")
 def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) -> None:
     """Hand rows to the client, which sends them meanwhile."""
     names = batch.schema.names
-    columns = [batch.column(name).to_pylist() if name in names else None for name in COLUMNS]
+    columns = [_values(batch.column(name), name) if name in names else None for name in COLUMNS]
     nothing = [None] * batch.num_rows
     topics = columns[0] or [target.topic] * batch.num_rows
     rest = (column if column is not None else nothing for column in columns[1:])
@@ -97,6 +97,14 @@ def produce(producer: Any, batch: pa.RecordBatch, target: RowsTo, label: str) ->
         except Exception as error:
             raise _refused(error, label, target, given) from error
     producer.poll(0)
+
+
+def _values(column: pa.Array, name: str) -> list[Any]:
+    """Return a column's values, of texts the bytes: Kafka takes any, UTF-8 or not."""
+    if name in ("key", "value") and pa.types.is_string(column.type):
+        column = column.view(pa.binary())
+    found: list[Any] = column.to_pylist()
+    return found
 
 
 def _send_when_there_is_room(producer: Any, given: list[Any], target: RowsTo, label: str) -> None:

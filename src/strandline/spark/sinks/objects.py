@@ -174,8 +174,9 @@ class _TextFile:
         self._size, self._rows = len(header), 0
 
     def add(self, rows: pa.Table) -> None:
-        lines = rows.column(0).to_pylist()
-        part = "".join(f"{line if line is not None else ''}\n" for line in lines).encode()
+        # As bytes: Spark's strings need not be UTF-8, and its own files have them as they are.
+        lines = rows.column(0).cast(pa.binary()).to_pylist()
+        part = b"".join([b"\n" if line is None else line + b"\n" for line in lines])
         self._parts.append(part)
         self._size += len(part)
         self._rows += len(lines)
