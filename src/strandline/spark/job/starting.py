@@ -306,9 +306,10 @@ class Starting:
     def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
         b, manifest = self._b, origin.manifest
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
+        listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
         lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
-        left = {name: pending.pop(name) for name in lost if name in pending}
+        left = {name: listed.pop(name).pending for name in lost}
+        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()

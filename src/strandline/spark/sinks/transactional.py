@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -131,10 +131,8 @@ class Transactional(Sink):
         self._reached = {}
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
-        reached = Reached(self._sink, epoch, dict(self._reached))
         generation, parallel = self._opened.generation, self.target.parallel
-        staged = write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
-        return [*staged, reached.text] if reached.lanes else staged
+        return write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         left, why = self._deliver(pending, self.patience_s)
@@ -150,6 +148,9 @@ class Transactional(Sink):
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
         self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
         return [each.text for each in left]
+
+    def reached(self) -> str | None:
+        return Reached(self._sink, self._reached).text if self._reached else None
 
     def status(self) -> SinkStatus | None:
         return self._told
@@ -168,6 +169,10 @@ class Transactional(Sink):
             raise UnavailableError(
                 f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
             )
+        # Lanes without rows, too: nothing else asks those whose rows were lost with a target that was put back.
+        if failing := self._deliver_run([], self.start_patience_s, self._reached):
+            why = next(iter(failing.values()))
+            raise UnavailableError(f"{writer.label}: the target does not answer: {why}")
         self._forget_older()
 
     def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[Staged], str]:
@@ -190,9 +195,12 @@ class Transactional(Sink):
                 left += listed
         return left, why
 
-    def _deliver_run(self, listed: Sequence[Staged], patience_s: float) -> dict[int, str]:
-        """Write what one run has staged; return the lanes that have to wait, and why each does."""
-        lanes: dict[int, list[Waiting]] = {}
+    def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
+        """Write what one run has staged; return the lanes that have to wait, and why each does.
+
+        Of lanes that are `asked`, too, it is seen that the target has what it had.
+        """
+        lanes: dict[int, list[Waiting]] = {lane: [] for lane in asked}
         for each in listed:
             lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():
