@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -182,16 +182,17 @@ class Starting:
         place = self._find_place(origin, start)
         rewind(spark_dir, place.files, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
-        #    came later.
-        self._recover_sinks(owned, origin, fresh=manifest is None or fork)
+        #    came later. What goes to a system that is away goes on waiting, after the first start of the program.
+        waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # Not before: a driver that was killed may have left it to this one to show what a drain has given.
         b.draining.refuse(b.name, manifest, reopen=b.wanted.reopen)
         # 7. The query starts with the epoch after.
-        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
+        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
+            manifest if waiting else None,
         )  # fmt: skip
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
@@ -303,8 +304,10 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
+    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
+        """Have the sinks show what is restored; return what has to wait, by sink."""
         b, manifest = self._b, origin.manifest
+        waiting: dict[str, Sequence[str]] = {}
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
         listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
         lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
@@ -314,7 +317,8 @@ class Starting:
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.get(name, []), epoch, fresh=fresh)
+            if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
+                waiting[name] = rest
         for name, texts in left.items():
             gone = None if name in b.wanted.drop else left_by(name, texts)
             if gone is not None:
@@ -325,6 +329,7 @@ class Starting:
         for _, sink, _ in () if fresh else b.plan.sinks:
             owned.check()
             sink.tidy(epoch)
+        return waiting
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None
