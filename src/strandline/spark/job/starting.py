@@ -143,7 +143,7 @@ class Starting:
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
-        origin.make_base(owned)
+        origin.make_base(b.jobdir, owned)
         if not quietly:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
         failpoints.hit("restore.claimed")
