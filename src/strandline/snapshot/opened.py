@@ -367,7 +367,7 @@ def _nothing(here: Folder) -> NotFoundError:
     paths = [info.path for info in here.list()]
     jobs = sorted({match[1] for path in paths if (match := _IN_A_JOB.fullmatch(path)) and match[1]})
     savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
-    savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+$|pins/)", path)]
+    savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+|pins/[0-9a-f]{32})$", path)]
     if jobs or savepoints:
         found = [f"jobs: {_some(jobs)}"] * bool(jobs) + [f"savepoints: {_some(savepoints)}"] * bool(savepoints)
         hint = f"there are below it {'; '.join(found)}: give the path of one"

@@ -148,7 +148,7 @@ class Starting:
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
-        origin.make_base(owned)
+        origin.make_base(b.jobdir, owned)
         if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
             for change in upgrade.changes if upgrade else ():
