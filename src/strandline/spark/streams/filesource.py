@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 
 from strandline.api.badrecords import OnError, Then
 from strandline.core.errors import ConfigurationError
+from strandline.snapshot.opened import plain_url
 from strandline.spark.base.ddl import first_line
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.quiet import errors_reported
@@ -109,12 +110,17 @@ def check_not_shared(nodes: Sequence[FrameSource]) -> None:
                     )
 
 
-def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink]) -> None:
-    """Refuse sinks that write where the job reads, or files of several formats into one directory."""
+def check_apart(nodes: Sequence[FrameSource], sinks: Sequence[Sink], directory: str) -> None:
+    """Refuse sinks that write where the job reads or has its checkpoints, or several formats into one directory."""
     files = [sink for sink in sinks if isinstance(sink, FileSink)]
     formats: dict[str, str] = {}
     for sink in files:
         path = _plain(sink.path)
+        if PurePosixPath(plain_url(sink.path)).is_relative_to(directory):
+            raise ConfigurationError(
+                f"a sink writes to {sink.path}, in the job's own directory, {directory}: it is for checkpoints alone",
+                hint="give the sink a directory outside of it",
+            )
         if formats.setdefault(path, sink.format) != sink.format:
             raise ConfigurationError(
                 f"two sinks write to {sink.path}, as {formats[path]} and as {sink.format}: no reader reads both",
