@@ -33,6 +33,9 @@ from strandline.spark.streams.stream import Stream, source_stream
 log = logging.getLogger(__name__)
 
 _GLOB = set("*?[{")
+_ANY_AGE = "36500d"
+"""Spark ignores files that are older than the newest by more than a week, without a word: also all that come after one
+whose time was in the future."""
 
 
 def files_source(
@@ -56,6 +59,8 @@ def files_source(
     it was read, and never overwrites a file of the archive. Nothing else may read the directory, and a file's name must
     not be used again. Storage that refuses is asked again after the next checkpoint; the job does not wait for it.
 
+    Files of any age are read, unless the option `maxFileAge` says otherwise.
+
     `moved_from` is the directory in which the files were before they were moved or copied to `path`, with their paths
     below it: the job takes those that it had read there for read. Without it, a job is refused whose source reads
     another directory than before.
@@ -75,6 +80,8 @@ def files_source(
         if not isinstance(max_files_per_epoch, int) or max_files_per_epoch < 1:
             raise ConfigurationError(f"max_files_per_epoch is {max_files_per_epoch!r}, expected 1 or more, or None")
         options["maxFilesPerTrigger"] = max_files_per_epoch
+    if "maxfileage" not in map(str.lower, options):
+        options["maxFileAge"] = _ANY_AGE
     if moved_from is not None:
         options[MOVED_FROM] = absolute(moved_from)
     try:
