@@ -71,6 +71,8 @@ MISTAKES = [
     command("checkpoints of another job", "checkpoints list {}/ck --job alert", "alert", "next step:", job=True),
     command("a checkpoint that is no number", "checkpoints show {}/ck last", "expected a number", job=True),
     command("a checkpoint that is not there", "checkpoints show {}/ck 77", "77", job=True),
+    command("a url with one slash", "snapshots show s3:/b/sp", "'s3:/b/sp'", "write 's3://b/sp'"),
+    command("checkpoints with one slash", "checkpoints list gs:/b/ck", "'gs:/b/ck'", "write 'gs://b/ck'"),
     command(
         "snapshots of nowhere", "snapshots list {}/nowhere", "expected a directory, and it is not there", "next step:"
     ),

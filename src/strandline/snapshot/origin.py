@@ -125,7 +125,7 @@ def decide(
     choice = choose(jobdir, owned, exclude)
     if wanted is not None and _is_new(jobdir, choice, wanted, again):
         return _from_snapshot(jobdir, choice, open_snapshot(wanted, options, fsync=fsync), claimed, again)
-    if wanted is not None and choice.manifest is not None and owned is not None:
+    if wanted is not None and choice.manifest is not None and owned is not None and not owned.is_again:
         log.warning(
             "job '%s' goes on from its own checkpoint %d: it has restored %s before%s; to restore it once more, start "
             "it with again='…' (--again …), a name that was not given before",

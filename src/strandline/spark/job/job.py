@@ -19,7 +19,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
-from strandline.snapshot.opened import open_snapshot, savepoint_place
+from strandline.snapshot.opened import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
 from strandline.snapshot.taking import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
@@ -120,7 +120,9 @@ class Job:
         check_session(spark)
         sources = self._plan.sources.nodes
         check_not_shared(sources)
-        check_apart(sources, [sink for _, sink, _ in self._plan.sinks])
+        ck = self.checkpoints
+        check_checkpoints_place(str(ck.directory), ck.storage_options)
+        check_apart(sources, [sink for _, sink, _ in self._plan.sinks], f"{plain_url(str(ck.directory))}/{self.name}")
         read = [relation for node in sources for relation in relations_of(node.df)]
         for warning in [*session_warnings(spark), *source_warnings(read), *unused(sources)]:
             log.warning("%s", warning)

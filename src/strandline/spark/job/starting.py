@@ -19,6 +19,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.start import Start, load_start
+from strandline.control import journal
 from strandline.control.telling import tell, tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
@@ -154,6 +155,8 @@ class Starting:
             changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
             for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
                 tell_everybody(f"job '{b.name}': {change}")
+            if manifest is None and not origin.life:
+                warn_of_other_directory(b)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -375,6 +378,21 @@ def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
     except CorruptionError as error:
         hint = f"{error.hint}; or give up what the sink was to show with drop={json.dumps([sink.name])}"
         raise CorruptionError(error.message, hint=hint, **error.fields) from None
+
+
+def warn_of_other_directory(blueprint: Blueprint) -> None:
+    """Warn of a relative checkpoint directory if a job of this name ran last with another one: it starts afresh."""
+    b, given = blueprint, str(blueprint.checkpoints.directory)
+    if "://" in given or Path(given).expanduser().is_absolute():
+        return
+    others = (record.directory for record in journal.records(b.places.local_dir, b.name))
+    before = next((url for url in others if url != b.jobdir.store.url), "")
+    if before:
+        log.warning(
+            "job '%s' starts afresh in %s: the checkpoint directory '%s' is relative to %s, and a job of this name ran "
+            "last with %s; if that is the one to go on, give Checkpoints(…) its absolute path",
+            b.name, b.jobdir.url, given, Path.cwd(), before,
+        )  # fmt: skip
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:
