@@ -124,6 +124,8 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True):
     late_rows: int = 0
     failed_events: int = 0
     """Events of the epoch that the function failed for, and that did not end the job."""
+    findings: list[str] = []
+    """Likely mistakes of the function that the epoch has shown."""
     next_event_us: int | None = None
     """No event-time timer is pending before this time; None: there is none."""
     next_processing_us: int | None = None
