@@ -70,6 +70,17 @@ def test_a_variable_as_state_is_warned_of_once(spark: Any, case: Case, caplog: p
     assert ": self.events += 1)" in said
 
 
+def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
+    """They stay where a driver is killed, and a program has the options of its storage, which may be secrets."""
+    case.add(1)
+    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    with case.job_of("secret", out.to(sl.sinks.noop())).start(spark) as run:
+        settle(run)
+        files = [path for path in Path(spark.sparkContext._temp_dir).rglob("*") if path.is_file()]
+        assert files, "the broadcast is there"
+        assert not [path for path in files if b"CountAside" in path.read_bytes() or b"store_url" in path.read_bytes()]
+
+
 def test_a_constant_key(spark: Any, case: Case) -> None:
     """All rows meet in one partition, and the others hear of every epoch all the same."""
     directory, sink = case.root / "in", sl.sinks.memory()
