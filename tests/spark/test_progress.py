@@ -13,6 +13,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
 from strandline.spark.job.sourcewatch import SourceWatch
+from strandline.spark.sources.kafka import KafkaTopics
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
@@ -76,9 +77,10 @@ class Sources:
         )
         jobdir = JobDirectory(LocalStore(root / "ck"), "job")
         claim: Any = None
+        topics = KafkaTopics(claim, [], self.directory, {})
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            True, 100, (), [],
+            True, 100, (), [], topics,
         )  # fmt: skip
 
     def deliver(self) -> None:
@@ -112,8 +114,9 @@ def test_a_driver_that_was_replaced_leaves_the_progress_of_its_successor_alone(t
     """It was stopped for a while when it had opened its keepers, and goes on before it finds out."""
     for generation in (1, 2, 3):
         (tmp_path / f"spark-{generation}").mkdir()
-    rewind(JobDirectory(LocalStore(tmp_path / "ck"), "job"), tmp_path / "spark-2", None, None)
-    assert sorted(path.name for path in tmp_path.glob("spark-*")) == ["spark-3"]
+    rewind(tmp_path / "spark-2", {"sources/0/0": b"v1"})
+    assert sorted(path.name for path in tmp_path.glob("spark-*")) == ["spark-2", "spark-3"]
+    assert [path.name for path in (tmp_path / "spark-2").rglob("*")] == ["sources", "0", "0"]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ class Ledger:
         self.after: Callable[[], None] = lambda: None
         """Called when it has, before anybody is told."""
         self.lock = threading.Lock()
+        self.silent: set[int] = set()
+        """Lanes in which nobody answers."""
         self.bad: set[int] = set()
         """Rows that are refused, each with all others of its transaction."""
 
@@ -76,6 +78,8 @@ class KeptLane(sl.sinks.Connection):
 
     def write(self, batches: Sequence[pa.RecordBatch], since: str | None, mark: str) -> None:
         self.ledger.before()
+        if self.lane in self.ledger.silent:
+            away()
         with self.ledger.lock:
             if self.ledger.generations[self.writer.sink] > self.writer.generation:
                 raise FencedError("claimed by a newer one")
@@ -129,6 +133,43 @@ def test_a_target_in_memory(ledger: Any, check: Check, parallel: bool) -> None:
     trial = trial_of(ledger, parallel=parallel)
     trial.away, trial.mute = lambda: taken_away(ledger), lambda: muted(ledger)
     check(trial)
+
+
+@pytest.mark.parametrize("lanes", [(True, False), (False, True)], ids=["to one lane", "to a lane a partition"])
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_target_may_have_other_lanes_at_the_next_start(
+    ledger: Any, lanes: tuple[bool, bool], crash: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after = (trial_of(ledger, parallel=parallel) for parallel in lanes)
+    after.storage = before.storage
+    sink = before.start()
+    pending = before.stage(sink, 1)
+    if crash:
+        with monkeypatch.context() as patched:
+            patched.setattr("strandline.core.failpoints.hit", lambda name: away() if name == "sink.delivered" else None)
+            with suppress(ConnectionError):
+                sink.commit(pending)
+    else:
+        assert not sink.commit(pending)
+    after.generation = 1
+    sink = after.start(pending, 1)
+    assert not sink.commit(after.stage(sink, 2))
+    after.expect(1, 2)
+    assert not waiting_files(after)
+
+
+def test_what_an_older_run_has_staged_comes_before_what_is_newer_in_other_lanes(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    older = trial.stage(sink, 1)
+    sink = trial.open()
+    newer = trial.stage(sink, 2, tasks=1)
+    ledger.silent = {1}
+    left = sink.commit([*newer, *older])
+    assert len(left or ()) == 2
+    ledger.silent = set()
+    assert not sink.commit(left or ())
+    assert [number // 1_000_000 for number in ledger.rows] == [1] * 6 + [2] * 6
 
 
 def waiting_files(trial: Trial) -> list[Path]:
@@ -292,8 +333,10 @@ def test_staged_rows_that_are_damaged_are_not_written(ledger: Any) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorruptionError, match="its checksum does not match"):
+    with pytest.raises(CorruptionError, match="sink 'out' of job 'job': staged rows cannot be read") as caught:
         sink.commit(pending)
+    assert "its checksum does not match" in str(caught.value)
+    assert "drop=" in str(caught.value)
     assert ledger.rows == []
 
 
@@ -436,6 +479,20 @@ def test_a_target_that_was_put_back_is_not_written_to(ledger: Any) -> None:
     ledger.rows, ledger.marks = newer
     trial.start(third, 3)
     trial.expect(1, 2, 3)
+
+
+def test_a_lane_without_rows_is_asked_at_a_start(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    reached = sink.reached()
+    assert reached is not None
+    trial.start([reached], 1)
+    del ledger.marks[next(key for key in ledger.marks if key[1] == 2)]
+    with pytest.raises(CorruptionError, match=r"less on record than it had.*lane 2 is at nothing"):
+        trial.start([reached], 1)
+    with pytest.raises(CorruptionError, match="lane 2 is at nothing"):
+        trial.start([*trial.stage(sink, 2, tasks=1), reached], 2)
 
 
 def test_a_target_may_be_ahead_of_an_older_checkpoint(ledger: Any) -> None:

@@ -54,7 +54,9 @@ class Coordinator:
     """While it is held, no checkpoint is subsumed; what is overdue then goes with the next."""
 
     def __post_init__(self) -> None:
-        self._retention = Retention(self._jobdir, self._claim, self._config.retain, self._restored, self._holds)
+        self._retention = Retention(
+            self._jobdir, self._claim, self._config.retain, self._restored, self._holds, self._clock
+        )
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None

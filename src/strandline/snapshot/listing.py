@@ -24,7 +24,7 @@ from strandline.snapshot.opened import (
 )
 from strandline.snapshot.savepoint import DELETING, check_form
 
-_JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+)")
+_JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
+
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, KeeperError
 from strandline.core.ids import Epoch
 from strandline.format.manifest import Manifest, SinkInfo
 from strandline.spark.lower.plan import Built
-from strandline.spark.sinks.base import Sink, committables_of
+from strandline.spark.sinks.base import Sink, committables_of, kind_of
 from strandline.spark.sinks.blame import named
 
 Staged = list[tuple[str, str]]
@@ -54,7 +56,16 @@ class Staging:
     def pending(self) -> list[SinkInfo]:
         """Return what a checkpoint of now makes visible."""
         with self._lock:
-            return [SinkInfo(name=name, pending=list(texts)) for name, texts in self._staged.items()]
+            return [
+                SinkInfo(
+                    name=name,
+                    pending=list(self._staged[name]),
+                    kind=kind_of(sink),
+                    destination=sink.destination or UNSET,
+                    reached=sink.reached() or UNSET,
+                )
+                for name, sink in self._sinks
+            ]
 
     def commit(self, manifest: Manifest) -> bool:
         """Show what a published checkpoint lists; return True if some of it has to wait, for what is away."""

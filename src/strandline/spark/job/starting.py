@@ -27,25 +27,27 @@ from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
+from strandline.spark.job.rewinding import SourcePlace, find_place
 from strandline.spark.job.sourcewatch import SourceWatch
 from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
-from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.kafka import KafkaCommits, check_kept, kafka_sources
+from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -93,6 +95,7 @@ class Starting:
         self._coordinator: Coordinator | None = None
         self._driver: EpochDriver | None = None
         self._query: StreamingQuery | None = None
+        self._place: SourcePlace | None = None
 
     @errors_reported()
     def start(self) -> Attempt:
@@ -111,7 +114,7 @@ class Starting:
         if self._fleet is not None:
             self._fleet.break_off()
 
-    def _open(self, *, quietly: bool = False) -> Opened:
+    def _open(self, *, reads_sources: bool = True) -> Opened:
         """Take the steps that come before any rows: whoever reads them, state is restored in the same way."""
         b = self._b
         # 1. Look, without touching anything, whether the program fits: a wrong one must not fence a running job.
@@ -119,7 +122,9 @@ class Starting:
         if found.is_new or not found.is_own:
             b.draining.refuse(b.name, found.manifest, reopen=b.wanted.reopen)
         self._settle(found)
-        self._load_start(found.manifest)
+        start = self._load_start(found)
+        if reads_sources:
+            self._find_place(found, start)
         self._check_sinks(found)
         verify(b.jobdir, found)
         # 2. Claim the job. From here on, drivers of older generations publish and commit nothing.
@@ -137,15 +142,18 @@ class Starting:
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
-        operators = self._settle(origin)
-        start = self._load_start(manifest)
+        operators, upgrade = self._settle(origin)
+        start = self._load_start(origin)
         next_id = max(choice.next_id, self._least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
         origin.make_base(owned)
-        if not quietly:
+        if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            for change in upgrade.changes if upgrade else ():
+                if change.action != "kept":
+                    tell_everybody(f"job '{b.name}': {change}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -171,7 +179,8 @@ class Starting:
         spark_dir = b.places.root / f"spark-{owned.generation}"
         self._cleanup.callback(shutil.rmtree, spark_dir, ignore_errors=True)
         fork = manifest is not None and manifest.life != owned.life
-        rewind(origin.folder, spark_dir, manifest, start, own=origin.is_own, fork=fork)
+        place = self._find_place(origin, start)
+        rewind(spark_dir, place.files, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
         #    came later.
         self._recover_sinks(owned, origin, fresh=manifest is None or fork)
@@ -186,13 +195,10 @@ class Starting:
         )  # fmt: skip
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
-        progress = manifest.source if manifest else None
-        batch = progress.batch if progress else -1
-        names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
-        source = b.plan.sources.together(names)
-        topics = kafka_sources(source, names)
-        check_kept(b.spark, topics, spark_dir, batch)
-        commits = KafkaCommits(b.spark, topics)
+        source, batch = place.source, place.batch
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files)
+        self._cleanup.callback(topics.close)
+        commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
         self._cleanup.callback(cleaner.close)
@@ -200,14 +206,14 @@ class Starting:
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
-            spark_dir, names, b.jobdir, owned, b.clock, coordinator,
-            progress is not None or start is not None, retained_batches(b.spark), source_numbers(source),
-            [cleaner.captured, commits.captured],
+            spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
+            source_numbers(source), [cleaner.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
             sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
+            paused=b.paused,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
@@ -217,8 +223,8 @@ class Starting:
         between_ms = max(int(b.trigger.get("processingTime", "0").partition(" ")[0]), polling_delay_ms(b.spark))
         query = self._query = writer.start()
         b.draining.begun()
-        watch = SourceWatch(query, between_ms)
-        lag = SourceLag(b.spark, source, names, spark_dir, lambda: driver.batch)
+        watch = SourceWatch(query, between_ms, ends="availableNow" in b.trigger)
+        lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
         return Attempt(
             b,
             owned,
@@ -247,18 +253,22 @@ class Starting:
         stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
-    def _settle(self, origin: Origin) -> list[Operator]:
+    def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
+        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
         manifest = origin.manifest
         said = parallelism_of(self._b.settings, self._b.spark, self._told)
         operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
-        if manifest is not None:
-            sinks = [name for name, _, _ in self._b.plan.sinks]
-            upgrade = check_compatible(
-                manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
-                fork=origin.is_fork,
-            )  # fmt: skip
-            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
-        return operators
+        if manifest is None:
+            return operators, None
+        upgrade = check_compatible(
+            manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+            fork=origin.is_fork,
+        )  # fmt: skip
+        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
+
+    @property
+    def _sinks(self) -> dict[str, Sink]:
+        return {name: sink for name, sink, _ in self._b.plan.sinks}
 
     def _check_sinks(self, origin: Origin) -> None:
         """Ask the sinks whether they can begin where the job does."""
@@ -279,9 +289,16 @@ class Starting:
         place = b.jobdir.place(b.checkpoints.storage_options, fsync=b.settings.fsync)
         return structs.replace(place, path=f"{place.path}/{SINKS}" if place.path else SINKS)
 
-    def _load_start(self, manifest: Manifest | None) -> Start | None:
+    def _find_place(self, origin: Origin, start: Start | None) -> SourcePlace:
+        """Return where the job goes on in its sources; look again only if it starts from something else by now."""
+        if self._place is None or (self._place.manifest, self._place.start) != (origin.manifest, start):
+            self._place = find_place(self._b, origin, start)
+        return self._place
+
+    def _load_start(self, origin: Origin) -> Start | None:
         """Return where the job's life began, when there is no snapshot that says how far it came."""
-        start = load_start(self._b.jobdir) if manifest is None or manifest.source is None else None
+        manifest, restored = origin.manifest, origin.restored if origin.manifest else origin.choice.restored
+        start = load_start(self._b.jobdir, restored) if manifest is None or manifest.source is None else None
         if start is not None:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
@@ -289,13 +306,16 @@ class Starting:
     def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
         b, manifest = self._b, origin.manifest
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
+        listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
+        lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
+        left = {name: listed.pop(name).pending for name in lost}
+        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.pop(name, []), epoch, fresh=fresh)
-        for name, texts in pending.items():
+            sink.recover(pending.get(name, []), epoch, fresh=fresh)
+        for name, texts in left.items():
             gone = None if name in b.wanted.drop else left_by(name, texts)
             if gone is not None:
                 owned.check()

@@ -10,22 +10,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
-from strandline.core.ids import Epoch
+from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
@@ -93,6 +93,7 @@ class Transactional(Sink):
             )
         check_shippable(f"{what}: the target {type(target).__name__}", target)
         self.target = target
+        self.destination = target.destination
         self.on_error = _checked(what, on_error, target, dead_letters)
         self._dead_letters = None if dead_letters is None else place_of(what, "dead_letters", dead_letters)
         self._staging = None if staging is None else place_of(what, "staging", staging)
@@ -105,7 +106,7 @@ class Transactional(Sink):
 
     def try_out(self, empty: DataFrame) -> None:
         # The zone is how times are shown: all are of UTC.
-        self.target.try_out(to_arrow_schema(empty.schema, timezone="UTC"))
+        self.target.try_out(arrow_schema(empty.schema))
 
     def open(self, context: SinkContext) -> None:
         if self._staging is not None:
@@ -119,7 +120,9 @@ class Transactional(Sink):
             )
         self._context = context
         self._sink = context.identity
-        self._writer = Writer(self._sink, context.generation, context.sink, context.job, self._place)
+        self._writer = Writer(
+            self._sink, context.generation, context.sink, context.job, self._place, context.life
+        )  # fmt: skip
         aside = None if self._dead_letters is None else Place(
             url=self._dead_letters, options=self._options, fsync=context.fsync
         )  # fmt: skip
@@ -128,9 +131,8 @@ class Transactional(Sink):
         self._reached = {}
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
-        reached = Reached(self._sink, epoch, dict(self._reached))
-        staged = write_tasks(df, StageRows(self._place, self._sink, self._opened.generation, epoch))
-        return [*staged, reached.text] if reached.lanes else staged
+        generation, parallel = self._opened.generation, self.target.parallel
+        return write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         left, why = self._deliver(pending, self.patience_s)
@@ -146,6 +148,9 @@ class Transactional(Sink):
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
         self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
         return [each.text for each in left]
+
+    def reached(self) -> str | None:
+        return Reached(self._sink, self._reached).text if self._reached else None
 
     def status(self) -> SinkStatus | None:
         return self._told
@@ -164,39 +169,57 @@ class Transactional(Sink):
             raise UnavailableError(
                 f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
             )
+        # Lanes without rows, too: nothing else asks those whose rows were lost with a target that was put back.
+        if failing := self._deliver_run([], self.start_patience_s, self._reached):
+            why = next(iter(failing.values()))
+            raise UnavailableError(f"{writer.label}: the target does not answer: {why}")
         self._forget_older()
 
     def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[Staged], str]:
         """Write what the target does not have; return what has to wait, and why."""
-        listed: list[Staged] = []
-        lanes: dict[int, list[Waiting]] = {}
+        runs: dict[Generation, list[Staged]] = {}
         for each in read_listed(pending, LISTED, self._writer.label):
             if isinstance(each, Staged):
-                listed.append(each)
-                lanes.setdefault(self._lane(each), []).extend(waiting_in(self._sink, each))
+                runs.setdefault(each.generation, []).append(each)
             elif each.sink == self._sink:
                 self._remember(each.lanes)
+        left: list[Staged] = []
+        why = ""
+        # Each run may have other lanes: a key's rows in one of them come before its rows in another.
+        for _, listed in sorted(runs.items()):
+            if not left:
+                failing = self._deliver_run(listed, patience_s)
+                why = next(iter(failing.values()), "")
+                left += [each for each in listed if each.lane in failing]
+            else:
+                left += listed
+        return left, why
+
+    def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
+        """Write what one run has staged; return the lanes that have to wait, and why each does.
+
+        Of lanes that are `asked`, too, it is seen that the target has what it had.
+        """
+        lanes: dict[int, list[Waiting]] = {lane: [] for lane in asked}
+        for each in listed:
+            lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():
             waiting.sort(key=lambda each: each.number)
         delivery = Delivery(self.target, self._writer, self._place, self._refusals, patience_s, self._reached)
         done = self._run(delivery, lanes)
         self._remember({lane: found.mark for lane, found in done.items()})
-        failing = {lane: found.failure for lane, found in done.items() if found.failure}
         self._rows += sum(found.rows for found in done.values())
         refused = sum(found.refused for found in done.values())
         if refused:
             self._refused += refused
             log.warning("%s: the target refused %d rows: %s", self._writer.label, refused, self._aside())
-        left = [each for each in listed if self._lane(each) in failing]
+        failing = {lane: found.failure for lane, found in done.items() if found.failure}
         through = [each.path for lane, waiting in lanes.items() if lane not in failing for each in waiting]
         failpoints.hit("sink.delivered")
         # What cannot be deleted now is when the next run begins.
         with suppress(UnavailableError):
             folder_at(self._place).delete(through)
-        return left, next(iter(failing.values()), "")
-
-    def _lane(self, staged: Staged) -> int:
-        return staged.partition if self.target.parallel else 0
+        return failing
 
     def _remember(self, reached: Mapping[int, str]) -> None:
         """What was on record once is: a target that has less was put back, and lacks what nobody will write again."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec import structs
 
 _VERSION = b"v1"
 
@@ -77,6 +78,22 @@ def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int
 def logged_paths(files: Mapping[str, bytes], source: int) -> frozenset[str]:
     """Return the URIs of all files that a source has read, or has planned to."""
     return frozenset(_file.decode(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
+
+
+def last_step(files: Mapping[str, bytes], source: int) -> int:
+    """Return the newest step of a source's log; -1 if it has none."""
+    names = (name.rpartition("/")[2].removesuffix(".compact") for name, _ in _log_of(files, source))
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def with_moved_files(files: Mapping[str, bytes], source: int, before: str, now: str) -> dict[str, bytes]:
+    """Return a source's log as if its files had always been below the directory `now`, not `before`: both are URIs."""
+    made = {}
+    for name, data in _log_of(files, source):
+        logged = (_file.decode(line) for line in _lines(data, name))
+        moved = [structs.replace(file, path=now + file.path.removeprefix(before)) for file in logged]
+        made[name] = b"\n".join([_VERSION, *map(msgspec.json.encode, moved)])
+    return made
 
 
 def only_files(files: Mapping[str, bytes], source: int, kept: Collection[str]) -> dict[str, bytes]:

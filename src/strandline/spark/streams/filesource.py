@@ -23,6 +23,7 @@ from strandline.spark.sinks.base import Sink
 from strandline.spark.sinks.files import FileSink
 from strandline.spark.sources.checks import leaves_of, relations_of, source_numbers
 from strandline.spark.sources.cleaning import SourceCleaner
+from strandline.spark.sources.filechecks import MOVED_FROM
 from strandline.spark.sources.files import Cleaning, open_source_files
 from strandline.spark.streams.frames import FrameSource
 from strandline.spark.streams.malformed import check_malformed, with_corrupt_column
@@ -43,6 +44,7 @@ def files_source(
     clean: Literal["delete", "archive"] | None = None,
     archive_dir: str | Path | None = None,
     max_files_per_epoch: int | None = None,
+    moved_from: str | Path | None = None,
     on_error: OnError | Then | None = None,
     **options: Any,
 ) -> Stream:
@@ -52,6 +54,10 @@ def files_source(
     once a checkpoint covers them and no older one is kept that could need them. It leaves alone what was changed after
     it was read, and never overwrites a file of the archive. Nothing else may read the directory, and a file's name must
     not be used again. Storage that refuses is asked again after the next checkpoint; the job does not wait for it.
+
+    `moved_from` is the directory in which the files were before they were moved or copied to `path`, with their paths
+    below it: the job takes those that it had read there for read. Without it, a job is refused whose source reads
+    another directory than before.
 
     `on_error` says what becomes of rows that are malformed, in JSON, CSV and XML: "fail", or "dead-letter", or an
     `sl.OnError`; see `dead_letters`. Without it, Spark's `mode` counts: by default, what does not fit is null.
@@ -68,6 +74,8 @@ def files_source(
         if not isinstance(max_files_per_epoch, int) or max_files_per_epoch < 1:
             raise ConfigurationError(f"max_files_per_epoch is {max_files_per_epoch!r}, expected 1 or more, or None")
         options["maxFilesPerTrigger"] = max_files_per_epoch
+    if moved_from is not None:
+        options[MOVED_FROM] = absolute(moved_from)
     try:
         with errors_reported():
             if on_error is not None:
