@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -23,6 +24,14 @@ from strandline.types.columns import (
 from strandline.types.datatypes import DataType, LongType, parse_schema, parse_type
 from strandline.types.records import record_type
 from tests.format.strategies import same, types, values
+
+
+class Raising(list[Any]):
+    """A list that cannot be read."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("not now")
+
 
 TYPED_COLUMN = types().flatmap(
     lambda kind: st.tuples(st.just(kind), st.lists(st.one_of(st.none(), values(kind)), max_size=6))
@@ -200,12 +209,15 @@ def test_accepts(ddl: str, given: Any, expected: Any) -> None:
         ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.date(2024, 1, 1)),
         ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), 5),
         ("timestamp_ntz", dt.datetime(2024, 1, 1), dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("timestamp", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), pd.NaT),
         ("decimal(5,2)", Decimal("1.5"), "1.5"),
         ("decimal(5,2)", Decimal("1.5"), 1.5),
         ("decimal(5,2)", Decimal("1.5"), Decimal("1.555")),
         ("decimal(5,2)", Decimal("1.5"), Decimal("1000")),
         ("array<int>", [1], [1, 2.0]),
         ("array<int>", [1], 5),
+        ("array<int>", [1], np.array(5)),
+        ("array<int>", [1], Raising([1])),
         ("map<string,int>", {"a": 1}, {"a": True}),
         ("struct<a:int,b:int>", {"a": 1, "b": 2}, {"a": 1}),
         ("struct<a:int,b:int>", {"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}),

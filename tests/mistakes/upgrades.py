@@ -121,6 +121,14 @@ MISTAKES = [
         "the type of state 'n' is int, was bigint",
     ),
     upgraded(
+        "a field has another name",
+        of(process(s=sl.Value("struct<n: int, total: double>"))),
+        of(process(s=sl.Value("struct<n: int, spent: double>"))),
+        "the field total is gone, and spent is new",
+        'renamed={"spent": "total"}',
+        'drop=["count.s.total"]',
+    ),
+    upgraded(
         "a state is of another kind",
         of(Count()),
         of(process(n=sl.List("bigint"))),

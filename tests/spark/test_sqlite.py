@@ -182,6 +182,16 @@ def test_what_must_not_happen_unseen(tmp_path: Path) -> None:
     assert sql(path, "select k, f from results") == [(1, 1.5)]
 
 
+def test_texts_that_are_no_utf8_are_refused(tmp_path: Path) -> None:
+    text = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    lists = pa.ListArray.from_arrays([0, 1], text)
+    for column in (text, lists):
+        batch = pa.RecordBatch.from_arrays([column], names=["v"])
+        with pytest.raises(SinkError, match="column v: a text is no UTF-8") as caught:
+            write(target_of(tmp_path / "t.db", batch.schema, f"t{batch.schema.types[0]}"[:4]), batch)
+        assert "make_valid_utf8(v)" in caught.value.hint
+
+
 def test_what_may_pass(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     target = target_of(path, COLUMNS, timeout="10ms")

@@ -48,7 +48,7 @@ from strandline.spark.sinks.conformance import (
     name_of,
 )
 from strandline.spark.sinks.conformance import an_answer_that_is_lost_is_asked_for as lost_answer
-from strandline.spark.sinks.tables.datafiles import fitted, statistics_of
+from strandline.spark.sinks.tables.datafiles import fitted, refuse_unreadable, statistics_of
 from tests.pages import run_page
 from tests.spark import inprocess
 
@@ -152,7 +152,7 @@ def delta(tmp_path: Path) -> Place:
 
 def stage(sink: Any, epoch: int, *parts: Sequence[Sequence[Any]], schema: StructType = NAMES) -> list[str]:
     staged: list[str] = sink.write(inprocess.Given(schema, *parts), Epoch(epoch))
-    return staged
+    return [*staged, sink.reached()]
 
 
 def tried(sink: Any, schema: StructType) -> None:
@@ -342,6 +342,9 @@ def test_a_table_that_was_put_back_is_not_written_to(place: Place, how: str, key
         sink.commit(staged)
     with pytest.raises(CorruptionError, match=lost):
         place.start(staged, 3, key=key)
+    # Where no rows wait, too.
+    with pytest.raises(CorruptionError, match=lost):
+        place.start(staged[-1:], 2, key=key)
     assert place.pairs() == older
     bring_back()
     assert place.pairs() == newer
@@ -507,6 +510,15 @@ def test_a_key_without_value_is_refused(place: Place) -> None:
     rows = pa.RecordBatch.from_pydict({"k": pa.array([1, None])})
     with pytest.raises(ConfigurationError, match="column 'k' of the table takes no nulls, and 1 rows have none"):
         fitted(rows, pa.schema([pa.field("k", pa.int64(), nullable=False)]))
+
+
+def test_values_that_tables_cannot_tell_of_are_refused() -> None:
+    text = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    far = pa.array([1 << 60]).cast(pa.timestamp("us"))
+    for column, said in ((text, "is no UTF-8"), (pa.ListArray.from_arrays([0, 1], text), "is no UTF-8"), (far, "9999")):
+        with pytest.raises(ConfigurationError, match=f"column 'v' cannot be written into a table: .*{said}"):
+            refuse_unreadable(pa.table({"v": column}))
+    refuse_unreadable(pa.table({"v": ["é", None]}))
 
 
 @pytest.mark.parametrize("key", [None, "k"])

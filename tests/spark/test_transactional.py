@@ -528,6 +528,20 @@ def test_a_target_that_was_put_back_is_not_written_to(ledger: Any) -> None:
     trial.expect(1, 2, 3)
 
 
+def test_a_lane_without_rows_is_asked_at_a_start(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    sink.commit(trial.stage(sink, 1))
+    reached = sink.reached()
+    assert reached is not None
+    trial.start([reached], 1)
+    del ledger.marks[next(key for key in ledger.marks if key[1] == 2)]
+    with pytest.raises(CorruptionError, match=r"less on record than it had.*lane 2 is at nothing"):
+        trial.start([reached], 1)
+    with pytest.raises(CorruptionError, match="lane 2 is at nothing"):
+        trial.start([*trial.stage(sink, 2, tasks=1), reached], 2)
+
+
 def test_a_target_may_be_ahead_of_an_older_checkpoint(ledger: Any) -> None:
     trial = trial_of(ledger)
     sink = trial.start()

@@ -56,7 +56,9 @@ class Coordinator:
     """The newest checkpoint, while sinks do not show all of it; at first the restored one."""
 
     def __post_init__(self) -> None:
-        self._retention = Retention(self._jobdir, self._claim, self._config.retain, self._restored, self._holds)
+        self._retention = Retention(
+            self._jobdir, self._claim, self._config.retain, self._restored, self._holds, self._clock
+        )
         self._lock = threading.Lock()
         self._advancing = threading.Lock()
         self._pending: Pending | None = None

@@ -277,6 +277,17 @@ def to_readable(array: pa.Array, kind: DataType) -> list[Any]:
     return [_read(value, kind) for value in values]
 
 
+def readable_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows of whatever types as dicts, with what `to_readable` gives where Python has no value."""
+    columns = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            columns[name] = column.to_pylist()
+        except (UnicodeDecodeError, ValueError, OverflowError):
+            columns[name] = to_readable(column, from_arrow_type(column.type))
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
 def _plain_type(kind: DataType) -> DataType:
     """Return the type of what stands for the values of a type: bytes for strings, numbers for moments."""
     if isinstance(kind, StringType):
@@ -329,7 +340,9 @@ def from_python(values: list[Any], kind: DataType, column: str) -> pa.Array:
     for index, value in enumerate(values):
         try:
             fitting.append(None if value is None else one(value))
-        except MisfitError as misfit:
+        except Exception as error:
+            # A list or a mapping of the user's own may raise what it likes.
+            misfit = error if isinstance(error, MisfitError) else f"it raised {type(error).__name__}"
             raise OutputError(
                 f"the output column '{column}' is {kind.ddl}, and row {index} of the batch does not fit: {misfit}",
                 hint="make the value fit, or change the column's type in `output` of process()",

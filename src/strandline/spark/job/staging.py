@@ -63,6 +63,7 @@ class Staging:
                     pending=list(self._staged[name]),
                     kind=kind_of(sink),
                     destination=sink.destination or UNSET,
+                    reached=sink.reached() or UNSET,
                 )
                 for name, sink in self._sinks
             ]

@@ -19,6 +19,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.start import Start, load_start
+from strandline.control import journal
 from strandline.control.telling import tell, tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
@@ -27,13 +28,14 @@ from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start, lost_sinks
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
@@ -46,7 +48,7 @@ from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.kafka import KafkaCommits
+from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -141,15 +143,20 @@ class Starting:
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
-        operators = self._settle(origin)
+        operators, upgrade = self._settle(origin)
         start = self._load_start(origin)
         next_id = max(choice.next_id, self._least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
-        origin.make_base(owned)
+        origin.make_base(b.jobdir, owned)
         if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
+            for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
+                tell_everybody(f"job '{b.name}': {change}")
+            if manifest is None and not origin.life:
+                warn_of_other_directory(b)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -193,6 +200,8 @@ class Starting:
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files)
+        self._cleanup.callback(topics.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
@@ -202,8 +211,7 @@ class Starting:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
-            source_numbers(source),
-            [cleaner.captured, commits.captured],
+            source_numbers(source), [cleaner.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
@@ -251,17 +259,18 @@ class Starting:
         stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
-    def _settle(self, origin: Origin) -> list[Operator]:
+    def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
+        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
         manifest = origin.manifest
         said = parallelism_of(self._b.settings, self._b.spark, self._told)
         operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
-        if manifest is not None:
-            upgrade = check_compatible(
-                manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
-                fork=origin.is_fork,
-            )  # fmt: skip
-            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
-        return operators
+        if manifest is None:
+            return operators, None
+        upgrade = check_compatible(
+            manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+            fork=origin.is_fork,
+        )  # fmt: skip
+        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
 
     @property
     def _sinks(self) -> dict[str, Sink]:
@@ -305,9 +314,10 @@ class Starting:
         b, manifest = self._b, origin.manifest
         waiting: dict[str, Sequence[str]] = {}
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
+        listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
         lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
-        left = {name: pending.pop(name) for name in lost if name in pending}
+        left = {name: listed.pop(name).pending for name in lost}
+        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
@@ -370,6 +380,21 @@ def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
     except CorruptionError as error:
         hint = f"{error.hint}; or give up what the sink was to show with drop={json.dumps([sink.name])}"
         raise CorruptionError(error.message, hint=hint, **error.fields) from None
+
+
+def warn_of_other_directory(blueprint: Blueprint) -> None:
+    """Warn of a relative checkpoint directory if a job of this name ran last with another one: it starts afresh."""
+    b, given = blueprint, str(blueprint.checkpoints.directory)
+    if "://" in given or Path(given).expanduser().is_absolute():
+        return
+    others = (record.directory for record in journal.records(b.places.local_dir, b.name))
+    before = next((url for url in others if url != b.jobdir.store.url), "")
+    if before:
+        log.warning(
+            "job '%s' starts afresh in %s: the checkpoint directory '%s' is relative to %s, and a job of this name ran "
+            "last with %s; if that is the one to go on, give Checkpoints(…) its absolute path",
+            b.name, b.jobdir.url, given, Path.cwd(), before,
+        )  # fmt: skip
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict, get_args
 
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
@@ -27,6 +26,7 @@ from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.mapping import map_batches
 from strandline.spark.base.marks import SEAL
 from strandline.spark.base.said import find_error
@@ -110,7 +110,7 @@ class Transactional(Sink):
 
     def try_out(self, empty: DataFrame) -> None:
         # The zone is how times are shown: all are of UTC.
-        self.target.try_out(to_arrow_schema(empty.schema, timezone="UTC"))
+        self.target.try_out(arrow_schema(empty.schema))
 
     def open(self, context: SinkContext) -> None:
         if self._staging is not None:
@@ -136,10 +136,8 @@ class Transactional(Sink):
         self._has_claimed = self._has_forgotten = False
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
-        reached = Reached(self._sink, epoch, dict(self._reached))
         generation, parallel = self._opened.generation, self.target.parallel
-        staged = write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
-        return [*staged, reached.text] if reached.lanes else staged
+        return write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         return self._note(*self._deliver(pending, self.patience_s))
@@ -158,6 +156,9 @@ class Transactional(Sink):
         waiting_ms = round((now - self._late_since) * 1000) if left else 0
         self._told = SinkStatus(self._opened.sink, self._rows, self._refused, rows, size, waiting_ms, why)
         return [each.text for each in left]
+
+    def reached(self) -> str | None:
+        return Reached(self._sink, self._reached).text if self._reached else None
 
     def status(self) -> SinkStatus | None:
         return self._told
@@ -178,8 +179,11 @@ class Transactional(Sink):
         self._has_recovered = True
         return self._note(left, why)
 
-    def _claim(self) -> str:
-        """Have the target refuse older runs from now on, unless it does; return why it cannot be reached."""
+    def _claim(self, patience_s: float, lanes: Collection[int]) -> str:
+        """Have the target refuse older runs from now on, unless it does; return why it cannot be reached.
+
+        Of the lanes other than these, which are about to be written to, it is seen that the target has what it had.
+        """
         if self._has_claimed:
             return ""
         try:
@@ -188,6 +192,11 @@ class Transactional(Sink):
             if not self.target.may_pass(error):
                 raise
             return shortened(f"{type(error).__name__}: {error}".strip())
+        # Nothing else asks those whose rows were lost with a target that was put back.
+        if asked := self._reached.keys() - lanes:
+            failing = self._deliver_run([], patience_s, asked)
+            if failing:
+                return next(iter(failing.values()))
         self._has_claimed = True
         return ""
 
@@ -200,7 +209,8 @@ class Transactional(Sink):
             elif each.sink == self._sink:
                 self._remember(each.lanes)
         left: list[Staged] = []
-        why = self._claim() if runs or begins else ""
+        lanes = {each.lane for listed in runs.values() for each in listed}
+        why = self._claim(patience_s, lanes) if runs or begins else ""
         # Each run may have other lanes: a key's rows in one of them come before its rows in another.
         for _, listed in sorted(runs.items()):
             if not why:
@@ -213,9 +223,12 @@ class Transactional(Sink):
             self._forget_older()
         return left, why
 
-    def _deliver_run(self, listed: Sequence[Staged], patience_s: float) -> dict[int, str]:
-        """Write what one run has staged; return the lanes that have to wait, and why each does."""
-        lanes: dict[int, list[Waiting]] = {}
+    def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
+        """Write what one run has staged; return the lanes that have to wait, and why each does.
+
+        Of lanes that are `asked`, too, it is seen that the target has what it had.
+        """
+        lanes: dict[int, list[Waiting]] = {lane: [] for lane in asked}
         for each in listed:
             lanes.setdefault(each.lane, []).extend(waiting_in(self._sink, each))
         for waiting in lanes.values():

@@ -19,6 +19,7 @@ from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
 from strandline.core.times import within
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.own import OwnOperator, explained_value, windows_info
+from strandline.types.hints import Hints
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         self._early_events = rules.early_events
         self._purges = not rules.accumulate
         self._processing = rules.processing
-        self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
+        windows = self._declared(contents.value_type)
+        # When results come may change at any start.
+        windows.hints = Hints(spare=("events",))
+        self.own_states = {"windows": windows, **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
         """Events that were too late and went nowhere."""
 
@@ -116,9 +120,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         if not self._rules.early_by_event_time:
             ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
             return
-        known = [at_us for at_us in (ctx.time_us, ctx.watermark_us) if at_us is not None]
-        if known:
-            self._set_timer(next_multiple(max(known), self._early_us), ctx)
+        # Before there is a watermark, it is taken to be where the event is.
+        now_us = ctx.time_us if ctx.watermark_us is None else ctx.watermark_us
+        if now_us is not None:
+            self._set_timer(next_multiple(now_us, self._early_us), ctx)
 
     def _is_early(self, timer: Any) -> bool:
         """Whether a timer may be one for the result so far."""

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.settings import parse_duration_ms
-from strandline.spark.sinks.databases.csvrows import documents
+from strandline.core.urls import check_local_path
+from strandline.spark.sinks.databases.csvrows import documents, values_of
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
     TableSink,
@@ -66,6 +67,7 @@ def sqlite(
             f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
             hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
         )
+    check_local_path(f"{what}: path", path)
     shape = shape_of(what, table, key, delete)
     check_name(what, "record", record)
     check_flag(what, "create", create)
@@ -301,7 +303,7 @@ def _values(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, 
 def _cells(array: pa.Array, name: str) -> list[Any]:
     kind = array.type
     if pa.types.is_nested(kind):
-        array = documents(array)
+        array = documents(array, name)
     elif pa.types.is_floating(kind):
         if pc.any(pc.is_nan(array)).as_py():
             raise SinkError(
@@ -316,8 +318,7 @@ def _cells(array: pa.Array, name: str) -> list[Any]:
         array = array.cast(pa.string())
     elif pa.types.is_duration(kind):
         array = array.cast(pa.int64())
-    found: list[Any] = array.to_pylist()
-    return found
+    return values_of(array, name)
 
 
 def _creating(shape: Shape, columns: pa.Schema) -> str:

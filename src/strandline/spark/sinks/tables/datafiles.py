@@ -16,11 +16,12 @@ import pyarrow.parquet as pq
 
 from strandline.checkpoint.folder import Folder, folder_at
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError
+from strandline.core.errors import ConfigurationError, UserCodeError
 from strandline.core.ids import Epoch, Generation
 from strandline.spark.sinks.listed import Listed
 from strandline.spark.sinks.tasks import TaskAttempt
 from strandline.storage.place import Place
+from strandline.types.columns import check_readable, from_arrow_type
 
 _GROUP_BYTES = 32 << 20
 """How much, as Arrow has it, becomes a row group."""
@@ -85,12 +86,11 @@ def columns_text(schema: pa.Schema) -> str:
 
 
 class ReachedRecord(Listed, frozen=True, array_like=True, tag="reached"):
-    """What the table had on record when an epoch was staged: it may not be less again. A committable, too."""
+    """What the table had on record at a checkpoint: it may not be less again."""
 
     sink: str
+    generation: Generation
     epoch: Epoch
-    record_generation: int
-    record_epoch: int
 
 
 LISTED: msgspec.json.Decoder[StagedFiles | ReachedRecord] = msgspec.json.Decoder(StagedFiles | ReachedRecord)
@@ -138,7 +138,9 @@ class WriteDataFiles:
         """Write rows; return their files."""
         files = _Files(self, folder_at(self.place), f"{self.epoch:012}-{attempt.partition:05}-{attempt.name}")
         for batch in batches:
-            files.add(fitted(batch, self.layout.schema))
+            rows = fitted(batch, self.layout.schema)
+            refuse_unreadable(rows)
+            files.add(rows)
         return files.finish()
 
 
@@ -154,6 +156,20 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
             )
         columns.append(column if column.type == wanted.type else column.cast(wanted.type))
     return pa.Table.from_arrays([pa.chunked_array([column]) for column in columns], schema=schema)
+
+
+def refuse_unreadable(rows: pa.Table) -> None:
+    """Refuse strings that are no UTF-8, and times after the year 9999: a table's lists and readers fail at them."""
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        try:
+            for chunk in column.chunks:
+                check_readable(chunk, from_arrow_type(column.type))
+        except UserCodeError as error:
+            raise ConfigurationError(
+                f"column '{name}' cannot be written into a table: {error.message}",
+                hint=f'drop such rows before the sink, texts as with where("is_valid_utf8({name})"), or mend them',
+                discreet=f"column '{name}' holds what cannot be written into a table",
+            ) from None
 
 
 class _Files:
