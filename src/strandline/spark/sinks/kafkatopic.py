@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from strandline.core.errors import ConfigurationError
-from strandline.spark.sinks.kafkaclient import Said, answer, in_words, made
+from strandline.spark.sinks.kafkaclient import Said, answer, in_words, made, topic_setting
 from strandline.spark.sinks.kafkarecord import Record
 
 _PARTITIONS = 2
@@ -25,7 +25,11 @@ def make_topic(record: Record) -> None:
             TopicCollection([record.topic]), request_timeout=record.cluster.answer_s
         ).values()
         try:
-            _check(record, answer(found, admin, said, record.cluster))
+            _check(
+                record,
+                answer(found, admin, said, record.cluster),
+                topic_setting("cleanup.policy", record.topic, admin, said, record.cluster),
+            )
             return
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -58,7 +62,13 @@ def _await_topic(record: Record, admin: Any) -> None:
         time.sleep(0.05)
 
 
-def _check(record: Record, found: Any) -> None:
+def _check(record: Record, found: Any, policy: str | None) -> None:
+    if policy not in (None, "compact"):
+        raise ConfigurationError(
+            f"{record.writer.label}: topic '{record.topic}' of Kafka at {record.cluster.servers} has "
+            f"cleanup.policy={policy}, expected compact: Kafka would delete the record of how far the sink came",
+            hint=f"kafka-configs.sh --alter --topic {record.topic} --add-config cleanup.policy=compact",
+        )
     if len(found.partitions) < _PARTITIONS:
         raise ConfigurationError(
             f"{record.writer.label}: topic '{record.topic}' of Kafka at {record.cluster.servers} has "
