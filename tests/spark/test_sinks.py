@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
 import threading
 from collections import Counter
@@ -239,6 +240,51 @@ def test_a_commit_that_failed_is_completed_in_a_moved_directory_that_was_read_me
         settle(run)
         assert run.status().restored_from is not None
     assert seen_in(moved, taken) == small.counted(users(case))
+
+
+def test_a_sink_becomes_another_kind_and_its_database_is_put_back(spark: Any, case: Case) -> None:
+    database, copy, out = (case.root / name for name in ("out.db", "copy.db", "out"))
+
+    def job(sink: sl.sinks.Sink) -> sl.Job:
+        rows = sl.stream(small.source(spark, case.root / "in")).key_by("user")
+        return case.job_of("small", rows.process(Count(), output=small.OUTPUT, uid="count").to(sink))
+
+    def in_database() -> Counter[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(database)) as db:
+            return Counter(db.execute("select user, n from results").fetchall())
+
+    def fail() -> None:
+        raise OSError("the commit fails")
+
+    # What a file sink has left is shown, though the sink of its name is another one by now.
+    case.add(1)
+    failpoints.arm("checkpoint.commit_sinks.before", fail)
+    with job(sl.sinks.files(str(out), format="json", name="out")).start(spark) as run:
+        run.process_all_available(60)
+        with pytest.raises(sl.errors.StrandlineError, match="the commit fails"):
+            run.checkpoint(60)
+    failpoints.disarm_all()
+    sink = sl.sinks.sqlite(database, "results", name="out", create=True)
+    with job(sink).start(spark) as run:
+        first = small.counted(users(case))
+        assert seen_in(out) == first
+        case.add(1)
+        settle(run)
+        shutil.copy(database, copy)
+        case.add(1)
+        settle(run)
+        # Lists no rows any more.
+        run.checkpoint(60)
+    assert in_database() == small.counted(users(case)) - first
+    newest = database.read_bytes()
+    shutil.copy(copy, database)
+    with pytest.raises(sl.errors.CorruptionError, match="the target has less on record than it had"):
+        job(sink).start(spark)
+    database.write_bytes(newest)
+    with job(sink).start(spark) as run:
+        case.add(1)
+        settle(run)
+    assert in_database() == small.counted(users(case)) - first
 
 
 @pytest.mark.parametrize("kind", ["this machine", "Hadoop"])

@@ -152,7 +152,7 @@ def delta(tmp_path: Path) -> Place:
 
 def stage(sink: Any, epoch: int, *parts: Sequence[Sequence[Any]], schema: StructType = NAMES) -> list[str]:
     staged: list[str] = sink.write(inprocess.Given(schema, *parts), Epoch(epoch))
-    return staged
+    return [*staged, sink.reached()]
 
 
 def tried(sink: Any, schema: StructType) -> None:
@@ -342,6 +342,9 @@ def test_a_table_that_was_put_back_is_not_written_to(place: Place, how: str, key
         sink.commit(staged)
     with pytest.raises(CorruptionError, match=lost):
         place.start(staged, 3, key=key)
+    # Where no rows wait, too.
+    with pytest.raises(CorruptionError, match=lost):
+        place.start(staged[-1:], 2, key=key)
     assert place.pairs() == older
     bring_back()
     assert place.pairs() == newer

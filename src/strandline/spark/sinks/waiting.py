@@ -51,10 +51,9 @@ class Staged(Listed, frozen=True, array_like=True, tag="rows"):
 
 
 class Reached(Listed, frozen=True, array_like=True, tag="reached"):
-    """How far lanes had come in the target when an epoch was staged: it may not be less again. A committable, too."""
+    """How far lanes had come in the target at a checkpoint: it may not be less again."""
 
     sink: str
-    epoch: Epoch
     lanes: dict[int, str]
 
 

@@ -86,12 +86,11 @@ def columns_text(schema: pa.Schema) -> str:
 
 
 class ReachedRecord(Listed, frozen=True, array_like=True, tag="reached"):
-    """What the table had on record when an epoch was staged: it may not be less again. A committable, too."""
+    """What the table had on record at a checkpoint: it may not be less again."""
 
     sink: str
+    generation: Generation
     epoch: Epoch
-    record_generation: int
-    record_epoch: int
 
 
 LISTED: msgspec.json.Decoder[StagedFiles | ReachedRecord] = msgspec.json.Decoder(StagedFiles | ReachedRecord)

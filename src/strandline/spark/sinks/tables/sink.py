@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
@@ -36,7 +35,8 @@ from strandline.core.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.core.ids import Epoch, unique_name
+from strandline.core.ids import Epoch, Generation, unique_name
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
@@ -111,7 +111,7 @@ class TableSink(TableFormat):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
-        columns = to_arrow_schema(empty.schema, timezone="UTC")
+        columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
@@ -155,12 +155,9 @@ class TableSink(TableFormat):
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         layout, place = self._prepare(df)
-        record = self._reached
-        assert record is not None, "the sink has not claimed its table"
         folder, generation = self._merging if self.key else self._folder, self._opened.generation
         task = WriteDataFiles(place, folder, generation, epoch, layout, self.target_bytes, self.key)
-        reached = ReachedRecord(self._opened.identity, epoch, record.generation, record.epoch)
-        return [*write_tasks(df, task), reached.text]
+        return write_tasks(df, task)
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
         staged, _ = self._listed(pending)
@@ -213,6 +210,12 @@ class TableSink(TableFormat):
         # 3. What the last run staged later is nobody's: it is in no checkpoint, and was never added.
         self._forget(before[0], {file.path for each in staged for file in each.files})
 
+    def reached(self) -> str | None:
+        record = self._reached
+        if record is None:
+            return None
+        return ReachedRecord(self._opened.identity, Generation(record.generation), Epoch(record.epoch)).text
+
     def status(self) -> SinkStatus | None:
         return self._told
 
@@ -235,7 +238,7 @@ class TableSink(TableFormat):
             known, since, layout, place = prepared
             if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
                 return layout, place
-        columns = to_arrow_schema(df.schema, timezone="UTC")
+        columns = arrow_schema(df.schema)
 
         def prepare(table: Any) -> tuple[Layout, Place]:
             if table is None:
@@ -443,7 +446,7 @@ class TableSink(TableFormat):
         """Return what is staged, and what the table had on record by then."""
         found = read_listed(pending, LISTED, self._label)
         records = [
-            Record(each.record_generation, each.record_epoch)
+            Record(each.generation, each.epoch)
             for each in found
             if isinstance(each, ReachedRecord) and each.sink == self._opened.identity
         ]
