@@ -129,10 +129,22 @@ def test_a_connection_that_says_nothing_or_nonsense_harms_nobody(keeper: Keeper)
         with pytest.raises(KeeperError):
             early.connection.receive()
         wrong.connection.send(p.BEGIN, b"\xc1")
-        with pytest.raises(KeeperError, match="the keeper failed"):
+        with pytest.raises(KeeperError, match=r"the keeper of operator .* failed: DecodeError"):
             wrong.connection.expect(p.READY)
         assert count(keeper) == before + 1
         assert silent is not None
+
+
+def test_an_error_that_nobody_expected_names_the_operator_and_the_rows(keeper: Keeper) -> None:
+    before = count(keeper)
+    with keeper.connect() as talk:
+        talk.begin(keeper.instructions(keeper.epoch + 1))
+        talk.rows([("k", "count", 0, 0), ("k", "count", 0, 0)])
+        talk.connection.send(p.ROWS, b"no batch")
+        where = f"the keeper of operator 'op', partition 0, in epoch {keeper.epoch + 1}, at its rows 0 to 1, failed: "
+        with pytest.raises(KeeperError, match=where):
+            talk.finish()
+    assert count(keeper) == before + 1
 
 
 def test_the_newer_attempt_wins(keeper: Keeper) -> None:

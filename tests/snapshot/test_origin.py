@@ -504,5 +504,5 @@ def test_a_claim_that_was_replaced_records_nothing(tmp_path: Path, clock: Manual
     origin = decide(jobdir, savepoint, owned=slow, fsync=False)
     claim(jobdir, clock)
     with pytest.raises(FencedError):
-        origin.make_base(slow)
+        origin.make_base(jobdir, slow)
     assert not list((tmp_path / "ck/job/generations").glob("*.*"))

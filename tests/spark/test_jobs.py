@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 import strandline as sl
 from strandline.control.client import call, find_driver
 from strandline.control.commands import LOOKUP, Looked, LookUp
+from strandline.core import failpoints
 from strandline.keeper.lookups import Found
 from strandline.spark.keepers.exchange import Exchange
 from strandline.spark.keepers.worker import LookupWorker
@@ -125,6 +126,23 @@ def test_available_now_processes_everything_and_ends(spark: Any, case: Case) -> 
         assert run.status().state == "finished"
         assert run.checkpoints()[-1].status == "completed"
         assert small.rows_of(sink) == small.counted(users(case))
+    # Somebody stops Spark's query in the middle, which looks like its end: the job is not finished with that.
+    case.add(2)
+    failpoints.arm("epoch.sink.before", lambda: stop_queries(spark))
+    stream, again = sl.stream(small.source(spark, case.root / "in")), sl.Restart(attempts=1, delay="10ms")
+    run = small.job(stream, case.root, case.local_dir, sink=sink, trigger="available-now", restart=again).start(spark)
+    assert run.await_termination(60)
+    assert (run.status().state, run.status().restarts) == ("finished", 1)
+    assert "query of the job was stopped" in run.status().last_failure
+    assert small.rows_of(sink) == small.counted(users(case))
+
+
+def stop_queries(spark: Any) -> None:
+    """Have all streaming queries stopped, and return when Spark says that they are."""
+    active = spark.streams.active
+    # It waits for the epoch that this is called in.
+    threading.Thread(target=lambda: [query.stop() for query in active], daemon=True).start()
+    eventually(lambda: not any(query.isActive for query in active), "they stop")
 
 
 def test_a_checkpoint_on_demand_before_the_first_event_and_while_nothing_comes(spark: Any, case: Case) -> None:

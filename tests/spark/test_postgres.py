@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 import strandline as sl
 from strandline.core import failpoints
-from strandline.core.errors import ConflictError, CorruptionError, FencedError, StrandlineError
+from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, StrandlineError
 from strandline.spark.sinks import conformance, transactional
 from strandline.spark.sinks.conformance import Check, Promise, Trial, checks, name_of
 from strandline.spark.sinks.databases import postgres
@@ -225,6 +226,10 @@ def test_an_older_driver_that_was_stopped_in_a_transaction_does_not_hold_up_the_
         pytest.raises(FencedError, match="a newer driver writes"),
     ):
         again.write([numbers(1)], None, "1")
+    with pytest.raises(
+        ConfigurationError, match="has a record of sink 'out' of job 'job', life  under the same identity"
+    ):
+        table.target.claim(replace(writer(3), life="another"))
     with pytest.raises(FencedError, match="a newer driver writes"):
         table.target.claim(writer(1))
     table.write(numbers(2), generation=2)

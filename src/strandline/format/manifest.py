@@ -223,6 +223,11 @@ class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pending: list[str]
     """Committables, opaque to us, oldest first."""
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    destination: str | msgspec.UnsetType = msgspec.UNSET
+    """Where its rows go, in words that are the same at each start; left out where only the sink knows."""
+    reached: str | msgspec.UnsetType = msgspec.UNSET
+    """How far it had come in what it writes to, opaque to us; left out where nothing was written, or nobody counts."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

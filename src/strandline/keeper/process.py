@@ -186,7 +186,7 @@ class Keeper:
             self._say_failed(connection, error)
         except Exception as error:
             self._log_whole("internal error", error)
-            self._say_failed(connection, _failed("the keeper", error))
+            self._say_failed(connection, _failed(self._service.at_work, error))
         finally:
             self._serving = None
             connection.close()

@@ -101,9 +101,9 @@ class Plan:
                 if has_rows(info) and not self._is_dropped(named):
                     yield named, operator, info
 
-    def now(self, named: Named) -> Named:
-        """Return what a state is called now."""
-        return Named(self._renamed.get(Named(named.uid), named.uid), self._renamed.get(named, named.state))
+    def now(self, named: Named) -> tuple[str, str]:
+        """Return the uid and the name that a state has now."""
+        return self._renamed.get(Named(named.uid), named.uid), self._renamed.get(named, named.state)
 
     def most(self, operator: OperatorInfo) -> int:
         """Return an operator's max_parallelism."""
@@ -172,9 +172,9 @@ class Plan:
         left = [operator for operator in self._operators if Named(operator.uid) not in self._dropped]
         return [
             structs.replace(
-                op, uid=self.now(Named(op.uid)).uid, partitions=[], max_parallelism=self.most(op),
+                op, uid=self.now(Named(op.uid))[0], partitions=[], max_parallelism=self.most(op),
                 parallelism=min(op.parallelism, self.most(op)), states=[
-                    structs.replace(info, name=self.now(named).state)
+                    structs.replace(info, name=self.now(named)[1])
                     for info in op.states if (named := Named(op.uid, info.name)) not in self._dropped
                 ],
             )

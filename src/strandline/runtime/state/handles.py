@@ -154,7 +154,12 @@ class ReducingHandle(Handle):
 
     def add(self, element: Any) -> None:
         current = self._cell.value
-        self._cell.value = element if current is None else self._reduce(current, element)
+        if current is not None:
+            element = self._reduce(current, element)
+            if element is None:
+                # The next element would pass for the first one.
+                raise none_given(f"state '{self.state_name}': its reduce function", "the new value")
+        self._cell.value = element
 
     def clear(self) -> None:
         self._cell.clear()
@@ -182,7 +187,10 @@ class AggregatingHandle(Handle):
         if self._cell.value is None:
             # Stored first, so that `add` always sees the accumulator in its one form.
             self._cell.value = self._declared.create()
-        self._cell.value = self._declared.add(self._cell.value, element)
+        value = self._declared.add(self._cell.value, element)
+        if value is None and self._declared.create() is not None:
+            raise none_given(f"state '{self.state_name}': its add function", "the new accumulator")
+        self._cell.value = value
 
     def result(self) -> Any:
         current = self._cell.value
@@ -384,6 +392,13 @@ def named(error: StateTypeError, uid: str, name: str, what: str = "") -> StateTy
     message = f"operator '{uid}', state '{name}': {what}{error.message}"
     discreet = f"operator '{uid}', state '{name}': {what}a value does not fit its type (it is not shown here)"
     return StateTypeError(message, hint=error.hint, discreet=discreet, **error.fields)
+
+
+def none_given(what: str, expected: str) -> StateTypeError:
+    """Return the error of a function that changed its argument, most likely, and gave nothing back."""
+    message = f"{what} gave None, expected {expected}"
+    hint = "return it: acc.append(x) changes a list and gives None, where [*acc, x] is a new one"
+    return StateTypeError(message, hint=hint, discreet=message)
 
 
 def wrapped(cell: Any, declared: Any) -> Any:

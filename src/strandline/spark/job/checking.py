@@ -41,7 +41,7 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = ()) -> Check:
     snapshot = open_snapshot(url, job.checkpoints.storage_options, fsync=False)
     manifest, plan = snapshot.manifest, job._plan
     operators = plan.pipeline.settle(parallelism_of(job.settings, plan.sources.session), manifest.operators)
-    sinks = [name for name, _, _ in plan.sinks]
+    sinks = {name: sink for name, sink, _ in plan.sinks}
     fork = _life_of(job) != manifest.life
     upgrade, refusals = differences(manifest, operators, sinks, plan.sources.names, drop, fork=fork)
     return Check(job.name, snapshot, upgrade, tuple(refusals), to_regroup(upgrade, operators, snapshot.url))

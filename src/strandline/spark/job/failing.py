@@ -74,7 +74,7 @@ def _gone(spark: SparkSession) -> SparkError | None:
     context: Any = spark.sparkContext
     process: Any = getattr(context._gateway, "proc", None)
     deadline = time.monotonic() + _AWAIT_END_S
-    while (code := None if process is None else process.poll()) is None and not (alive := _is_alive(context)):
+    while (code := None if process is None else process.poll()) is None and not (alive := is_alive(context)):
         if time.monotonic() > deadline:
             break
         time.sleep(0.05)
@@ -89,8 +89,8 @@ def _gone(spark: SparkSession) -> SparkError | None:
     )
 
 
-def _is_alive(context: Any) -> bool:
-    """Whether Spark works: one that runs out of memory stops, and its JVM ends a moment later."""
+def is_alive(context: Any) -> bool:
+    """Whether a SparkContext works: one that runs out of memory stops, and its JVM ends a moment later."""
     try:
         return not context._jsc.sc().isStopped()
     except Exception:

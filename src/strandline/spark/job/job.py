@@ -100,11 +100,11 @@ class Job:
         `restore`, also after others, the job goes on from its own newest checkpoint. `again` is any name, under which
         it is restored once more; each name counts once. What the job has is void from then on, and not before every
         byte of the snapshot was read. A snapshot of somebody else stays as it is, and is needed until the job's first
-        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An older checkpoint of its own
-        sets the job back: sinks take back what came later.
+        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then, and no other job can restore it.
+        An older checkpoint of its own sets the job back: sinks take back what came later.
 
-        `drop` names stored operators, as "uid", states, as "uid.state", and results of `agg()`, as "uid.result", that
-        the program does not have any more and that may be lost.
+        `drop` names stored operators, as "uid", states, as "uid.state", fields of their types, as "uid.state.field",
+        and results of `agg()`, as "uid.result", that the program does not have any more and that may be lost.
 
         A job that was drained is refused, as every event would be late. With `reopen` it goes on with its state, and
         event time begins anew with the next events: a window that was cut short comes again, with its new events alone.

@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,14 @@ from strandline.format.manifest import Manifest
 from strandline.keeper.protocol import Ack
 from strandline.plan.parallelism import Told, most_on_one
 from strandline.plan.pipeline import Operator
+from strandline.plan.upgrade import Upgrade
 from strandline.runtime.program import Program, Restore
 from strandline.runtime.watermarks import Watermarks
 from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
@@ -44,10 +45,10 @@ from strandline.spark.job.staging import Staging
 from strandline.spark.keepers.exchange import Exchanges
 from strandline.spark.keepers.fleet import Fleet
 from strandline.spark.keepers.watch import Slot
-from strandline.spark.sinks.base import SinkContext
+from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
-from strandline.spark.sources.kafka import KafkaCommits
+from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.spark.streams.filesource import make_cleaner
@@ -142,17 +143,20 @@ class Starting:
                 f"job '{b.name}': no checkpoint can be restored; the newest, {lost[0].checkpoint}: {lost[0].reason}",
                 hint=f"bring the missing files back, or {BEGIN_ANEW}",
             )
-        operators = self._settle(origin)
+        operators, upgrade = self._settle(origin)
         start = self._load_start(origin)
         next_id = max(choice.next_id, self._least_id)
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
-        origin.make_base(owned)
+        origin.make_base(b.jobdir, owned)
         if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
             if manifest is None and not origin.life:
                 warn_of_other_directory(b)
+            for change in upgrade.changes if upgrade else ():
+                if change.action != "kept":
+                    tell_everybody(f"job '{b.name}': {change}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -181,20 +185,23 @@ class Starting:
         place = self._find_place(origin, start)
         rewind(spark_dir, place.files, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
-        #    came later.
-        self._recover_sinks(owned, origin, fresh=manifest is None or fork)
+        #    came later. What goes to a system that is away goes on waiting, after the first start of the program.
+        waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # Not before: a driver that was killed may have left it to this one to show what a drain has given.
         b.draining.refuse(b.name, manifest, reopen=b.wanted.reopen)
         # 7. The query starts with the epoch after.
-        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
+        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
+            manifest if waiting else None,
         )  # fmt: skip
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
         source, batch = place.source, place.batch
+        topics = KafkaTopics(b.spark, place.kafka, spark_dir, place.files)
+        self._cleanup.callback(topics.close)
         commits = KafkaCommits(b.spark, place.kafka)
         self._cleanup.callback(commits.close)
         cleaner = make_cleaner(b.spark, b.plan.sources.nodes, source)
@@ -204,13 +211,13 @@ class Starting:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
-            source_numbers(source),
-            [cleaner.captured, commits.captured],
+            source_numbers(source), [cleaner.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
             sources, staging, owned.generation, Progress.after(epoch, totals), batch, self._watermarks(manifest),
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
+            paused=b.paused,
         )  # fmt: skip
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
@@ -220,7 +227,7 @@ class Starting:
         between_ms = max(int(b.trigger.get("processingTime", "0").partition(" ")[0]), polling_delay_ms(b.spark))
         query = self._query = writer.start()
         b.draining.begun()
-        watch = SourceWatch(query, between_ms)
+        watch = SourceWatch(query, between_ms, ends="availableNow" in b.trigger)
         lag = SourceLag(b.spark, source, place.names, spark_dir, lambda: driver.batch)
         return Attempt(
             b,
@@ -250,18 +257,22 @@ class Starting:
         stored = b.draining.watermarks(manifest, reopen=b.wanted.reopen)
         return Watermarks(b.plan.pipeline.watermarks, stored, int(b.clock.monotonic_ms() * 1000))
 
-    def _settle(self, origin: Origin) -> list[Operator]:
+    def _settle(self, origin: Origin) -> tuple[list[Operator], Upgrade | None]:
+        """Return the operators, and what becomes of what is stored; raise if the program does not fit that."""
         manifest = origin.manifest
         said = parallelism_of(self._b.settings, self._b.spark, self._told)
         operators = self._b.plan.pipeline.settle(said, manifest.operators if manifest else ())
-        if manifest is not None:
-            sinks = [name for name, _, _ in self._b.plan.sinks]
-            upgrade = check_compatible(
-                manifest, operators, sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
-                fork=origin.is_fork,
-            )  # fmt: skip
-            operators = [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators]
-        return operators
+        if manifest is None:
+            return operators, None
+        upgrade = check_compatible(
+            manifest, operators, self._sinks, self._b.plan.sources.names, self._b.wanted.drop, url=origin.url,
+            fork=origin.is_fork,
+        )  # fmt: skip
+        return [replace(operator, migration=upgrade.migrations[operator.uid]) for operator in operators], upgrade
+
+    @property
+    def _sinks(self) -> dict[str, Sink]:
+        return {name: sink for name, sink, _ in self._b.plan.sinks}
 
     def _check_sinks(self, origin: Origin) -> None:
         """Ask the sinks whether they can begin where the job does."""
@@ -296,16 +307,22 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
+    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
+        """Have the sinks show what is restored; return what has to wait, by sink."""
         b, manifest = self._b, origin.manifest
+        waiting: dict[str, Sequence[str]] = {}
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
-        pending = {} if manifest is None or fresh else {sink.name: sink.pending for sink in manifest.sinks}
+        listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
+        lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
+        left = {name: listed.pop(name).pending for name in lost}
+        pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.pop(name, []), epoch, fresh=fresh)
-        for name, texts in pending.items():
+            if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
+                waiting[name] = rest
+        for name, texts in left.items():
             gone = None if name in b.wanted.drop else left_by(name, texts)
             if gone is not None:
                 owned.check()
@@ -315,6 +332,7 @@ class Starting:
         for _, sink, _ in () if fresh else b.plan.sinks:
             owned.check()
             sink.tidy(epoch)
+        return waiting
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None

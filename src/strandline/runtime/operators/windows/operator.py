@@ -19,6 +19,7 @@ from strandline.api.windows import Global, Sliding, Tumbling, Window, WindowKind
 from strandline.core.times import within
 from strandline.runtime.operators.windows.contents import Contents, Row
 from strandline.runtime.own import OwnOperator, explained_value, windows_info
+from strandline.types.hints import Hints
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         self._early_events = rules.early_events
         self._purges = not rules.accumulate
         self._processing = rules.processing
-        self.own_states = {"windows": self._declared(contents.value_type), **contents.states}
+        windows = self._declared(contents.value_type)
+        # When results come may change at any start.
+        windows.hints = Hints(spare=("events",))
+        self.own_states = {"windows": windows, **contents.states}
         self.own_metrics: dict[str, int] = {"late_dropped": 0}
         """Events that were too late and went nowhere."""
 

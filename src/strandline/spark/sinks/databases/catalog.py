@@ -154,8 +154,9 @@ def is_exact(found: Table, shape: Shape, rows: pa.Schema) -> bool:
     plain = ("int2", "int4", "int8", "bool", "date", "text", "bytea", "timestamp", "timestamptz", "numeric")
     for name in shape.key:
         column = found.columns[name]
+        # varchar(n) drops the spaces behind its n-th character.
         rounds = column.modifier != -1 and not pa.types.is_decimal(rows.field(name).type)
-        if column.kind not in (*plain, "varchar") or not column.is_exact or (rounds and column.kind != "varchar"):
+        if column.kind not in (*plain, "varchar") or not column.is_exact or rounds:
             return False
     return True
 

@@ -39,7 +39,7 @@ _RECORD = """create table if not exists {record} (
 _COMMENT = "comment on table {record} is 'How far the sinks of Strandline''s jobs came. Do not change it.'"
 _CLAIMING = """insert into {record} (sink, lane, generation, writer) values (%s, %s, %s, %s)
 on conflict (sink, lane) do update set generation = excluded.generation, at = now()
-where {record}.generation <= excluded.generation returning generation"""
+where {record}.generation <= excluded.generation and {record}.writer = excluded.writer returning generation"""
 # An older driver that was stopped in a transaction may hold the claim for as long as it likes.
 _ENDING = """select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()
 and case when application_name like %s then split_part(application_name, '/', 3)::bigint < %s else false end"""
@@ -176,14 +176,20 @@ class PostgresTarget(TableTarget):
                     with db.transaction():
                         db.execute(settings)
                         row = db.execute(
-                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.label]
+                            _CLAIMING.format(record=record), [writer.sink, _CLAIM, writer.generation, writer.owner]
                         ).fetchone()
                     break
                 except psycopg.errors.LockNotAvailable:
                     if tried == _CLAIM_TRIES - 1:
                         raise
                     db.execute(_ENDING, [f"strandline/{writer.sink}/%", writer.generation])
+            if row is None:
+                found = db.execute(
+                    f"select writer from {record} where sink = %s and lane = %s", [writer.sink, _CLAIM]
+                ).fetchone()
         if row is None:
+            if found is not None:
+                writer.check_owner(found[0], repr(self))
             raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
 
     def connect(self, writer: Writer, lane: int) -> PostgresLane:
@@ -333,7 +339,7 @@ class PostgresLane(Connection):
         self._db.execute(
             f"insert into {self._record} (sink, lane, generation, writer) values (%s, %s, %s, %s) "
             "on conflict do nothing",
-            [sink, lane, generation, self._writer.label],
+            [sink, lane, generation, self._writer.owner],
         )
         (reached,) = self._db.execute(f"select mark {where} for update", [sink, lane]).fetchone()
         if reached != since:
@@ -380,12 +386,12 @@ def _shut(connection: socket.socket) -> None:
 
 
 def table_of_record(db: Any, record: str) -> str | None:
-    """Return the record's full name; None if there is none."""
+    """Return the record's full name as statements with parameters have it; None if there is none."""
     row = db.execute(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace "
         "where c.oid = to_regclass(%s)", [record],
     ).fetchone()  # fmt: skip
-    return f"{quoted(row[0])}.{quoted(row[1])}" if row else None
+    return f"{quoted(row[0])}.{quoted(row[1])}".replace("%", "%%") if row else None
 
 
 def _application(writer: Writer, lane: str) -> str:

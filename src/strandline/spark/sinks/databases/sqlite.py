@@ -18,7 +18,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.settings import parse_duration_ms
 from strandline.core.urls import check_local_path
-from strandline.spark.sinks.databases.csvrows import documents
+from strandline.spark.sinks.databases.csvrows import documents, values_of
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
     TableSink,
@@ -129,9 +129,14 @@ class SqliteTarget(TableTarget):
                 db.execute(_creating(self.shape, self.shape.written(self._columns)))
             db.execute(_RECORD.format(record=self.record))
             claimed = self.claimed(db, writer)
+            if claimed is not None:
+                (found,) = db.execute(
+                    f"select writer from {self.record} where sink = ? and lane = ?", [writer.sink, _CLAIM]
+                ).fetchone()
+                writer.check_owner(found, repr(self))
             if claimed is not None and claimed > writer.generation:
                 raise FencedError(f"{writer.label}: a newer driver writes to {self!r}")
-            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.label])
+            db.execute(_CLAIMING.format(record=self.record), [writer.sink, _CLAIM, writer.generation, writer.owner])
 
     def connect(self, writer: Writer, lane: int) -> SqliteLane:
         return SqliteLane(self, writer, lane)
@@ -229,7 +234,7 @@ class SqliteLane(Connection):
                 self._put([batch for batch in batches if batch.num_rows])
                 self._db.execute(
                     _MARKING.format(record=self._target.record),
-                    [writer.sink, self._lane, writer.generation, mark, writer.label],
+                    [writer.sink, self._lane, writer.generation, mark, writer.owner],
                 )
                 failpoints.hit("sink.sqlite.written")
         except sqlite3.Error as error:
@@ -298,7 +303,7 @@ def _values(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[Any, 
 def _cells(array: pa.Array, name: str) -> list[Any]:
     kind = array.type
     if pa.types.is_nested(kind):
-        array = documents(array)
+        array = documents(array, name)
     elif pa.types.is_floating(kind):
         if pc.any(pc.is_nan(array)).as_py():
             raise SinkError(
@@ -313,8 +318,7 @@ def _cells(array: pa.Array, name: str) -> list[Any]:
         array = array.cast(pa.string())
     elif pa.types.is_duration(kind):
         array = array.cast(pa.int64())
-    found: list[Any] = array.to_pylist()
-    return found
+    return values_of(array, name)
 
 
 def _creating(shape: Shape, columns: pa.Schema) -> str:
