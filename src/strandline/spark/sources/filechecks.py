@@ -24,6 +24,7 @@ from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles
 from strandline.spark.sources.log import (
     UnreadableLogError,
     files_read,
+    iterate_paths,
     last_step,
     logged_paths,
     reached_steps,
