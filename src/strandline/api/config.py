@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Literal
 
 from strandline.core.errors import ConfigurationError
+from strandline.core.failure import without_credentials
 from strandline.core.settings import parse_duration_ms
 from strandline.core.urls import check_url
 
@@ -20,12 +21,12 @@ class Checkpoints:
     `directory` is a path or a URL (file://, s3://, gs://, az://). `every` is the interval; without it, checkpoints
     are taken only on demand. `tolerable_failures` is how many may fail in a row before the job is restarted; None
     means any number. `storage_options` go to the storage client; they are never logged, nor written into
-    checkpoints. (They travel to keepers in a Spark broadcast, which Spark keeps in its own temporary files meanwhile.)
+    checkpoints or other files.
 
     >>> Checkpoints("file:///var/lib/checkpoints", every="10s", retain=2)
     """
 
-    directory: str | Path
+    directory: str | Path = field(repr=False)
     every: Duration | None = None
     mode: Literal["full", "incremental"] = "incremental"
     retain: int = 1
@@ -33,6 +34,11 @@ class Checkpoints:
     min_pause: Duration = 0
     tolerable_failures: int | None = 0
     storage_options: dict[str, str] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        shown = [f"directory={without_credentials(str(self.directory))!r}"]
+        shown += [f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr]
+        return f"Checkpoints({', '.join(shown)})"
 
     def __post_init__(self) -> None:
         if self.mode not in ("full", "incremental"):

@@ -20,7 +20,9 @@ START_PATH = f"{GENERATIONS}/start"
 """Where the job's sources began, before its first checkpoint."""
 SINKS = "sinks"
 """The folder of rows that sinks have staged, and that wait for their way into what they write to."""
-_OURS = re.compile(rf"chk-\d+|shared|pins|{GENERATIONS}|{SINKS}")
+PINS = "pins"
+"""The folder of the pins of readers."""
+_OURS = re.compile(rf"chk-\d+|shared|{GENERATIONS}|{SINKS}|{PINS}")
 _SHARED = re.compile(r"shared/[^/]+/[^/]+")
 _PROBE = f"{GENERATIONS}/probe-"
 

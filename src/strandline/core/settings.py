@@ -33,10 +33,10 @@ def parse_duration_ms(value: str | int | float, what: str) -> int:
     # What is infinite overflows.
     with suppress(OverflowError):
         if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            found_ms = int(value * 1000)
+            found_ms = round(value * 1000)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", value.lower()) if isinstance(value, str) else None
         if match and match[2] in _DURATION_MS:
-            found_ms = int(float(match[1]) * _DURATION_MS[match[2]])
+            found_ms = round(float(match[1]) * _DURATION_MS[match[2]])
     if found_ms is not None and found_ms <= LONGEST_MS:
         return found_ms
     if found_ms is not None:

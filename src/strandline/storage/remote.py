@@ -16,6 +16,7 @@ from obstore import exceptions
 from obstore.store import MemoryStore, from_url
 
 from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, StrandlineError, UnavailableError
+from strandline.core.failure import without_credentials
 from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.local import LocalStore, downloaded
@@ -124,8 +125,7 @@ def _hider(secrets: Iterable[str]) -> Callable[[str], str]:
     def hide(text: str) -> str:
         for word in words:
             text = text.replace(word, "***")
-        text = re.sub(r"://[^/@\s]+@", "://***@", text)
-        return re.sub(r"(https?://[^\s?\"]+)\?[^\s\"]*", r"\1?***", text)
+        return without_credentials(text)
 
     return hide
 
@@ -147,7 +147,7 @@ class _Bucket:
     """What objects are copied within, by whom: two are one if they compare equal."""
 
     url: str
-    config: Mapping[str, str]
+    config: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str]
     store: Callable[[], Any] = field(repr=False, compare=False)
     """Opens it, once: a client costs ten milliseconds, and few copy."""

@@ -55,8 +55,8 @@ _UNSHOWN_S = 60.0
 class Wanted:
     """What a run is to begin with instead of the job's newest checkpoint, and what may be lost on the way."""
 
-    url: str = ""
-    """Of the snapshot to restore; "" if none is named."""
+    url: str = field(default="", repr=False)
+    """Of the snapshot to restore, which may have a password; "" if none is named."""
     claim: bool = False
     drop: tuple[str, ...] = ()
     again: str = ""

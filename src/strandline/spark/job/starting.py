@@ -35,7 +35,7 @@ from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start, lost_sinks
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
@@ -152,11 +152,11 @@ class Starting:
         origin.make_base(b.jobdir, owned)
         if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
+            changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
+            for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
+                tell_everybody(f"job '{b.name}': {change}")
             if manifest is None and not origin.life:
                 warn_of_other_directory(b)
-            for change in upgrade.changes if upgrade else ():
-                if change.action != "kept":
-                    tell_everybody(f"job '{b.name}': {change}")
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
