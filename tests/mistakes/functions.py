@@ -115,6 +115,17 @@ class Rings(sl.KeyedProcess):
         ctx.timers.set_processing(timer.timestamp)
 
 
+class Tallies(sl.KeyedProcess):
+    """Counts in an attribute."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, int] = {}
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        self.seen[ctx.key] = self.seen.get(ctx.key, 0) + 1
+        yield ctx.key, self.seen[ctx.key]
+
+
 def rings(stage: Stage) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(timers, "ENDLESS_CHAIN", 1000)
@@ -123,6 +134,17 @@ def rings(stage: Stage) -> None:
 
 
 MISTAKES = [
+    mistake(
+        "a count in an attribute",
+        "run",
+        lambda s: s.run(Tallies(), EVENT),
+        "Tallies changes 'self.seen' (",
+        ": self.seen[ctx.key] = self.seen.get(ctx.key, 0) + 1)",
+        'seen = sl.Map("string", "bigint")',
+        "made in open()",
+        'not_state = ("seen",)',
+        error=UserCodeError,
+    ),
     mistake(
         "a timer for its own time",
         "run",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from strandline.core.errors import KeeperError, OutputError, UserCodeError, VersionMismatchError
 from strandline.keeper import protocol as p
+from strandline.spark.keepers.worker import _connect
 from tests.runtime.bench import KINDS
 from tests.runtime.clients import Keeper, Nursery, answers, eventually
 
@@ -271,3 +276,15 @@ def test_a_trigger_that_comes_twice_takes_one_snapshot(nursery: Nursery) -> None
     report = keeper.report(1)
     assert report.info is not None, report.failure
     assert nursery.objects() == {f"job/{ref.path}" for ref in report.info.files if ref.path}
+
+
+def test_a_keeper_and_a_worker_speak_to_their_own_user_only(
+    keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stat.S_IMODE(keeper.socket.stat().st_mode) == 0o600
+    with closing(socket.socket(socket.AF_UNIX)) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        monkeypatch.setattr(os, "geteuid", lambda: 54321)
+        with pytest.raises(KeeperError, match="is at the other end, expected our own user 54321"):
+            _connect(tmp_path / "s", 5.0)

@@ -27,7 +27,7 @@ from strandline.types.datatypes import parse_type
 from strandline.types.jsonforms import to_json
 from strandline.types.murmur import key_group
 from tests.spark import pipeline, small
-from tests.spark.functions import LARGE, Count, CountBatch, CountWide
+from tests.spark.functions import LARGE, Count, CountAside, CountBatch, CountWide
 from tests.spark.harness import Case, eventually, keepers, settle
 
 pytestmark = pytest.mark.spark
@@ -55,6 +55,31 @@ def test_no_partition_is_used_before_it_has_its_place(spark: Any, ask: str) -> N
         assert exchange.partitions
     assert placed
     exchange.close()
+
+
+def test_a_variable_as_state_is_warned_of_once(spark: Any, case: Case, caplog: pytest.LogCaptureFixture) -> None:
+    """By both partitions, in each of the first epochs."""
+    case.add(1)
+    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    with case.job_of("aside", out.to(sl.sinks.noop())).start(spark) as run:
+        settle(run)
+        case.add(1)
+        settle(run)
+        assert run.status().epoch == 2
+    (said,) = [record.message for record in caplog.records if "CountAside" in record.message]
+    assert "changes 'self.events' (" in said
+    assert ": self.events += 1)" in said
+
+
+def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
+    """They stay where a driver is killed, and a program has the options of its storage, which may be secrets."""
+    case.add(1)
+    out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
+    with case.job_of("secret", out.to(sl.sinks.noop())).start(spark) as run:
+        settle(run)
+        files = [path for path in Path(spark.sparkContext._temp_dir).rglob("*") if path.is_file()]
+        assert files, "the broadcast is there"
+        assert not [path for path in files if b"CountAside" in path.read_bytes() or b"store_url" in path.read_bytes()]
 
 
 def test_a_constant_key(spark: Any, case: Case) -> None:

@@ -293,6 +293,65 @@ def test_a_row_that_is_too_large_is_said_to_be(kafka: Kafka, target: KafkaTarget
     expect(kafka, small)
 
 
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"key": None}, "compacted topic takes no row without a key"),
+        ({"timestamp": 9_000_000_000_000_000}, "refuses its timestamp"),
+        ({"timestamp": 0}, "timestamp is 1970-01-01 00:00:00"),
+        ({"partition": 7}, "has no partition 7: it has 2"),
+        ({"topic": "a b"}, "its topic is 'a b', expected letters"),
+        ({"topic": "a\0"}, "its topic is 'a.x00', expected letters"),
+        ({"headers": [{"key": None, "value": b"x"}]}, "a header has no name"),
+    ],
+    ids=lambda given: str(next(iter(given))) if isinstance(given, dict) else "",
+)
+def test_a_row_that_does_not_fit_is_told_from_the_others(
+    kafka: Kafka, target: KafkaTarget, columns: dict[str, Any], words: str
+) -> None:
+    """What is refused so can be a dead letter. What others wrote with it is in no topic."""
+    compacted = kafka.create(f"compacted-{next(_numbers)}", cleanup_policy="compact")
+    target.claim(by(1))
+    kinds = pa.schema(
+        {
+            "topic": pa.string(), "key": pa.binary(), "value": pa.binary(), "partition": pa.int32(),
+            "timestamp": pa.int64(), "headers": pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+        }
+    )  # fmt: skip
+    good = {"topic": compacted, "key": b"k", "value": b"1"}
+    rows = pa.RecordBatch.from_pylist([good, {**good, **columns}], kinds)
+    with pytest.raises(target.refusing, match=words):
+        target.connect(by(1), 0).write([rows], None, "m1")
+    again = target.connect(by(1), 0)
+    assert again.reached() is None
+    again.write([rows[:1]], None, "m1")
+    expect(kafka, compacted, "1")
+
+
+def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, topic: str) -> None:
+    """Brokers forget what groups have on record of a topic with it, some moments later."""
+    from confluent_kafka import KafkaException
+
+    target.cluster.answer_s = 3.0
+    target.claim(by(1))
+    connection = target.connect(by(1), 0)
+    connection.write(batch(("a", "1")), None, "m1")
+    marks, admin = f"{target.prefix}-marks", kafka.admin()
+    for done in admin.delete_topics([marks]).values():
+        done.result(10)
+    with pytest.raises(sl.errors.StrandlineError):
+        connection.write(batch(("a", "2")), "m1", "m2")
+    connection.close()
+    for done in admin.delete_consumer_groups([f"{target.prefix}-s1-0"]).values():
+        with suppress(KafkaException):
+            done.result(10)
+    with pytest.raises(sl.errors.CorruptionError, match=f"topic '{marks}' .* deleted while the job ran.* came to m1"):
+        target.connect(by(1), 0)
+    expect(kafka, topic, "1")
+    found = Record(target.cluster, target.prefix, by(1)).read(committed=True)
+    assert (found.claims, found.lanes) == ({1}, {0})
+
+
 def test_a_record_with_too_few_partitions_is_refused(kafka: Kafka, target: KafkaTarget) -> None:
     marks = kafka.create(f"{target.prefix}-marks", 1)
     words = f"topic '{marks}' of Kafka at {kafka.servers} has 1 partition, expected 2(.|\n)*--alter --topic {marks}"

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, SinkError
+from strandline.spark.sinks.databases.catalog import identifier
 from strandline.storage.place import Place
 from tests.postgres import PASSWORD, Server
 from tests.soak import examples
@@ -411,6 +412,20 @@ def test_servers_that_cannot_be_reached(postgresql: Server, dsn: str) -> None:
     assert "the dsn cannot be read" in refused(f"postgresql://tests:{PASSWORD}@[127").message
     assert "the dsn cannot be read" in refused(f"password {PASSWORD}").message
     assert "is read-only: it may be a replica" in refused(f"{dsn}%20-cdefault_transaction_read_only%3Don").message
+
+
+@pytest.mark.parametrize("option", ["table", "record"])
+def test_a_name_is_no_more_than_a_name(postgresql: Server, dsn: str, option: str) -> None:
+    """Newer servers take what is no name for that of a table that is not there; older ones refuse it."""
+    worse = "a (n int); drop table precious; --"
+    names = {"table": "named", "record": "named_record"}
+    with pytest.raises(ConfigurationError):
+        sl.sinks.postgres(dsn, create=True, **{**names, option: worse}).target.try_out(ROW)
+    sl.sinks.postgres(dsn, create=True, **{**names, option: 'pg_temp."A; b"'}).target.try_out(ROW)
+    with postgresql.connect(dsn) as db:
+        assert identifier(db, 'Bank."A; ""b"') == '"bank"."A; ""b"'
+        with pytest.raises(Exception, match="not a valid identifier"):
+            identifier(db, worse)
 
 
 def test_secrets_are_not_told(dsn: str) -> None:

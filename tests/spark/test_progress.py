@@ -13,6 +13,7 @@ from strandline.checkpoint.jobdir import JobDirectory
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
 from strandline.spark.job.sourcewatch import SourceWatch
+from strandline.spark.sources.kafka import KafkaTopics
 from strandline.spark.sources.log import damage_in_logs
 from strandline.spark.sources.progress import SourceProgress, rewind
 from strandline.storage.local import LocalStore
@@ -76,9 +77,10 @@ class Sources:
         )
         jobdir = JobDirectory(LocalStore(root / "ck"), "job")
         claim: Any = None
+        topics = KafkaTopics(claim, [], self.directory, {})
         self.progress = SourceProgress(
             self.directory, [], jobdir, claim, ManualClock(), coordinator,
-            True, 100, (), [],
+            True, 100, (), [], topics,
         )  # fmt: skip
 
     def deliver(self) -> None:

@@ -186,9 +186,12 @@ def _remove(root: Path, lock: IO[str]) -> None:
 def _refuse_others(directory: Path, *, shared: bool) -> None:
     """Refuse a directory that is not ours alone to write to.
 
-    A `shared` one may be like /tmp, where everybody may write, but only to what is his own.
+    A `shared` one may be like /tmp, where everybody may write, but only to what is his own, and a link, unless one that
+    another user has made: he could let it lead elsewhere later.
     """
-    found = directory.stat() if shared else directory.lstat()
+    found = directory.lstat()
+    if shared and stat.S_ISLNK(found.st_mode) and found.st_uid in (0, os.geteuid()):
+        found = directory.stat()
     writable = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not writable
     if ours or (shared and found.st_mode & stat.S_ISVTX and found.st_uid in (0, os.geteuid())):
@@ -245,6 +248,9 @@ def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:
 
 
 def _is_abandoned(root: Path, older_than_s: float) -> bool:
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return False
     # Spark's progress is written below the second level.
     newest = max(path.stat().st_mtime for path in [root, *root.iterdir(), *root.glob("spark-*/*")])
     is_old = time.time() - newest > older_than_s

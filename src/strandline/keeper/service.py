@@ -181,6 +181,7 @@ class PartitionService:
             "failed_events": task.failed_events,
             "source_rows": task.source_rows,
             "newest_us": task.newest_us,
+            "findings": [str(each.error) for each in task.findings],
             "process_ms": round((time.perf_counter() - started) * 1000, 3),
         }
         self._count_failed(task)

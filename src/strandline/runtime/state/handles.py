@@ -75,7 +75,7 @@ class CopyingValueHandle(ValueHandle):
     def __init__(self, scope: Scope, table: ValueTable, codec: ValueCodec, name: str, default: Any) -> None:
         super().__init__(scope, table, codec, name, default)
         how = f"write x = self.{name}.value, change x, and then self.{name}.value = x"
-        self._copy = copy_for(codec.type, name, how) or codec.copy
+        self._copy = copy_for(codec.type, scope, table, name, how) or codec.copy
 
     @ValueHandle.value.getter  # type: ignore[attr-defined, untyped-decorator]
     def value(self) -> Any:
@@ -217,7 +217,8 @@ class MapHandle(Handle, MutableMapping[Any, Any]):
         """For operators of ours, whose values need neither checks nor copies."""
         self._coerce_key = key_coercion(scope, name, keys)
         self._coerce_value = coercion(scope, name, values)
-        self._copy = copy_for(values.type, name, f"write x = self.{name}[key], change x, and then self.{name}[key] = x")
+        how = f"write x = self.{name}[key], change x, and then self.{name}[key] = x"
+        self._copy = copy_for(values.type, scope, table, name, how)
 
     def __getitem__(self, sub: Any) -> Any:
         value = self.table.get(self._scope.key, self._coerce_key(sub))
@@ -282,7 +283,7 @@ class ListHandle(Handle):
         self._table = table
         self._coerce = coercion(scope, name, element, "element ")
         how = f"write self.{name}.append(…), or x = self.{name}.get(), change x, and then self.{name}.set(x)"
-        self._whole = copy_for(ArrayType(element.type), name, how) or list
+        self._whole = copy_for(ArrayType(element.type), scope, table, name, how) or list
 
     def append(self, element: Any) -> None:
         self._table.append(self._scope.key, first_chunk(self._scope.epoch), self._coerce(element))

@@ -29,6 +29,7 @@ from strandline.runtime.task.badrows import BadRow, bad_rows, values_at, without
 from strandline.runtime.task.calls import EventCalls
 from strandline.runtime.task.guarded import Failures, GuardedCalls
 from strandline.runtime.task.outputs import RawOutput
+from strandline.runtime.task.unsaved import Finding, UnsavedState
 from strandline.runtime.task.usererrors import user_error
 from strandline.types.columns import to_python
 from strandline.types.datatypes import parse_schema
@@ -95,7 +96,15 @@ class Task:
         self._gathered_rows = self._gathered_bytes = 0
         self._fired: list[pa.RecordBatch] = []
         """What timers gave further up, gathered for a vectorised function."""
+        self.unsaved = None if isinstance(process, OwnOperator) else UnsavedState(process, program.uid)
+        """Looks for what the function keeps outside of its states; None: not any more."""
+        self.findings: list[Finding] = []
+        """What was found in this epoch."""
+        self._has_rows = False
         self._run_user(process.open, "open")
+        if self.unsaved is not None:
+            self.unsaved.opened()
+            self.scope.unsaved = self.unsaved
 
     def _calls_of(self, process: KeyedProcess) -> EventCalls:
         journal = self.store.journal
@@ -116,6 +125,7 @@ class Task:
             self.scope.watermark_us = self._reached_us = times.fired_us
         self._watermark_us = times.watermark_us
         self.newest_us, self.late_rows, self.source_rows, self._keyless_rows = {}, 0, 0, 0
+        self.findings, self._has_rows = [], False
         if self.failures is not None:
             self.failures.begin()
         if self._columnar is not None:
@@ -133,6 +143,7 @@ class Task:
         """
         if batch.num_rows == 0:
             return
+        self._has_rows = True
         if self._program.measured:
             self._find_newest(batch)
         if self.store.broadcasts is not None:
@@ -185,6 +196,15 @@ class Task:
             self.late_rows = self._columnar.late_rows
             self.source_rows = self._columnar.source_rows + self._keyless_rows
 
+    def look_for_unsaved(self) -> None:
+        """Find what the function has kept in this epoch where no checkpoint has it, as long as that is looked for."""
+        if self.unsaved is None:
+            return
+        self.findings = self.unsaved.find()
+        self.unsaved.epochs_left -= self._has_rows
+        if self.unsaved.epochs_left <= 0:
+            self.unsaved = self.scope.unsaved = None
+
     @property
     def failed_events(self) -> int:
         """How many events of this epoch failed, without ending the job."""
@@ -203,6 +223,8 @@ class Task:
             self._calls.forget()
         if self._columnar is not None:
             self._columnar.forget()
+        if self.unsaved is not None:
+            self.unsaved.forget()
         self._outputs.forget()
         self._take_gathered()
         self._fired = []

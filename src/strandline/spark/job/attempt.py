@@ -55,8 +55,8 @@ _UNSHOWN_S = 60.0
 class Wanted:
     """What a run is to begin with instead of the job's newest checkpoint, and what may be lost on the way."""
 
-    url: str = ""
-    """Of the snapshot to restore; "" if none is named."""
+    url: str = field(default="", repr=False)
+    """Of the snapshot to restore, which may have a password; "" if none is named."""
     claim: bool = False
     drop: tuple[str, ...] = ()
     again: str = ""
@@ -192,7 +192,8 @@ class Attempt:
         if not self.driver.drained and not self.driver.drain():
             return False
         is_saved = restored is not None and restored.epoch == self.driver.progress.epoch
-        if draining.held.is_set() or not (is_saved or self._final_checkpoint_done()):
+        is_done = self._is_all_shown if is_saved else self._final_checkpoint_done
+        if draining.held.is_set() or not is_done():
             return False
         draining.done.set()
         return True

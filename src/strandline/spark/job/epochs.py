@@ -90,6 +90,7 @@ class EpochDriver:
         self._failed_rows = FailedRows(self._source.sparkSession.sparkContext, self._plan.pipeline.nodes)
         self._done = self._batch
         self._lock = threading.Lock()
+        self._findings: set[str] = set()
         self.error: BaseException | None = None
         self.failed = threading.Event()
         self.sealed = threading.Event()
@@ -417,6 +418,10 @@ class EpochDriver:
             work.rows_in += ack.rows_in
             work.rows_out += ack.rows_out
             work.took_ms += ack.process_ms
+        for finding in {text: None for ack in acks.values() for text in ack.findings if text not in self._findings}:
+            # Each partition finds the same.
+            self._findings.add(finding)
+            log.warning("%s", finding)
         for uid, reduction in self._plan.reductions.items():
             mine = [ack for (of, _), ack in acks.items() if of == uid]
             reduction.observe(sum(ack.source_rows for ack in mine), sum(ack.rows_in for ack in mine))

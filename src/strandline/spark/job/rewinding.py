@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pyspark.sql import DataFrame
@@ -21,7 +21,7 @@ from strandline.snapshot.origin import Origin
 from strandline.spark.job.attempt import Blueprint
 from strandline.spark.sources.checks import source_numbers
 from strandline.spark.sources.filechecks import LaterLog, check_files, file_sources, moved_files
-from strandline.spark.sources.kafka import KafkaSource, check_kept, kafka_sources
+from strandline.spark.sources.kafka import KafkaSource, check_topics, kafka_sources
 from strandline.spark.sources.progress import read_progress
 
 log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     )
     files = moved_files(b.spark, sources, read_progress(origin.folder, manifest, start, own=origin.is_own))
     place = SourcePlace(manifest, start, list(names), source, files)
-    check_kept(b.spark, place.kafka, files, place.batch)
+    files = check_topics(b.spark, place.kafka, files, place.batch)
     if sources:
         check_files(b.spark, sources, files, place.batch, source_numbers(source), _later_logs(b, origin))
-    return place
+    return replace(place, files=files)
 
 
 def _later_logs(b: Blueprint, origin: Origin) -> Iterator[LaterLog]:

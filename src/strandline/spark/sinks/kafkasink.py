@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +30,11 @@ from strandline.core.ids import Epoch
 from strandline.spark.sinks.base import Sink, SinkContext, Visibility
 from strandline.spark.sinks.given import check_column, columns_of
 from strandline.spark.sinks.kafkaclient import Cluster, Said, answer, check_installed, in_words, made
-from strandline.spark.sinks.kafkarows import Sent, drain, produce, producer_settings
+from strandline.spark.sinks.kafkarows import TOPIC, Sent, drain, produce, producer_settings
 from strandline.spark.sinks.kafkatarget import KafkaTarget, idle
 from strandline.spark.sinks.tasks import TaskAttempt, write_tasks
 from strandline.spark.sinks.transactional import Transactional, TransactionalOptions
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _HEADERS = "array<struct<key:string,value:binary>>"
 Columns = str | Sequence[str] | None
 
@@ -265,7 +263,7 @@ def kafka(
             hint="topic='alerts' for all rows, or topic_column='kind' where each row names its own",
         )
     for what, text in (("topic", topic), ("prefix", prefix)):
-        if text is not None and not (isinstance(text, str) and _TOPIC.fullmatch(text)):
+        if text is not None and not (isinstance(text, str) and TOPIC.fullmatch(text)):
             raise ConfigurationError(
                 f"sinks.kafka(): {what} is {text!r:.300}, expected letters, digits, '.', '_' and '-', 249 at most"
             )

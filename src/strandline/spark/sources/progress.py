@@ -22,9 +22,17 @@ from strandline.checkpoint.restore import damage_in
 from strandline.checkpoint.source_log import capture, capture_start, read_source, upload_source, write_files
 from strandline.checkpoint.start import Start, save_start, start_files
 from strandline.core.clock import Clock
-from strandline.core.errors import CorruptionError, FencedError, StrandlineError, UnavailableError
+from strandline.core.errors import (
+    ConfigurationError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    StrandlineError,
+    UnavailableError,
+)
 from strandline.core.ids import CheckpointId, unique_name
 from strandline.format.manifest import Manifest
+from strandline.spark.sources.kafka import KafkaTopics
 from strandline.spark.sources.log import damage_in_logs
 
 _OVERDUE_BATCHES = 8
@@ -88,6 +96,7 @@ class SourceProgress:
     """Spark's numbers of the sources, as `log.py` explains."""
     _captured: Sequence[Callable[[CheckpointId, int, Mapping[str, bytes]], None]]
     """Are told what a checkpoint has."""
+    _topics: KafkaTopics
 
     def __post_init__(self) -> None:
         self._overdue = max(1, min(_OVERDUE_BATCHES, self._retained_batches - _NEEDED_BATCHES))
@@ -103,6 +112,7 @@ class SourceProgress:
 
         Raises CorruptionError as `deliver` does.
         """
+        self._topics.begin(batch)
         if not self._start_is_kept:
             # Without it, a source that began at "now" would begin anew after a failure.
             files = capture_start(self._directory)
@@ -124,6 +134,7 @@ class SourceProgress:
 
         `has_looked`: whether the sources were looked at, so that those which begin at "now" have begun. Raises
         CorruptionError if files that Spark counts on are gone: what is done from now on, no restart could go on from.
+        Raises ConfigurationError or ConflictError if rows were read of another topic than the checkpoint names.
         """
         wanted = self._wanted
         if wanted is None:
@@ -134,12 +145,12 @@ class SourceProgress:
         base = self._coordinator.confirmed
         try:
             files = self._files_of(wanted, has_looked)
-            if files is None:
+            if files is None or not self._topics.check(wanted.batch, files):
                 return
             info = upload_source(
                 self._jobdir, files, wanted.checkpoint, wanted.batch, base.source if base else None, self._names
             )
-        except (FencedError, CorruptionError):
+        except (FencedError, CorruptionError, ConfigurationError, ConflictError):
             raise
         except StrandlineError as error:
             self._fail(wanted, error)

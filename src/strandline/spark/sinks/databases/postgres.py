@@ -15,7 +15,7 @@ from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.failure import shortened
 from strandline.core.settings import parse_duration_ms
-from strandline.spark.sinks.databases.catalog import Table, check_table, creating, table_at
+from strandline.spark.sinks.databases.catalog import Table, check_table, creating, identifier, table_at
 from strandline.spark.sinks.databases.merging import Rows
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
@@ -278,13 +278,14 @@ class PostgresTarget(TableTarget):
     def _make_record(self, db: Any) -> None:
         if table_of_record(db, self.record) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
-            db.execute(_RECORD.format(record=self.record))
-            db.execute(_COMMENT.format(record=self.record))
+            record = identifier(db, self.record)
+            db.execute(_RECORD.format(record=record))
+            db.execute(_COMMENT.format(record=record))
 
     def _make_table(self, db: Any, columns: pa.Schema) -> None:
         if table_at(db, self.shape.table) is None:
             db.execute("select pg_advisory_xact_lock(hashtext('strandline'))")
-            db.execute(creating(self.shape, self.shape.written(columns)))
+            db.execute(creating(identifier(db, self.shape.table), self.shape, self.shape.written(columns)))
 
 
 class PostgresLane(Connection):

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.urls import check_local_path
 from strandline.spark.sinks.databases.csvrows import documents, values_of
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
@@ -66,6 +67,7 @@ def sqlite(
             f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
             hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
         )
+    check_local_path(f"{what}: path", path)
     shape = shape_of(what, table, key, delete)
     check_name(what, "record", record)
     check_flag(what, "create", create)

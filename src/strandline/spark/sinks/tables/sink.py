@@ -20,7 +20,6 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
@@ -37,6 +36,7 @@ from strandline.core.errors import (
     UnavailableError,
 )
 from strandline.core.ids import Epoch, Generation, unique_name
+from strandline.spark.base.ddl import arrow_schema
 from strandline.spark.base.filesystem import LocalFiles
 from strandline.spark.base.objectfiles import ObjectFiles
 from strandline.spark.sinks.base import SinkContext
@@ -111,7 +111,7 @@ class TableSink(TableFormat):
     # -- the engine's calls
 
     def try_out(self, empty: DataFrame) -> None:
-        columns = to_arrow_schema(empty.schema, timezone="UTC")
+        columns = arrow_schema(empty.schema)
         check_key(self._where, self.key, columns)
         check_names(self._where, "partition_by", self.partition_by, columns)
         try:
@@ -238,7 +238,7 @@ class TableSink(TableFormat):
             known, since, layout, place = prepared
             if known == text and time.monotonic() < since + _LOOK_AGAIN_S:
                 return layout, place
-        columns = to_arrow_schema(df.schema, timezone="UTC")
+        columns = arrow_schema(df.schema)
 
         def prepare(table: Any) -> tuple[Layout, Place]:
             if table is None:
