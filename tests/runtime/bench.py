@@ -272,12 +272,14 @@ class Bench:
         batches: Iterable[pa.RecordBatch],
         watermark_us: int | None = None,
         now_us: int = 0,
+        fired_us: int | None = None,
         *,
         abort: bool = False,
     ) -> list[pa.RecordBatch]:
         """Process an epoch at a time, and keep it or forget it; return its output."""
+        times = EpochTimes(watermark_us, now_us, fired_us)
         try:
-            found = list(self.partition.run(Epoch(self.epoch + 1), EpochTimes(watermark_us, now_us), batches))
+            found = list(self.partition.run(Epoch(self.epoch + 1), times, batches))
         except BaseException:
             self.partition.abort()
             raise

@@ -72,6 +72,50 @@ def test_a_socket_path_that_the_system_cannot_take_is_refused_with_the_way_out(t
     assert "local_dir" in caught.value.hint
 
 
+def as_another_user(path: Path) -> None:
+    """Give a file to a user that is not us."""
+    os.chown(path, 54321, 54321, follow_symlinks=False)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to others")
+
+
+def test_a_link_of_our_own_may_be_the_local_dir(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir(mode=0o700)
+    (tmp_path / "local").symlink_to(tmp_path / "disk")
+    made = places(tmp_path / "local")
+    made.make()
+    assert (tmp_path / "disk" / made.root.name).is_dir()
+
+
+@needs_root
+def test_a_link_of_another_user_is_refused_as_the_local_dir(tmp_path: Path) -> None:
+    """It may lead into a directory in which everybody may write, or ours; later he can have it lead into his own."""
+    (tmp_path / "sticky").mkdir()
+    (tmp_path / "sticky").chmod(0o1777)
+    link = tmp_path / "local"
+    link.symlink_to(tmp_path / "sticky")
+    as_another_user(link)
+    with pytest.raises(ConfigurationError, match="its owner is user 54321"):
+        places(link).make()
+    assert not list((tmp_path / "sticky").iterdir())
+
+
+@needs_root
+def test_nothing_is_swept_through_a_link_or_of_another_user(tmp_path: Path) -> None:
+    root = used(tmp_path / "elsewhere")
+    age(root, 2 * DAY_S)
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / root.name).symlink_to(root)
+    sweep(tmp_path / "local")
+    assert root.exists()
+    theirs = used(tmp_path / "theirs")
+    age(theirs, 2 * DAY_S)
+    as_another_user(theirs)
+    sweep(tmp_path / "theirs")
+    assert theirs.exists()
+
+
 def test_directories_are_closed_to_others_and_making_them_twice_is_fine(tmp_path: Path) -> None:
     made = places(tmp_path / "deep" / "local")
     made.make()

@@ -26,11 +26,11 @@ def operator_info(bench: Bench) -> OperatorInfo:
     return operator_of(keys, *state_infos(bench.process))
 
 
-def tables_of(bench: Bench) -> dict[str, pa.RecordBatch]:
-    """Take a snapshot, and return its states as rows."""
+def tables_of(bench: Bench, **times_us: int | None) -> dict[str, pa.RecordBatch]:
+    """Take a snapshot, and return its states as rows, without what has expired by these times, if there are any."""
     operator, entries = operator_info(bench), stored(bench)
     states = [state for state in operator.states if has_rows(state)]
-    return {state.name: rows_of(operator, state).decode(entries.get(state.name, [])) for state in states}
+    return {state.name: rows_of(operator, state, **times_us).decode(entries.get(state.name, [])) for state in states}
 
 
 def files_of(bench: Bench, kind: str, tables: dict[str, pa.RecordBatch], root: Path) -> list[LocalFile]:

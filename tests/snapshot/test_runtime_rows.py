@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,19 +13,23 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from strandline.api.states import TTL
 from strandline.api.windows import Session, Sliding, Tumbling
 from strandline.runtime.operators.aggregates.accumulators import Accumulators
 from strandline.runtime.operators.aggregates.sessions import NEWEST
 from strandline.runtime.operators.aggregates.windows import PANES
+from strandline.runtime.watermarks import Watermarks, WatermarkSpec
+from strandline.snapshot.rows import times_of
+from tests.checkpoint.helpers import manifest
 from tests.runtime import test_broadcast as broadcast
 from tests.runtime import test_joins as joins
 from tests.runtime import test_times as times
 from tests.runtime import windowed
 from tests.runtime.aggregating import FIELDS, RESULTS, Aggregating
-from tests.runtime.bench import KINDS, OPS, Bench
-from tests.runtime.living import Living, epoch
+from tests.runtime.bench import KINDS, OPS, Bench, batch_of
+from tests.runtime.living import Living, S, epoch
 from tests.snapshot.partitions import files_of, tables_of
 from tests.soak import examples, soaking
 
@@ -90,6 +95,59 @@ def test_states_of_functions(ttl: TTL | None, epochs: list[Any]) -> None:
             for bench in made.values():
                 epoch(bench, now_s=400)
                 assert not any(rows.num_rows for rows in tables_of(bench).values())
+
+
+class AnswersTimers(Living):
+    """Sets a timer with each event, which reads all states."""
+
+    def on_event(self, event: Any, ctx: Any) -> Any:
+        ctx.timers.set(ctx.timestamp + dt.timedelta(seconds=event.b))
+        yield from super().on_event(event, ctx)
+
+    def on_timer(self, timer: Any, ctx: Any) -> Any:
+        yield {"k": ctx.key, "answer": repr((timer.timestamp, self.read(0, 0)))}
+
+
+WRITTEN = st.tuples(st.sampled_from("abc"), st.sampled_from(OPS), st.integers(-3, 3), st.integers(0, 30))
+TIMED = st.lists(st.tuples(WRITTEN, st.integers(0, 60)), max_size=6)
+
+
+@pytest.mark.parametrize("expires", ["element", "list"])
+@given(st.lists(st.tuples(TIMED, st.none() | st.integers(0, 60)), min_size=1, max_size=5), st.integers(0, 90))
+@example([([(("a", "set_value", 1, 10), 0)], None), ([(("b", "set_value", 1, 0), 60)], 50)], 60)
+@examples(60)
+def test_timers_find_in_rows_what_they_find_in_entries(expires: str, epochs: Sequence[Any], last: int) -> None:
+    """A snapshot's rows lack what has expired by its own manifest, and no timer that is due next misses any of it."""
+    marks = Watermarks([WatermarkSpec("ts")], {}, 0)
+
+    def make(kind: str, root: Path) -> Bench:
+        return Bench(kind, root, AnswersTimers(TTL("20s", time="event"), expires), timed=True)
+
+    def run(bench: Bench, some: Sequence[Any]) -> list[Any]:
+        rows = [batch_of([event for event, _ in some])] if some else []
+        times = pa.array([at * S for _, at in some], pa.int64())
+        batches = [batch.add_column(1, "time", times) for batch in rows]
+        return [row for batch in bench.apply(batches, marks.reached_us, 0, marks.fired_us) for row in batch.to_pylist()]
+
+    with benches(make) as made:
+        for some, reached in epochs:
+            for bench in made.values():
+                run(bench, some)
+            marks.fired_us = marks.reached_us
+            if reached is not None:
+                marks.observe(0, {"": reached * S}, 0)
+            marks.advance(0)
+        _, watermark_us = times_of(replace(manifest(1), watermarks=marks.stored()))
+        tables = [tables_of(bench, watermark_us=watermark_us) for bench in made.values()]
+        assert tables[0] == tables[1] == tables[2]
+        restored = made["filesystem"]
+        restored.restore(files_of(restored, "filesystem", tables[0], restored.root / "rows"), restored.epoch)
+        for reached_us in (marks.reached_us, last * S):
+            marks.observe(0, {"": reached_us or 0}, 0)
+            marks.advance(0)
+            found = [run(bench, [(event, 45) for event in ASK]) for bench in made.values()]
+            assert found[0] == found[1] == found[2]
+            marks.fired_us = marks.reached_us
 
 
 SET = st.tuples(st.sampled_from("abc"), st.sampled_from(["set", "delete", "clock", "unclock"]), st.integers(20, 40))

@@ -52,7 +52,8 @@ def test_tables_of_a_checkpoint_and_a_savepoint(spark: Any, folders: list[Path])
 def test_beside_a_running_job(spark: Any, tmp_path: Path, local_dir: Path) -> None:
     source = tmp_path / "in"
     small.write_rows(source, 0, [("ann", "a", 1), ("ben", "b", 2), ("ann", "a", 3)])
-    job = small.job(sl.stream(small.source(spark, source)), tmp_path, local_dir)
+    checkpoints = sl.Checkpoints(tmp_path / "ck", retain=1)
+    job = small.job(sl.stream(small.source(spark, source)), tmp_path, local_dir, checkpoints=checkpoints)
     url = str(tmp_path / "ck" / "small")
     with job.start(spark) as run:
         run.process_all_available(60)
@@ -62,7 +63,8 @@ def test_beside_a_running_job(spark: Any, tmp_path: Path, local_dir: Path) -> No
         small.write_rows(source, 1, [("ann", "a", 1), ("cid", "a", 1)])
         run.process_all_available(60)
         run.checkpoint(60)
-        # What was read is the checkpoint that was the newest; what is read by the job's name is that one now.
+        # What was read is the checkpoint that was the newest, which the job has deleted since; what is read by the job's
+        # name is that one now.
         assert {(row.user, row.value) for row in frame.collect()} == {("ann", 2), ("ben", 1)}
         newest = spark.read.format("strandline").option("url", url).option("table", table.table).load()
         assert {(row.user, row.value) for row in newest.collect()} == {("ann", 3), ("ben", 1), ("cid", 1)}

@@ -1,4 +1,4 @@
-"""Collecting garbage: what no live checkpoint reaches and no upload can still need. First plan, then execute.
+"""Collecting garbage: what no live checkpoint or reader reaches and no upload can still need. First plan, then execute.
 
 What any later checkpoint references is held by the newest live manifest, or was uploaded after that manifest was
 published: a checkpoint begins when the one before has ended, and never takes over files of one that failed. So a file
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from strandline.checkpoint import invariants
 from strandline.checkpoint.catalog import Catalog, read_catalog
 from strandline.checkpoint.jobdir import JobDirectory, is_checkpoints, is_probe, manifest_id, manifest_path
+from strandline.checkpoint.pins import files_of_pin, is_pin, is_void
 from strandline.core.clock import Clock
 from strandline.core.errors import CorruptionError
 from strandline.core.ids import CheckpointId
@@ -41,6 +42,7 @@ class GcPlan:
     garbage: list[Garbage]
     """Manifests first."""
     live: list[CheckpointId]
+    clock: Clock
     too_young: int
     """Objects that nothing references but that may belong to a checkpoint in progress."""
 
@@ -58,7 +60,7 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
     can say what is needed.
     """
     catalog = read_catalog(jobdir)
-    needed = _needed(jobdir, catalog)
+    needed = _needed(jobdir, catalog, clock)
     oldest_kept_ms = clock.now_ms() - grace_ms
     garbage: list[Garbage] = []
     too_young = 0
@@ -70,13 +72,13 @@ def plan(jobdir: JobDirectory, clock: Clock, grace_ms: int = 3_600_000) -> GcPla
             too_young += 1
         else:
             garbage.append(Garbage(info.path, info.size_bytes, reason))
-    return GcPlan(jobdir, garbage, list(catalog.live), too_young)
+    return GcPlan(jobdir, garbage, list(catalog.live), clock, too_young)
 
 
 def execute(plan: GcPlan) -> int:
     """Delete what was planned, manifests before files, except what a manifest came to need since; return the count."""
     catalog = read_catalog(plan.jobdir)
-    needed = _needed(plan.jobdir, catalog)
+    needed = _needed(plan.jobdir, catalog, plan.clock)
     there = [info for item in plan.garbage if (info := catalog.objects.get(item.path)) is not None]
     doomed = [i.path for i in there if _why(catalog, needed, i) is not None and not _may_be_in_use(catalog, i)]
     manifests = {path: checkpoint for path in doomed if (checkpoint := manifest_id(path)) is not None}
@@ -88,8 +90,8 @@ def execute(plan: GcPlan) -> int:
     return len(doomed)
 
 
-def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
-    """Return every path that live checkpoints need; refuse if that cannot be known."""
+def _needed(jobdir: JobDirectory, catalog: Catalog, clock: Clock) -> set[str]:
+    """Return every path that live checkpoints and readers need; refuse if that cannot be known."""
     for why in catalog.chain.damaged.values():
         raise CorruptionError(
             f"{why}: which checkpoints are the job's history is not certain, so nothing may be deleted",
@@ -109,13 +111,17 @@ def _needed(jobdir: JobDirectory, catalog: Catalog) -> set[str]:
                 hint=f"`strandline checkpoints verify` lists all that is wrong with checkpoint {checkpoint}",
                 path=file.path,
             )
-    return {f.path for manifest in catalog.live.values() for f in manifest.stored()}
+    pins = [info.path for info in catalog.objects.values() if is_pin(info.path) and not is_void(info, clock)]
+    read = {path for pin in pins for path in files_of_pin(jobdir, pin)}
+    return {f.path for manifest in catalog.live.values() for f in manifest.stored()} | read.union(pins)
 
 
 def _why(catalog: Catalog, needed: set[str], info: ObjectInfo) -> str | None:
     """Return why an object is garbage, None if it is not."""
     if is_probe(info.path):
         return "a start that was killed has left it"
+    if is_pin(info.path) and info.path not in needed:
+        return "a reader that was killed has left it"
     # Claims, bases and the start stay for ever: fencing and the sources rely on them, and they are tiny. What else lies
     # here is somebody's, as a savepoint.
     if info.path in needed or not is_checkpoints(info.path):

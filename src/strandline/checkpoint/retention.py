@@ -19,7 +19,9 @@ from strandline.checkpoint.catalog import lacking, look_at, mark_published, read
 from strandline.checkpoint.generation import Claim
 from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.parallel import in_parallel
+from strandline.checkpoint.pins import Pins
 from strandline.checkpoint.registry import SharedFiles
+from strandline.core.clock import Clock
 from strandline.core.errors import CheckpointError, CorruptionError, FencedError, StrandlineError, UnavailableError
 from strandline.core.failpoints import hit
 from strandline.core.ids import CheckpointId
@@ -67,6 +69,7 @@ class Retention:
     confirmed: Manifest | None
     """The newest published manifest; at first the restored one."""
     _holds: Holds
+    _clock: Clock
 
     def __post_init__(self) -> None:
         self._verify = invariants.wanted()
@@ -77,6 +80,9 @@ class Retention:
         self._abandoned: dict[str, None] = {}  # ordered, so that the oldest can be forgotten
         self._garbage: set[str] = set()
         self._doubtful: dict[CheckpointId, list[FileRef]] = {}
+        self._pins = Pins(self._jobdir, self._clock)
+        self._pinned: set[str] = set()
+        """What other processes read, and nobody else needs: it goes with a later checkpoint."""
 
     @property
     def oldest_live(self) -> CheckpointId | None:
@@ -165,7 +171,11 @@ class Retention:
                 hit("checkpoint.subsume.manifest_deleted")
                 self._garbage.update(self._registry.drop(checkpoint))
             self._garbage -= self._registry.live.keys()
-            self._jobdir.delete(sorted(self._garbage))
+            self._garbage |= self._pinned
+            if self._garbage:
+                # After the manifests are deleted: pins.py says why.
+                self._pinned = self._garbage & self._pins.files()
+            self._jobdir.delete(sorted(self._garbage - self._pinned))
             self._garbage.clear()
         except (FencedError, CorruptionError):
             raise

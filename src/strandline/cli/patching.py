@@ -67,32 +67,32 @@ def patch(
     All else is taken over: the place in the sources, watermarks, what sinks have pending. Nothing is at OUT unless all
     fits. What a name may be two things of is written with quotes: '"a.b"' is an operator, '"a"."b"' a state.
     """
-    from strandline.snapshot.opened import open_snapshot, savepoint_place
+    from strandline.snapshot.opened import pinned_snapshot, savepoint_place
     from strandline.snapshot.patching import Patch, make_patched
 
     started = time.monotonic()
     options = parse_options(option)
-    found = open_snapshot(url, options, fsync=False)
-    target = savepoint_place(out, options)
-    wanted = Patch(
-        sources=dict(_once(_sources(found, options, delete or (), transform or (), rows or ()))),
-        drop=drop or (), rename=dict(_once(_pairs("--rename", rename or ()))),
-        max_parallelism=_most(max_parallelism or ()),
-    )  # fmt: skip
-    if wanted == Patch():
-        raise ConfigurationError(
-            "nothing is to be changed",
-            hint="give --drop, --rename, --max-parallelism, --delete, --transform or --rows; "
-            "`strandline snapshots copy --canonical` makes a savepoint without a change",
-        )
-    plan = wanted.planned(found.manifest.operators)
-    with progress_bar() as tell:
+    with pinned_snapshot(url, options) as found:
+        target = savepoint_place(out, options)
+        wanted = Patch(
+            sources=dict(_once(_sources(found, options, delete or (), transform or (), rows or ()))),
+            drop=drop or (), rename=dict(_once(_pairs("--rename", rename or ()))),
+            max_parallelism=_most(max_parallelism or ()),
+        )  # fmt: skip
+        if wanted == Patch():
+            raise ConfigurationError(
+                "nothing is to be changed",
+                hint="give --drop, --rename, --max-parallelism, --delete, --transform or --rows; "
+                "`strandline snapshots copy --canonical` makes a savepoint without a change",
+            )
+        plan = wanted.planned(found.manifest.operators)
+        with progress_bar() as tell:
 
-        def tell_states(at: PatchProgress) -> None:
-            said = f"{at.step}, {at.rows} rows" if at.rows else at.step
-            tell(Progress(said, at.done, at.states, "states"))
+            def tell_states(at: PatchProgress) -> None:
+                said = f"{at.step}, {at.rows} rows" if at.rows else at.step
+                tell(Progress(said, at.done, at.states, "states"))
 
-        made = make_patched(found.manifest, found.folder.place(options), target, wanted, report=tell_states)
+            made = make_patched(found.manifest, found.folder.place(options), target, wanted, report=tell_states)
     data = _as_data(folder_at(target).url, made, plan)
     data["duration_ms"] = round((time.monotonic() - started) * 1000)
     if json:

@@ -20,7 +20,7 @@ from strandline.snapshot.opened import (
     Snapshot,
     check_outside_jobs,
     find_snapshot,
-    open_snapshot,
+    pinned_snapshot,
     place_of,
     plain_url,
 )
@@ -152,16 +152,16 @@ def copy(
         raise typer.BadParameter("give --canonical or --native, not both")
     options = parse_options(option)
     to_options = parse_options(to_option) if to_option else options
-    found = open_snapshot(snapshot, options, fsync=False)
-    form = _form(found, "canonical" if canonical else "native" if native else None)
-    check_outside_jobs(target, to_options)
-    place = place_of(target, to_options)
-    url = plain_url(target)
-    if form is not None:
-        copied = _taken(found, place, form, options)
-    else:
-        copied = _copied(found, folder_at(place))
-        url += "" if found.kind == "savepoint" else f"/chk-{found.manifest.checkpoint}"
+    with pinned_snapshot(snapshot, options) as found:
+        form = _form(found, "canonical" if canonical else "native" if native else None)
+        check_outside_jobs(target, to_options)
+        place = place_of(target, to_options)
+        url = plain_url(target)
+        if form is not None:
+            copied = _taken(found, place, form, options)
+        else:
+            copied = _copied(found, folder_at(place))
+            url += "" if found.kind == "savepoint" else f"/chk-{found.manifest.checkpoint}"
     if json:
         print_json({"url": url, "form": form or found.manifest.savepoint or found.manifest.mode, **asdict(copied)})
     else:
@@ -190,12 +190,13 @@ def diff(
     """
     part = _part(sample)
     options = parse_options(option)
-    one = open_snapshot(before, options, fsync=False)
-    other = open_snapshot(after, parse_options(to_option) if to_option else options, fsync=False)
+    to_options = parse_options(to_option) if to_option else options
     from strandline.cli.differences import as_data, print_diff
     from strandline.snapshot.diffing import diff_snapshots
 
-    with progress_bar() as tell:
+    with (
+        pinned_snapshot(before, options) as one, pinned_snapshot(after, to_options) as other, progress_bar() as tell
+    ):  # fmt: skip
 
         def tell_groups(done: int, total: int) -> None:
             tell(Progress("comparing", done, total, "key groups"))

@@ -36,10 +36,11 @@ def tables_(url: Url, option: StorageOptions = None, json: AsJson = False) -> No
     """List the tables of a snapshot: each state of each operator, with its columns."""
     from dataclasses import asdict
 
-    from strandline.snapshot.opened import open_snapshot
+    from strandline.snapshot.opened import pinned_snapshot
     from strandline.snapshot.tables import tables
 
-    found = tables(open_snapshot(url, parse_options(option), fsync=False))
+    with pinned_snapshot(url, parse_options(option)) as snapshot:
+        found = tables(snapshot)
     if json:
         for one in found:
             print_json(asdict(one))
@@ -75,7 +76,7 @@ def show(
     from strandline.cli.rows import print_rows
     from strandline.keeper.lean import defer_pandas
     from strandline.snapshot.metadata import METADATA_TABLES, metadata
-    from strandline.snapshot.opened import open_snapshot
+    from strandline.snapshot.opened import pinned_snapshot
     from strandline.snapshot.reading import StateReader
     from strandline.snapshot.tablekeys import key_from_text
     from strandline.snapshot.tables import all_tables, find_table
@@ -83,21 +84,21 @@ def show(
     # It would take a third of the time that a look-up has.
     defer_pandas()
     options = parse_options(option)
-    snapshot = open_snapshot(url, options, fsync=False)
-    group, _, view = name.partition(".")
-    if group == "metadata" and view in METADATA_TABLES and name not in {one.name for one in all_tables(snapshot)}:
-        if key:
-            raise typer.BadParameter("metadata has no keys", param_hint="--key")
-        rows = metadata(snapshot, view, options)
-        print_rows(rows.schema, rows.to_batches(), json=json, csv=csv, parquet=parquet, limit=limit)
-        return
-    found = find_table(snapshot, name)
-    with StateReader() as reader:
-        if key:
-            batches = iter([reader.look_up(found, key_from_text(found.operator, key))])
-        else:
-            batches = reader.rows(found)
-        print_rows(found.schema, batches, json=json, csv=csv, parquet=parquet, limit=limit)
+    with pinned_snapshot(url, options) as snapshot:
+        group, _, view = name.partition(".")
+        if group == "metadata" and view in METADATA_TABLES and name not in {one.name for one in all_tables(snapshot)}:
+            if key:
+                raise typer.BadParameter("metadata has no keys", param_hint="--key")
+            rows = metadata(snapshot, view, options)
+            print_rows(rows.schema, rows.to_batches(), json=json, csv=csv, parquet=parquet, limit=limit)
+            return
+        found = find_table(snapshot, name)
+        with StateReader() as reader:
+            if key:
+                batches = iter([reader.look_up(found, key_from_text(found.operator, key))])
+            else:
+                batches = reader.rows(found)
+            print_rows(found.schema, batches, json=json, csv=csv, parquet=parquet, limit=limit)
 
 
 @app.command("query")
@@ -118,10 +119,10 @@ def query_(
     """
     from strandline.cli.rows import print_rows
     from strandline.keeper.lean import defer_pandas
-    from strandline.snapshot.opened import open_snapshot
+    from strandline.snapshot.opened import pinned_snapshot
     from strandline.snapshot.sql import query
 
     defer_pandas()
     options = parse_options(option)
-    with query(open_snapshot(url, options, fsync=False), sql, options) as found:
+    with pinned_snapshot(url, options) as snapshot, query(snapshot, sql, options) as found:
         print_rows(found.schema, found, json=json, csv=csv, parquet=parquet, limit=limit)

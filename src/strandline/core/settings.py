@@ -12,6 +12,7 @@ from typing import Literal
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.times import LONGEST_MS
+from strandline.core.urls import check_local_path
 
 BackendName = Literal["memory", "filesystem", "rocksdb"]
 BACKENDS: tuple[BackendName, ...] = ("memory", "filesystem", "rocksdb")
@@ -151,6 +152,7 @@ class Settings:
             raise ConfigurationError(
                 f"show_values is {self.show_values!r}, expected one of {', '.join(map(repr, _SHOW_VALUES))}"
             )
+        check_local_path("local_dir", self.local_dir)
         # The parsed forms are properties; parsing here makes a wrong setting fail where it was written.
         _ = (self.state_memory_bytes, self.memory_backend_limit_bytes, self.keeper_lease_ms, self.max_row_bytes)
 

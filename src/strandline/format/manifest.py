@@ -209,6 +209,8 @@ class SourceInfo(msgspec.Struct, frozen=True, kw_only=True):
     large: list[SourceFile] = []
     names: list[str] | msgspec.UnsetType = msgspec.UNSET
     """The sources' names, in the order in which Spark's files number them; left out when there is one without."""
+    directory: str | msgspec.UnsetType = msgspec.UNSET
+    """The directory, as a url, of the job that read them: its later checkpoints say what was read since."""
 
     def files(self) -> list[FileRef]:
         """Return every file that the source progress needs."""
@@ -225,6 +227,11 @@ class SinkInfo(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     pending: list[str]
     """Committables, opaque to us, oldest first."""
+    kind: str | msgspec.UnsetType = msgspec.UNSET
+    destination: str | msgspec.UnsetType = msgspec.UNSET
+    """Where its rows go, in words that are the same at each start; left out where only the sink knows."""
+    reached: str | msgspec.UnsetType = msgspec.UNSET
+    """How far it had come in what it writes to, opaque to us; left out where nothing was written, or nobody counts."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

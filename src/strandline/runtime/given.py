@@ -83,8 +83,12 @@ def taker(names: Sequence[str], types: Sequence[DataType]) -> tuple[type, Callab
             return dict(zip(given, map(frozen, row), strict=True)) if len(set(given)) == len(row) else row
         for at in changing if len(row) == width else ():
             value = row[at]
-            if value is not None and (safe := frozen(value)) is not value:
-                row = (*row[:at], safe, *row[at + 1 :])
+            try:
+                if value is not None and (safe := frozen(value)) is not value:
+                    row = (*row[:at], safe, *row[at + 1 :])
+            except Exception:
+                # It holds itself, or raises where it is read: it does not fit, either.
+                continue
         return row
 
     return (_NEVER, frozen_too) if changing else (tuple, taken)

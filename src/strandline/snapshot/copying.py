@@ -51,7 +51,7 @@ def copy_snapshot(
     is_savepoint = snapshot.kind == "savepoint"
     path = METADATA if is_savepoint else manifest_path(CheckpointId(snapshot.manifest.checkpoint))
     # Again if it changes under our hands: it was read and found good before.
-    data = snapshot.folder.read(path, lambda data, where: _same(snapshot, data, where))
+    data = snapshot.folder.read(snapshot.metadata, lambda data, where: _same(snapshot, data, where))
     there = {info.path: info.size_bytes for info in target.list()}
     _check_target(target, there, is_savepoint)
     if path in there and target.get(path) != data:

@@ -6,8 +6,9 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -16,12 +17,14 @@ from msgspec import UNSET
 
 from strandline.checkpoint.catalog import look_at, read_catalog
 from strandline.checkpoint.chain import Restored
-from strandline.checkpoint.folder import Folder
-from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, manifest_id, manifest_path
+from strandline.checkpoint.folder import Folder, delete_quietly
+from strandline.checkpoint.jobdir import GENERATIONS, JobDirectory, is_ours, manifest_id, manifest_path
 from strandline.checkpoint.parallel import in_parallel
+from strandline.checkpoint.pins import is_pin, renewed, write_pin
 from strandline.checkpoint.restore import choose
-from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError
+from strandline.core.errors import ConfigurationError, CorruptionError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
+from strandline.core.urls import check_url
 from strandline.format.manifest import MANIFEST, Manifest
 from strandline.storage.place import Place
 from strandline.storage.remote import open_store, remote_url
@@ -33,8 +36,9 @@ METADATA = "_metadata"
 Kind = Literal["checkpoint", "savepoint"]
 
 _IN_A_JOB = re.compile(r"(?:(.+)/)?(?:generations|chk-\d+)/[^/]+")
-_NOT_A_SAVEPOINT = re.compile(r"chk-\d+|generations|shared")
 _SHOWN = 10
+_MOST_TRIES = 10
+_READ_THE_NEWEST = "read the job's folder: its newest checkpoint; Checkpoints(retain=…) keeps more of them"
 _NOTHING_YET = "let the job complete a checkpoint, or give a savepoint"
 
 
@@ -54,6 +58,19 @@ class Snapshot:
     """Of the manifest."""
     refused: str = ""
     """Why the snapshot must not be restored, as far as its manifest and the job's records say; "" if it may."""
+    pin: str = ""
+    """Where in the folder its files are pinned, if they are: see checkpoint/pins.py."""
+
+    @property
+    def metadata(self) -> str:
+        """Where in the folder of the files a manifest is that stays as long as the files are kept."""
+        below = self.url.removeprefix(self.folder.url).strip("/")
+        return self.pin or (f"{below}/{METADATA}" if below else METADATA)
+
+    @property
+    def reading_url(self) -> str:
+        """What opens exactly this again, as long as its files are kept."""
+        return f"{self.folder.url}/{self.pin.removesuffix(f'/{METADATA}')}" if self.pin else self.url
 
     def lies_in(self, jobdir: JobDirectory) -> bool:
         """Whether this is a checkpoint of that very directory, where it was published."""
@@ -103,6 +120,69 @@ def open_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: 
     return snapshot
 
 
+@contextmanager
+def pinned_snapshot(url: str, options: Mapping[str, str] | None = None) -> Iterator[Snapshot]:
+    """Open a snapshot as `open_snapshot` does, and keep its files while it is read, also from the job that runs.
+
+    Where nothing may be written, files are read as long as the job leaves them.
+    """
+    snapshot = pin_snapshot(url, options)
+    try:
+        with renewed(snapshot.folder, snapshot.pin) if snapshot.pin else nullcontext():
+            yield snapshot
+    finally:
+        # One that was there before stays for who has written it.
+        if snapshot.pin and not f"{snapshot.asked}/{METADATA}".endswith(snapshot.pin):
+            delete_quietly(snapshot.folder, [snapshot.pin])
+
+
+def pin_snapshot(url: str, options: Mapping[str, str] | None = None) -> Snapshot:
+    """Open a snapshot as `open_snapshot` does, and pin it; the pin is void when it is not renewed in time."""
+    before: set[CheckpointId] = set()
+    for _ in range(_MOST_TRIES):
+        try:
+            return _pinned(find_snapshot(url, options, fsync=False))
+        except (NotFoundError, CorruptionError):
+            # A job that runs deletes checkpoints under the eyes of who looks for the newest.
+            there = _checkpoints_at(url, options)
+            if there in (before, set()):
+                raise
+            before = there
+    return _pinned(find_snapshot(url, options, fsync=False))
+
+
+def _pinned(snapshot: Snapshot) -> Snapshot:
+    if snapshot.kind == "savepoint" or snapshot.refused or snapshot.pin or not _can_be_pinned(snapshot.folder):
+        snapshot.check()
+        return snapshot
+    try:
+        pin = write_pin(snapshot.folder, snapshot.metadata)
+    except StrandlineError as error:
+        log.debug("%s is read without a pin: %s", snapshot.url, error)
+        snapshot.check()
+        return snapshot
+    if pin is None:
+        raise NotFoundError(f"{snapshot.url}: its job has deleted it", hint=_READ_THE_NEWEST)
+    pinned = replace(snapshot, pin=pin)
+    try:
+        pinned.check()
+    except BaseException:
+        delete_quietly(snapshot.folder, [pin])
+        raise
+    return pinned
+
+
+def _can_be_pinned(folder: Folder) -> bool:
+    """Whether a job may delete what is there, and a pin can be written."""
+    if folder.url.startswith("file://") and not os.access(unquote(urlsplit(folder.url).path), os.W_OK):
+        return False
+    return next(folder.list(GENERATIONS), None) is not None
+
+
+def _checkpoints_at(url: str, options: Mapping[str, str] | None) -> set[CheckpointId]:
+    return {i for info in open_folder(url, options, fsync=False).list() if (i := manifest_id(info.path)) is not None}
+
+
 def find_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: bool = True) -> Snapshot:
     """Return the snapshot at a path or url as `open_snapshot` does, but also one that cannot be restored."""
 
@@ -118,6 +198,11 @@ def find_snapshot(url: str, options: Mapping[str, str] | None = None, *, fsync: 
     if manifest.savepoint:
         return Snapshot(manifest, here, here.url, asked, "savepoint", sha256)
     above, name = _parted(address)
+    over, pins = _parted(above)
+    if is_pin(f"{pins}/{name}/{METADATA}"):
+        jobdir = JobDirectory(open_at(over).store, manifest.job, folder="")
+        where, pin = f"{jobdir.url}/chk-{manifest.checkpoint}", f"{pins}/{name}/{METADATA}"
+        return Snapshot(manifest, jobdir, where, asked, "checkpoint", sha256, pin=pin)
     jobdir = JobDirectory(open_at(above).store, manifest.job, folder="")
     refused = _why_void(jobdir, manifest.checkpoint) if name == f"chk-{manifest.checkpoint}" else ""
     return Snapshot(manifest, jobdir, here.url, asked, "checkpoint", sha256, refused)
@@ -143,7 +228,7 @@ def savepoint_place(url: str, options: Mapping[str, str] | None = None, *, fsync
     target = place_of(url, options, fsync=fsync)
     if not target.path:
         raise ConfigurationError(f"a savepoint cannot be {url}: name a folder in it")
-    if _NOT_A_SAVEPOINT.fullmatch(target.path):
+    if is_ours(target.path):
         raise ConfigurationError(
             f"a savepoint cannot be called '{target.path}': in a job's folder it would be taken for the job's own",
             hint="give another name",
@@ -157,13 +242,23 @@ def check_outside_jobs(url: str, options: Mapping[str, str] | None = None) -> No
     address = _address(url)
     above, name = _parted(address)
     while name:
-        if _NOT_A_SAVEPOINT.fullmatch(name) and _is_a_jobs(above, options):
+        if is_ours(name) and _is_a_jobs(above, options):
             raise ConfigurationError(
                 f"{plain_url(url)}: it would be in '{name}' of a job's directory, {plain_url(above)}, where the job "
                 "deletes what it does not know",
                 hint="name a folder outside of it, or beside the job's directory",
             )
         above, name = _parted(above)
+
+
+def check_checkpoints_place(url: str, options: Mapping[str, str] | None = None) -> None:
+    """Raise ConfigurationError for a directory of checkpoints that is a job's own directory, or in what it deletes."""
+    if _is_a_jobs(_address(url), options):
+        raise ConfigurationError(
+            f"checkpoints: {plain_url(url)} is the directory of one job, and cannot have those of jobs",
+            hint=f"give the directory above, {_parted(plain_url(url))[0]}: a job's own has the job's name",
+        )
+    check_outside_jobs(url, options)
 
 
 def _is_a_jobs(address: str, options: Mapping[str, str] | None) -> bool:
@@ -182,7 +277,7 @@ def plain_url(url: str) -> str:
 
 def _address(url: str) -> str:
     """Return the url of the folder that is meant: a manifest stands for its folder."""
-    parts = urlsplit(url)
+    parts = urlsplit(check_url(url))
     if not url.strip():
         # As of a variable that is not set: the working directory is '.'.
         raise ConfigurationError("the path or url of a snapshot is empty", hint="name a folder")
@@ -282,7 +377,7 @@ def _nothing(here: Folder) -> NotFoundError:
     paths = [info.path for info in here.list()]
     jobs = sorted({match[1] for path in paths if (match := _IN_A_JOB.fullmatch(path)) and match[1]})
     savepoints = sorted({path.removesuffix(f"/{METADATA}") for path in paths if path.endswith(f"/{METADATA}")})
-    savepoints = [path for path in savepoints if not re.search(r"(^|/)chk-\d+$", path)]
+    savepoints = [path for path in savepoints if not re.search(r"(^|/)(chk-\d+|pins/[0-9a-f]{32})$", path)]
     if jobs or savepoints:
         found = [f"jobs: {_some(jobs)}"] * bool(jobs) + [f"savepoints: {_some(savepoints)}"] * bool(savepoints)
         hint = f"there are below it {'; '.join(found)}: give the path of one"

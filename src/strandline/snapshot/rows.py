@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from strandline.core.errors import ConfigurationError
 from strandline.format.manifest import Manifest, OperatorInfo, StateInfo
+from strandline.runtime.watermarks import FIRED_AT
 from strandline.snapshot.listrows import ListRows
 from strandline.snapshot.panerows import PaneRows
 from strandline.snapshot.rowcodec import RowCodec
@@ -34,9 +35,13 @@ def has_rows(state: StateInfo) -> bool:
 
 
 def times_of(manifest: Manifest) -> tuple[int | None, int | None]:
-    """Return how far the clock and event time had come when a snapshot was taken."""
+    """Return the clock and the event time by which a snapshot's state has expired for good.
+
+    Event time is the watermark up to which timers have fired. The manifest's own watermark is the next epoch's: a timer
+    that fires in it finds what there was at the timer's time.
+    """
     now_us = manifest.triggered_ms * 1000 if manifest.triggered_ms else None
-    return now_us, manifest.watermarks.get("watermark")
+    return now_us, manifest.watermarks.get(FIRED_AT)
 
 
 def rows_of(
@@ -44,7 +49,7 @@ def rows_of(
 ) -> RowCodec:
     """Return what makes rows of a state's entries, and entries of rows.
 
-    With `now_us` and `watermark_us`, how far the clock and event time had come, rows lack what had expired by then.
+    With `now_us` and `watermark_us`, as `times_of` returns them, rows lack what had expired by then.
     Raises ConfigurationError for a kind of state that is not a table.
 
     >>> seen = StateInfo(name="seen", kind="value", value_type="bigint")

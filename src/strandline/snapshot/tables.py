@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
 
 from strandline.checkpoint.folder import Folder
+from strandline.checkpoint.pins import is_pin, renewed
 from strandline.core.errors import CorruptionError, NotFoundError
 from strandline.core.keygroups import BROADCAST_GROUPS
 from strandline.format.manifest import OperatorInfo, PartitionInfo, StateInfo, TableFile
 from strandline.format.names import Named, meant, name_in
-from strandline.snapshot.opened import METADATA, Snapshot
+from strandline.snapshot.opened import Snapshot
 from strandline.snapshot.rowcodec import RowCodec
 from strandline.snapshot.rows import has_rows, rows_of, times_of
 from strandline.types.columns import from_arrow_type
@@ -43,7 +45,7 @@ class Table:
     folder: Folder
     """To which the paths of files are relative."""
     metadata: str
-    """The snapshot's manifest in that folder: a job that runs may delete it."""
+    """The snapshot's manifest in that folder, or its pin: once it is gone, so may be the files."""
     operator: OperatorInfo
     state: StateInfo
     name: str
@@ -51,6 +53,12 @@ class Table:
     now_us: int | None
     watermark_us: int | None
     """How far the clock and event time had come: rows lack what had expired by then, as a savepoint does."""
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep a pinned snapshot's files meanwhile. Raises NotFoundError if the pin is gone."""
+        with renewed(self.folder, self.metadata) if is_pin(self.metadata) else nullcontext():
+            yield
 
     @cached_property
     def codec(self) -> RowCodec:
@@ -153,10 +161,4 @@ def _tables(snapshot: Snapshot) -> Iterator[Table]:
     named = [Named(operator.uid, state.name) for operator, state in there]
     for (operator, state), one in zip(there, named, strict=True):
         name = name_in(named, one)
-        yield Table(snapshot.folder, metadata_path(snapshot), operator, state, name, *times_of(manifest))
-
-
-def metadata_path(snapshot: Snapshot) -> str:
-    """Return where the manifest is, relative to the folder of the files."""
-    below = snapshot.url.removeprefix(snapshot.folder.url).strip("/")
-    return f"{below}/{METADATA}" if below else METADATA
+        yield Table(snapshot.folder, snapshot.metadata, operator, state, name, *times_of(manifest))

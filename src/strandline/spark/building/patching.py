@@ -11,7 +11,7 @@ from typing import Any
 from strandline.control.status import Savepoint
 from strandline.format.manifest import OperatorInfo, StateInfo
 from strandline.snapshot.building import SavepointBuilder, find_state
-from strandline.snapshot.opened import open_snapshot, savepoint_place
+from strandline.snapshot.opened import pinned_snapshot, savepoint_place
 from strandline.snapshot.patching import Edit, Patch, make_patched
 from strandline.snapshot.transforming import transform
 from strandline.spark.building.writing import Rows, check_columns, write_state
@@ -38,29 +38,29 @@ def patch(
     some: their state is put into other key groups, and a program that wants this max_parallelism can go on from it.
     All else is taken over as it is, the place in the sources too, and the snapshot at `url` is not touched.
 
-    Raises as `write` does, UserCodeError with what a function raises, and as `open_snapshot` for what is at `url`.
+    Raises as `write` does, UserCodeError with what a function raises, and as `state.read` for what is at `url`.
 
     >>> state.patch("sp/friday", "sp/repaired", {"detect.seen": lambda rows: rows.filter(pc.field("value") >= 0)})
     """
     started = time.monotonic()
     options = dict(storage_options or {})
-    snapshot = open_snapshot(str(url), options)
-    operators = snapshot.manifest.operators
-    target = savepoint_place(str(to_url), options)
-    given = dict(edits or {})
-    selects = {name: edit for name, edit in given.items() if isinstance(edit, str)}
-    rows = {name: edit for name, edit in given.items() if not callable(edit) and name not in selects}
-    for name, replaced in rows.items():
-        check_columns(*find_state(operators, name), replaced, name)
-    made = make_patched(
-        snapshot.manifest, snapshot.folder.place(options), target,
-        Patch(
-            edits={name: edit for name, edit in given.items() if callable(edit)},
-            sources={name: transform(snapshot, name, sql, options) for name, sql in selects.items()},
-            writes={name: partial(_write, target, replaced) for name, replaced in rows.items()},
-            drop=drop, rename=rename or {}, max_parallelism=max_parallelism,
-        ),
-    )  # fmt: skip
+    with pinned_snapshot(str(url), options) as snapshot:
+        operators = snapshot.manifest.operators
+        target = savepoint_place(str(to_url), options)
+        given = dict(edits or {})
+        selects = {name: edit for name, edit in given.items() if isinstance(edit, str)}
+        rows = {name: edit for name, edit in given.items() if not callable(edit) and name not in selects}
+        for name, replaced in rows.items():
+            check_columns(*find_state(operators, name), replaced, name)
+        made = make_patched(
+            snapshot.manifest, snapshot.folder.place(options), target,
+            Patch(
+                edits={name: edit for name, edit in given.items() if callable(edit)},
+                sources={name: transform(snapshot, name, sql, options) for name, sql in selects.items()},
+                writes={name: partial(_write, target, replaced) for name, replaced in rows.items()},
+                drop=drop, rename=rename or {}, max_parallelism=max_parallelism,
+            ),
+        )  # fmt: skip
     return told(made, target, started)
 
 

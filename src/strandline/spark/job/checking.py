@@ -66,7 +66,7 @@ def check_upgrade(job: Job, url: str, drop: Collection[str] = (), *, reopen: boo
         except ConfigurationError as error:
             refusals.append(f"{error.message}: {error.hint}" if error.hint else error.message)
     operators = pipeline.settle(parallelism_of(job.settings, spark), manifest.operators)
-    sinks = [name for name, _, _ in job._plan.sinks]
+    sinks = {name: sink for name, sink, _ in job._plan.sinks}
     upgrade, _ = differences(manifest, operators, sinks, job._plan.sources.names, drop, fork=origin.is_fork)
     notes += watermark_changes(manifest, pipeline.watermarks)
     return Check(

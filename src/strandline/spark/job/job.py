@@ -20,7 +20,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
-from strandline.snapshot.opened import open_snapshot, savepoint_place
+from strandline.snapshot.opened import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
 from strandline.snapshot.taking import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
@@ -102,8 +102,8 @@ class Job:
         `restore`, also after others, the job goes on from its own newest checkpoint. `again` is any name, under which
         it is restored once more; each name counts once. What the job has is void from then on, and not before every
         byte of the snapshot was read. A snapshot of somebody else stays as it is, and is needed until the job's first
-        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An older checkpoint of its own
-        sets the job back: sinks take back what came later.
+        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then, and no other job can restore it.
+        An older checkpoint of its own sets the job back: sinks take back what came later.
 
         `drop` names stored operators, as "uid", states, as "uid.state", fields of their types, as "uid.state.field",
         and results of `agg()`, as "uid.result", that the program does not have any more and that may be lost.
@@ -220,11 +220,14 @@ class Job:
 
     def _checks(self, spark: SparkSession) -> list[Check]:
         """Return what is looked at before a start, wherever it begins: each raises if the job cannot start."""
-        sources, sinks = self._plan.sources.nodes, [sink for _, sink, _ in self._plan.sinks]
+        sources, sinks, ck = self._plan.sources.nodes, [sink for _, sink, _ in self._plan.sinks], self.checkpoints
         return [
-            partial(check_session, spark), partial(check_not_shared, sources), partial(check_apart, sources, sinks),
+            partial(check_session, spark),
+            partial(check_not_shared, sources),
+            partial(check_checkpoints_place, str(ck.directory), ck.storage_options),
+            partial(check_apart, sources, sinks, f"{plain_url(str(ck.directory))}/{self.name}"),
             self._plan.check_sinks,
-        ]  # fmt: skip
+        ]
 
     def _blueprint(
         self,

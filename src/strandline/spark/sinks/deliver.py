@@ -86,6 +86,12 @@ class _Called(Target):
         # How far it came is on record after each call.
         self.max_rows = batch_size
 
+    @property
+    def destination(self) -> str:
+        name = getattr(self.function, "__qualname__", "<lambda>")
+        # Two lambdas have one name.
+        return "" if "<lambda>" in name else f"function {self.function.__module__}.{name}"
+
     def claim(self, writer: Writer) -> None:
         folder = folder_at(writer.storage)
         _check_claim(folder, writer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from strandline.core.errors import UnavailableError
+from strandline.core.errors import ConfigurationError, UnavailableError
 from strandline.storage.place import Place
 
 
@@ -28,11 +28,27 @@ class Writer:
     job: str
     storage: Place = field(repr=False)
     """Where a target may keep records that it has no better place for: below `{sink}/`, at will."""
+    life: str = ""
+    """The life of the job."""
 
     @property
     def label(self) -> str:
         """For people: which sink, and of which job."""
         return f"sink '{self.name}' of job '{self.job}'"
+
+    @property
+    def owner(self) -> str:
+        """For records: the label, and the life of the job."""
+        return f"{self.label}, life {self.life}"
+
+    def check_owner(self, found: str, where: str) -> None:
+        """Raise ConfigurationError if a record under this sink's identity names another owner."""
+        if found != self.owner:
+            raise ConfigurationError(
+                f"{self.label}: {where} has a record of {found} under the same identity {self.sink}; expected one of "
+                f"{self.owner}",
+                hint="give the sink another name: it begins anew in that target",
+            )
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,11 @@ class Target(ABC):
     """At about how many rows a transaction ends."""
     max_bytes: int = 64 << 20
     """At about how many bytes a transaction ends, as Arrow has them."""
+
+    @property
+    def destination(self) -> str:
+        """Where rows go, in words that are the same at each start; "" if that is not known. See `Sink.destination`."""
+        return ""
 
     def try_out(self, columns: pa.Schema) -> None:  # noqa: B027
         """Before the job starts: raise ConfigurationError for what would fail with each row. Leave nothing behind."""

@@ -84,9 +84,12 @@ _REFUSED = (
         "the Redis connector acknowledges entries before a checkpoint covers them",
     ),
 )
+KAFKA = "org.apache.spark.sql.kafka010."
+"""How the classes of Spark's connector for Kafka begin."""
+_TOPICS = ("subscribe", "subscribepattern", "assign")
 _SAFE = (
     "org.apache.spark.sql.execution.streaming.",  # rate, and what tests keep in the JVM's memory
-    "org.apache.spark.sql.kafka010.",
+    KAFKA,
     "org.apache.spark.sql.delta.",
     "io.delta.",
     "org.apache.iceberg.",
@@ -190,6 +193,13 @@ def source_warnings(relations: Iterable[Relation]) -> list[str]:
 
 
 def _warning(relation: Relation) -> str:
+    if relation.implementation.startswith(KAFKA) and "kafka.isolation.level" not in relation.options:
+        topics = next((value for name, value in relation.options.items() if name in _TOPICS), "")
+        return (
+            f"the source of Kafka '{topics}' has no kafka.isolation.level: it also reads rows of transactions that are "
+            "aborted, and counts what their writers write again twice. Set option('kafka.isolation.level', "
+            "'read_committed'), as sl.kafka.read does, or 'read_uncommitted' if every row is to count"
+        )
     if relation.implementation.startswith(_PYTHON):
         return (
             f"the source '{relation.provider}' is written in Python: Spark calls commit(end) of its reader before a "

@@ -7,6 +7,7 @@ it lies, while the job runs or not.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.core.errors import ConfigurationError
 from strandline.snapshot import reading
 from strandline.snapshot import tables as snapshot_tables
-from strandline.snapshot.opened import Snapshot, open_snapshot
+from strandline.snapshot.opened import pin_snapshot, pinned_snapshot
 from strandline.snapshot.tables import Table, TableSummary, find_table
 from strandline.spark.tables.options import FORMAT, STORAGE
 from strandline.spark.tables.source import StrandlineSource
@@ -46,10 +47,11 @@ def read(
 ) -> DataFrame:
     """Return a table of a snapshot, `uid.state`, as a DataFrame: one task for each partition or file.
 
-    Of a job's folder, that is the checkpoint which is the newest now, however often the DataFrame is used; the job must
-    retain it for so long (`Checkpoints(retain=…)`). A filter that gives every key column a value, or a few, reads only
-    the files that may hold these keys. `metadata` instead is one of `snapshot`, `operators`, `states`, `partitions`,
-    `files` and `history`. Raises NotFoundError if there is no such snapshot or table, and CorruptionError.
+    Of a job's folder, that is the checkpoint which is the newest now, however often the DataFrame is used; the job that
+    runs keeps its files until the DataFrame was not used for an hour. A filter that gives every key column a value, or
+    a few, reads only the files that may hold these keys. `metadata` instead is one of `snapshot`, `operators`,
+    `states`, `partitions`, `files` and `history`. Raises NotFoundError if there is no such snapshot or table, and
+    CorruptionError.
 
     >>> seen = sl.state.read(spark, "s3://bucket/ck/fraud", "detect.seen")      # doctest: +SKIP
     >>> seen.where("card = 'c-17'").show()                                      # doctest: +SKIP
@@ -59,11 +61,11 @@ def read(
             "state.read: expected either a table or metadata=",
             hint='write state.read(spark, url, "uid.state"), or metadata="operators"',
         )
-    snapshot = open_snapshot(str(url), storage_options, fsync=False)
+    snapshot = pin_snapshot(str(url), storage_options)
     if table is not None:
         table = find_table(snapshot, table).name
     register(spark)
-    reader = spark.read.format(FORMAT).option("url", snapshot.url)
+    reader = spark.read.format(FORMAT).option("url", snapshot.reading_url)
     for name, value in (storage_options or {}).items():
         reader = reader.option(STORAGE + name, value)
     return (reader.option("table", table) if table is not None else reader.option("metadata", str(metadata))).load()
@@ -71,7 +73,8 @@ def read(
 
 def tables(url: str | Path, storage_options: Mapping[str, str] | None = None) -> list[TableSummary]:
     """Say which tables a snapshot has, and what is known of them without reading."""
-    return snapshot_tables.tables(open_snapshot(str(url), storage_options, fsync=False))
+    with pinned_snapshot(str(url), storage_options) as snapshot:
+        return snapshot_tables.tables(snapshot)
 
 
 def lookup(
@@ -88,15 +91,17 @@ def lookup(
 
 def opened(url: str | Path, storage_options: Mapping[str, str] | None = None) -> Opened:
     """Open a snapshot in which one key after the other is looked up: `with sl.state.opened(url) as snapshot: …`."""
-    return Opened(open_snapshot(str(url), storage_options, fsync=False))
+    return Opened(str(url), storage_options)
 
 
 class Opened:
     """A snapshot that is looked into until it is closed; several threads may."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-        self._reader = reading.StateReader()
+    def __init__(self, url: str, storage_options: Mapping[str, str] | None) -> None:
+        with ExitStack() as stack:
+            self._snapshot = stack.enter_context(pinned_snapshot(url, storage_options))
+            self._reader = stack.enter_context(reading.StateReader())
+            self._stack = stack.pop_all()
         self._tables: dict[str, Table] = {}
 
     def lookup(self, table: str, key: Any) -> list[dict[str, Any]]:
@@ -110,7 +115,7 @@ class Opened:
 
     def close(self) -> None:
         """Let go of its files."""
-        self._reader.close()
+        self._stack.close()
 
     def __enter__(self) -> Self:
         return self

@@ -17,11 +17,12 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, EqualNullSafe, 
 from pyspark.sql.types import StructType
 
 from strandline.checkpoint.folder import folder_at
+from strandline.checkpoint.pins import renew
 from strandline.core.errors import StateTypeError
 from strandline.format.manifest import OperatorInfo
 from strandline.plan.columns import quoted
 from strandline.snapshot.metadata import metadata, metadata_schema
-from strandline.snapshot.opened import Snapshot, open_snapshot
+from strandline.snapshot.opened import pin_snapshot, pinned_snapshot
 from strandline.snapshot.reading import StateReader
 from strandline.snapshot.tablekeys import TableKey, key_columns
 from strandline.snapshot.tables import Table, find_table
@@ -42,7 +43,7 @@ class StrandlineSource(DataSource):
 
     def schema(self) -> str:
         options = Options.of(self.options)
-        columns = metadata_schema(options.metadata) if options.metadata else _table(options).schema
+        columns = metadata_schema(options.metadata) if options.metadata else _schema(options)
         return ", ".join(f"{quoted(field.name)} {from_arrow_type(field.type).ddl}" for field in columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -90,7 +91,11 @@ class TableReader(DataSourceReader):
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        table = _table(self._options)
+        # It stays pinned for the tasks, which renew the pin while they read.
+        snapshot = pin_snapshot(self._options.url, self._options.storage)
+        if snapshot.pin:
+            renew(snapshot.folder, snapshot.pin)
+        table = find_table(snapshot, self._options.table)
         keys = self._keys(table)
         split = _whole(table, self._options)
         found = []
@@ -105,7 +110,7 @@ class TableReader(DataSourceReader):
             # Where there are none to read, Spark makes one of its own.
             return
         table = partition.table()
-        with StateReader() as reader:
+        with table.kept(), StateReader() as reader:
             if partition.keys is None:
                 batches = reader.rows(table, partition.groups)
             else:
@@ -147,15 +152,13 @@ class MetadataReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         options = self._options
-        yield from metadata(_opened(options), options.metadata, options.storage).to_batches()
+        with pinned_snapshot(options.url, options.storage) as snapshot:
+            yield from metadata(snapshot, options.metadata, options.storage).to_batches()
 
 
-def _opened(options: Options) -> Snapshot:
-    return open_snapshot(options.url, options.storage, fsync=False)
-
-
-def _table(options: Options) -> Table:
-    return find_table(_opened(options), options.table)
+def _schema(options: Options) -> pa.Schema:
+    with pinned_snapshot(options.url, options.storage) as snapshot:
+        return find_table(snapshot, options.table).schema
 
 
 def _whole(table: Table, options: Options) -> Split:
