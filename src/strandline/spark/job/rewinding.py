@@ -77,6 +77,12 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     return replace(place, files=files)
 
 
+def check_place(b: Blueprint, origin: Origin) -> None:
+    """Check, while the job runs, that it can go on from a checkpoint in its sources. Raises as `find_place` does."""
+    if origin.manifest is not None and origin.manifest.source is not None:
+        find_place(b, origin, None)
+
+
 def _later_logs(b: Blueprint, origin: Origin) -> Iterator[LaterLog]:
     """Yield what was read after the snapshot that is restored, as far as checkpoints say."""
     manifest = origin.manifest
