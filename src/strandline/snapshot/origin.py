@@ -253,15 +253,14 @@ def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previo
     return owned
 
 
-def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Origin:
-    """Read every byte of a checkpoint that a job is to go back to, and return it. Raises as `rollback` does."""
+def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
+    """Read every byte of a checkpoint that a job is to go back to. Raises as `rollback` does."""
     check_own(jobdir, checkpoint)
     catalog = read_catalog(jobdir)
     newest = max(catalog.live)
     if checkpoint != newest:
         what = f"job '{jobdir.job}' does not go back to checkpoint {checkpoint}"
         _read(jobdir, catalog.live[checkpoint], what, f"checkpoint {newest}")
-    return Origin(choose(jobdir), catalog.live[checkpoint], jobdir, is_new=True)
 
 
 def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
