@@ -50,7 +50,7 @@ def test_files_that_spark_had_planned_are_looked_for(source: Source, compacted: 
     (source.root / "a.json").unlink()
     check(files)
     (source.root / NAMES[2]).unlink()
-    with pytest.raises(ConfigurationError, match=r"the source: 1 files are gone .*: .*/in/day=1/ü%20.json\n"):
+    with pytest.raises(ConfigurationError, match=r"the source: 1 file is gone .*: .*/in/day=1/ü%20.json\n"):
         check(files)
 
 
@@ -72,7 +72,7 @@ def test_files_that_a_later_checkpoint_has_read_are_looked_for(
     check(files, later, name="s")
     (source.root / "0.json").unlink()
     check(files, LaterLog(["other"], progress(source)), name="s")
-    with pytest.raises(ConfigurationError, match=r"source 's': 1 files are gone .*/in/0.json\n") as caught:
+    with pytest.raises(ConfigurationError, match=r"source 's': 1 file is gone .*/in/0.json\n") as caught:
         check(files, later, name="s", archive="/old")
     assert "has moved files that it had read into /old" in caught.value.hint
     with caplog.at_level(logging.WARNING):

@@ -224,8 +224,8 @@ def _log_of(source: FileSource) -> Iterator[None]:
 def _refuse(source: FileSource, gone: Sequence[str]) -> None:
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     what = (
-        f"{source.text}: {len(gone)} files are gone that the job would read from here on: "
-        f"{', '.join(gone[:_SHOWN])}{more}"
+        f"{source.text}: {'1 file is' if len(gone) == 1 else f'{len(gone)} files are'} gone that the job would read "
+        f"from here on: {', '.join(gone[:_SHOWN])}{more}"
     )
     if source.goes_on_without:
         log.warning("%s. The job goes on without them, as ignoreMissingFiles=true says", what)
