@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,13 +302,24 @@ class Run(Waiting):
         format: str,
         progress: Callable[[TakingProgress], object] | None,
     ) -> None:
-        """Wait until the job is drained, and make a savepoint of it. If that fails, the job is drained all the same."""
+        """Make a savepoint of the drained job. If that fails, the job is drained all the same."""
+        while (attempt := self._await_drained(deadline)) is not None:
+            try:
+                # Of this attempt: one that takes its place has yet to be drained, and gives its windows once more.
+                self._save(partial(self._checkpoint_of, attempt, deadline), savepoint, format, progress)
+                return
+            except CheckpointError as error:
+                if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
+                    raise
+
+    def _await_drained(self, deadline: float) -> Attempt | None:
+        """Wait until an attempt has drained the job; return None if the job has ended before."""
         while not ((attempt := self._attempt) is not None and self._is_at_work() and attempt.driver.drained):
             if self._ended.wait(_LOOK_S):
-                return
+                return None
             if time.monotonic() > deadline:
                 raise self._not_drained("is being drained, and there is no savepoint yet", "it ends as soon as it is")
-        self.savepoint(savepoint, format=format, timeout=max(0.0, deadline - time.monotonic()), progress=progress)
+        return attempt
 
     def _not_drained(self, what: str, then: str) -> UnavailableError:
         return UnavailableError(f"job '{self._b.name}' {what}", hint=then)
@@ -383,12 +395,22 @@ class Run(Waiting):
         savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
         one that does so when this is called is waited for.
         """
-        target = target_of(self._b, url, format)
+        target_of(self._b, url, format)
         if self._state not in (*ON_THE_WAY, "running"):
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
+        return self._save(lambda: self.checkpoint(timeout), url, format, progress)
+
+    def _save(
+        self,
+        take_checkpoint: Callable[[], CheckpointStats],
+        url: str | Path,
+        format: str,
+        progress: Callable[[TakingProgress], object] | None,
+    ) -> Savepoint:
         report: Any = progress or (lambda _: None)
         form: Any = format
-        return save(self._b, lambda: self.checkpoint(timeout), target, form, report, self._is_ending)
+        target = target_of(self._b, url, format)
+        return save(self._b, take_checkpoint, target, form, report, self._is_ending)
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
