@@ -49,6 +49,7 @@ from strandline.spark.keepers.watch import Slot
 from strandline.spark.sinks.base import Sink, SinkContext
 from strandline.spark.sinks.files import FileSink, left_by
 from strandline.spark.sources.checks import source_numbers
+from strandline.spark.sources.filechecks import ChangedFiles
 from strandline.spark.sources.kafka import KafkaCommits, KafkaTopics
 from strandline.spark.sources.lag import SourceLag
 from strandline.spark.sources.progress import SourceProgress, rewind
@@ -205,9 +206,10 @@ class Starting:
         # Of a snapshot that is somebody else's, the files it covers may be, too.
         if manifest is not None and origin.is_own and batch >= 0:
             cleaner.restored(manifest.checkpoint, batch, spark_dir)
+        changed = ChangedFiles(place.file_sources, place.files, batch, source_numbers(source))
         sources = SourceProgress(
             spark_dir, place.names, b.jobdir, owned, b.clock, coordinator, place.is_known, retained_batches(b.spark),
-            source_numbers(source), [cleaner.captured, commits.captured], topics,
+            source_numbers(source), [cleaner.captured, changed.captured, commits.captured], topics,
         )  # fmt: skip
         driver = self._driver = EpochDriver(
             b.plan, source, {operator.node: operator for operator in operators}, found.exchanges, fleet, coordinator,
