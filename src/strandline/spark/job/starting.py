@@ -336,6 +336,9 @@ class Starting:
         pending = {name: [*each.pending, *([each.reached] if each.reached else [])] for name, each in listed.items()}
         epoch = manifest.epoch if manifest else Epoch(0)
         for name, sink, _ in b.plan.sinks:
+            before = listed[name].destination if name in listed else None
+            if before and before != sink.destination:
+                tell(f"job '{b.name}': sink '{name}' goes on in {sink.destination}; its rows went to {before} before")
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
             if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
