@@ -303,6 +303,7 @@ class Attempt:
             raise UnavailableError(
                 f"job '{self._b.name}' has come to its end, and what it writes to does not take its last rows",
                 hint="they wait in the checkpoints' storage, and are written when the job is started again",
+                is_final=True,
             )
         return False
 

@@ -219,6 +219,8 @@ class Starting:
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
             paused=b.paused,
         )  # fmt: skip
+        # A drain that was asked for before reads nothing more.
+        driver.is_draining = b.draining.asked.is_set()
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
