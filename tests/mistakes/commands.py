@@ -9,9 +9,11 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.main import app
-from strandline.core.errors import NotFoundError
+from strandline.core.errors import ConflictError, NotFoundError
+from tests.checkpoint.helpers import late_clock
 from tests.cli.fabricate import FabricatedJob
 from tests.mistakes.table import Mistake, Stage, mistake
+from tests.snapshot.helpers import Job, write_savepoint
 
 
 class CommandFailedError(Exception):
@@ -43,13 +45,34 @@ def asked(name: str, ask: Callable[[Any], Any], *said: str) -> Mistake:
     return mistake(name, "run", program, *said, error=NotFoundError)
 
 
+def claim_twice(stage: Stage) -> None:
+    """Start two jobs with one savepoint, which the first one has claimed."""
+    savepoint = stage.directory / "sp"
+    write_savepoint(savepoint)
+    stage.place = "start"
+    for name in ("first", "second"):
+        Job(stage.directory, late_clock(), savepoint.as_uri(), claimed=True, name=name)
+
+
 LOCAL = "--local-dir {}/l"
 
 MISTAKES = [
+    mistake(
+        "a savepoint that another job has claimed",
+        "start",
+        claim_twice,
+        "job 'first' in",
+        "has claimed this savepoint",
+        "next step: restore a copy (`strandline snapshots copy`)",
+        "/_claim",
+        error=ConflictError,
+    ),
     command("checkpoints of nowhere", "checkpoints list {}/typo", "error: ", "typo", "next step:"),
     command("checkpoints of another job", "checkpoints list {}/ck --job alert", "alert", "next step:", job=True),
     command("a checkpoint that is no number", "checkpoints show {}/ck last", "expected a number", job=True),
     command("a checkpoint that is not there", "checkpoints show {}/ck 77", "77", job=True),
+    command("a url with one slash", "snapshots show s3:/b/sp", "'s3:/b/sp'", "write 's3://b/sp'"),
+    command("checkpoints with one slash", "checkpoints list gs:/b/ck", "'gs:/b/ck'", "write 'gs://b/ck'"),
     command(
         "snapshots of nowhere", "snapshots list {}/nowhere", "expected a directory, and it is not there", "next step:"
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import strandline as sl
 from strandline.core.errors import ConfigurationError, NotFoundError, OutputError, UserCodeError
+from tests.cli.fabricate import FabricatedJob
 from tests.mistakes.functions import Gives
 from tests.mistakes.table import Mistake, Stage, mistake
 from tests.spark import small
@@ -64,6 +65,19 @@ def in_ascii(stage: Stage) -> None:
     stream(stage)
 
 
+def in_a_job(stage: Stage, *below: str) -> sl.Job:
+    """Return a job whose checkpoints are to be in the directory of another one."""
+    FabricatedJob(stage.directory / "ck", name="other").checkpoint()
+    directory = stage.directory.joinpath("ck", "other", *below)
+    return job(stage, counted(stream(stage)), checkpoints=sl.Checkpoints(directory))
+
+
+def among_checkpoints(stage: Stage) -> sl.Job:
+    """Return a job that writes files where its checkpoints are."""
+    sink = sl.sinks.files(stage.directory / "ck" / "j" / "out")
+    return sl.Job("j", sinks=[stream(stage).to(sink)], checkpoints=sl.Checkpoints(stage.directory / "ck"))
+
+
 def ends_with_a_number(event: Any, ctx: Any) -> Any:
     yield ctx.key, 1
     return 5
@@ -100,6 +114,11 @@ MISTAKES = [
         lambda s: s.map(lambda row: (s._node.df.sparkSession, row.v), "n int"),
         "map: the function cannot be sent",
         "session",
+    ),
+    started("checkpoints in a job's directory", in_a_job, "is the directory of one job", "give the directory above"),
+    started("checkpoints in a checkpoint", lambda s: in_a_job(s, "shared"), "'shared' of a job's directory"),
+    started(
+        "files among checkpoints", among_checkpoints, "in the job's own directory", "give the sink a directory outside"
     ),
     started(
         "checkpoints in memory",

@@ -44,7 +44,7 @@ class Job(Run):
         )
         verify(self.jobdir, self.origin)
         self.choice = self.origin.choice
-        self.origin.make_base(self.claim)
+        self.origin.make_base(self.jobdir, self.claim)
         return self.origin.manifest, self.origin.confirmed, self.origin.depends_on
 
 

@@ -52,6 +52,13 @@ def test_files_that_spark_had_planned_are_looked_for(source: Source, compacted: 
         check(files)
 
 
+def test_a_source_that_read_no_files_before_is_refused(source: Source) -> None:
+    source.read("a.json")
+    files = {**progress(source), f"offsets/{BATCH}": b"v1\n{}\n17"}
+    with pytest.raises(ConfigurationError, match="reads json files, and what the job has read there was something"):
+        check(files)
+
+
 @pytest.mark.parametrize("count", [1, 40])
 def test_files_that_a_later_checkpoint_has_read_are_looked_for(
     source: Source, count: int, caplog: pytest.LogCaptureFixture

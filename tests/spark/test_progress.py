@@ -120,20 +120,22 @@ def test_a_driver_that_was_replaced_leaves_the_progress_of_its_successor_alone(t
 
 
 @pytest.mark.parametrize(
-    ("is_active", "error", "message", "has_looked"),
+    ("is_active", "error", "message", "found_nothing", "has_looked"),
     [
-        (True, None, "Initializing sources", False),
-        (True, None, "Waiting for data to arrive", True),
-        (True, None, "Terminated with exception: no broker", False),
-        (False, None, "Stopped", True),
-        (False, OSError("no broker"), "Terminated with exception: no broker", False),
+        (True, None, "Initializing sources", False, False),
+        (True, None, "Waiting for data to arrive", True, True),
+        (True, None, "Terminated with exception: no broker", False, False),
+        (False, None, "Stopped", True, True),
+        (False, None, "Stopped", False, False),
+        (False, OSError("no broker"), "Terminated with exception: no broker", False, False),
     ],
 )
-def test_a_query_that_failed_has_not_looked_at_its_sources(
-    is_active: bool, error: Exception | None, message: str, has_looked: bool
+def test_a_query_that_failed_or_was_stopped_has_not_looked_at_its_sources(
+    is_active: bool, error: Exception | None, message: str, found_nothing: bool, has_looked: bool
 ) -> None:
     """Else a checkpoint is taken without where they began, and what the next attempt finds is not kept."""
     status = SimpleNamespace(isTriggerActive=lambda: False, message=lambda: message)
-    jsq = SimpleNamespace(status=lambda: status)
+    streaming = SimpleNamespace(noNewData=lambda: found_nothing)
+    jsq = SimpleNamespace(status=lambda: status, streamingQuery=lambda: streaming)
     query: Any = SimpleNamespace(isActive=is_active, exception=lambda: error, _jsq=jsq)
     assert SourceWatch(query, 0).has_looked() == has_looked

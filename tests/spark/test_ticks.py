@@ -364,6 +364,27 @@ def test_a_job_whose_source_has_ended_waits_for_timers_while_it_is_paused() -> N
     assert made._look_after(lambda: False)
 
 
+def test_a_job_that_has_ended_but_for_what_it_writes_to_is_not_restarted() -> None:
+    """It would come to its end again, and wait again, for ever: each time with another checkpoint."""
+    made = attempt(active=False, idle_s=0.0)
+    made._b.name, made.coordinator.shows_all, made._unshown_since = "job", False, time.monotonic() - 3600
+    with pytest.raises(UnavailableError, match="does not take its last rows") as caught:
+        made._is_all_shown()
+    run: Any = object.__new__(Run)
+    assert not run._may_restart(caught.value)
+    assert run._may_restart(UnavailableError("storage is away"))
+
+
+def test_a_drained_job_that_is_restarted_waits_for_what_it_writes_to() -> None:
+    made = attempt(active=False, idle_s=0.0)
+    made.driver.drained, made.driver.progress = True, Progress(Epoch(7))
+    made.restored, made._unshown_since = SimpleNamespace(epoch=7), 0.0
+    made.coordinator.shows_all = False
+    assert not made._is_drained()
+    made.coordinator.shows_all = True
+    assert made._is_drained()
+
+
 class Beating:
     """A driver whose timers set others on and on, each for a millisecond after it fires: sooner than an epoch takes."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections import Counter
@@ -213,12 +214,58 @@ def test_a_job_begins_only_when_the_target_has_what_the_checkpoint_lists(ledger:
     sink = trial.start()
     pending = trial.stage(sink, 1)
     ledger.before = away
-    with pytest.raises(UnavailableError, match="sink 'out' of job 'job': the target does not answer: nobody listens"):
+    with pytest.raises(UnavailableError, match=r"the target does not answer, and rows .*: nobody listens"):
         trial.start(pending, 1)
     ledger.before = lambda: None
     trial.start(pending, 1)
     trial.expect(1)
     assert waiting_files(trial) == []
+
+
+def test_a_run_that_goes_on_while_the_target_is_away_claims_it_before_the_first_row(ledger: Any) -> None:
+    """A restart, a rescale and a rollback need storage alone; what was staged before, and since, comes in order."""
+    trial = trial_of(ledger)
+    sink = trial.start()
+    first = trial.stage(sink, 1)
+    older = copy.copy(sink)
+    ledger.before = away
+    assert sink.commit(first) == first
+    trial.open(sink)
+    assert sink.recover(first, Epoch(1), fresh=False) == first
+    assert sink.status().waiting_rows
+    # Tasks of the run before may go on: what they write is listed, and nobody writes it again.
+    ledger.before = lambda: None
+    assert older.commit(first[:1]) == []
+    ledger.before = away
+    second = trial.stage(sink, 2)
+    assert sink.commit([*first, *second]) == [*first, *second]
+    trial.open(sink)
+    assert sink.recover([*first, *second], Epoch(2), fresh=False) == [*first, *second]
+    third = trial.stage(sink, 3)
+    ledger.before = lambda: None
+    assert sink.commit([*first, *second, *third]) == []
+    trial.expect(1, 2, 3)
+    assert not sink.status().waiting_rows
+    # It is behind what is on record, and claimed: nothing that it has staged since can show.
+    with suppress(FencedError):
+        older.commit(trial.stage(older, 4))
+    trial.expect(1, 2, 3)
+    trial.start([], 3, made=sink)
+    assert waiting_files(trial) == []
+
+
+def test_a_target_that_refuses_its_claim_when_it_is_back_ends_the_run(ledger: Any) -> None:
+    trial = trial_of(ledger)
+    sink = trial.start()
+    pending = trial.stage(sink, 1)
+    ledger.before = away
+    trial.open(sink)
+    assert sink.recover(pending, Epoch(1), fresh=False) == pending
+    ledger.before = lambda: None
+    ledger.generations.update(dict.fromkeys(ledger.generations, 99))
+    with pytest.raises(FencedError):
+        sink.commit(pending)
+    trial.expect()
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -35,9 +35,10 @@ class Asked:
         self.answer: Any = None
         self.become("starting")
 
-    def begin(self) -> Keepers:
+    def begin(self, *, drained: bool = False) -> Keepers:
         keepers = Keepers(self.store, self.tmp, late_clock(), config=every_epoch(tolerable_failures=None))
-        self.run._attempt = SimpleNamespace(coordinator=keepers.coordinator)
+        driver = SimpleNamespace(drained=drained)
+        self.run._attempt = SimpleNamespace(coordinator=keepers.coordinator, driver=driver)
         self.run._state = "running"
         return keepers
 
@@ -135,6 +136,30 @@ def test_who_has_no_time_is_told_what_the_job_is_at(asked: Asked) -> None:
     assert str(asked.answer).startswith("job 'job' is still rescaling after 0.05 s: no checkpoint was taken")
 
 
+def test_the_savepoint_of_a_drain_is_of_an_attempt_that_has_drained(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that takes its place gives its windows once more: they would come again behind a savepoint of before that."""
+    made: list[Any] = []
+    monkeypatch.setattr(running, "target_of", lambda *_: None)
+    monkeypatch.setattr(running, "save", lambda blueprint, take, *_: made.append(take()))
+    keepers = asked.begin(drained=True)
+    deadline = time.monotonic() + 30
+    saving = threading.Thread(target=asked.run._save_drained, args=(deadline, "url", "native", None), daemon=True)
+    saving.start()
+    until(lambda: keepers.coordinator._requests)
+    keepers.coordinator.close("the run ended")
+    asked.become("restarting")
+    keepers = asked.begin()
+    time.sleep(0.1)
+    assert not keepers.coordinator._requests
+    asked.run._attempt.driver.drained = True
+    until(lambda: keepers.coordinator._requests)
+    keepers.checkpoint()
+    saving.join(20)
+    assert [stats.status for stats in made] == ["completed"]
+
+
 class Attempts:
     """A run whose supervisor is real, and whose attempts say what they have begun with. Storage is `go_back`'s."""
 
@@ -160,6 +185,7 @@ class Attempts:
         monkeypatch.setattr(supervision, "Starting", self._starting)
         monkeypatch.setattr(supervision, "go_back", self._go_back)
         monkeypatch.setattr(running, "verify_own", noop)
+        monkeypatch.setattr(running, "check_rollback", noop)
 
     def _fail(self, what: str) -> None:
         if self.failures[what]:

@@ -9,6 +9,7 @@ from typing import Literal
 from strandline.core.errors import ConfigurationError
 from strandline.core.failure import without_credentials
 from strandline.core.settings import parse_duration_ms
+from strandline.core.urls import check_url
 
 Duration = str | int | float
 
@@ -49,6 +50,7 @@ class Checkpoints:
             raise ConfigurationError(f"checkpoints: tolerable_failures is {tolerable!r}, expected 0 or more")
         if not str(self.directory).strip():
             raise ConfigurationError("checkpoints: the directory is empty", hint="give a path or URL")
+        check_url(self.directory)
         _ = (self.interval_ms, self.min_pause_ms)
         if not self.timeout_ms:
             raise ConfigurationError(f"checkpoints: timeout is {self.timeout!r}, expected more than 0")

@@ -22,7 +22,7 @@ from strandline.snapshot.opened import (
     open_folder,
     plain_url,
 )
-from strandline.snapshot.savepoint import DELETING, check_form
+from strandline.snapshot.savepoint import CLAIM, DELETING, check_form
 
 _JOBS_OWN = re.compile(r"(?:(.+)/)?(?:generations/[^/]+|chk-\d+/.+|pins/[0-9a-f]{32}/_metadata)")
 _SAVEPOINT = re.compile(rf"(.+)/{METADATA}")
@@ -129,7 +129,7 @@ def delete_files(savepoint: Snapshot) -> None:
 
     1. A copy of the manifest says what is to be deleted, whoever ends it.
     2. The manifest, which makes it a savepoint.
-    3. The files.
+    3. The files, and who has claimed it.
     4. The copy.
     """
     folder = savepoint.folder
@@ -144,7 +144,7 @@ def delete_files(savepoint: Snapshot) -> None:
         hit("savepoint.delete.begun")
         folder.delete([METADATA])
         hit("savepoint.delete.manifest_deleted")
-    folder.delete(sorted(f.path for f in savepoint.manifest.stored()))
+    folder.delete([*sorted(f.path for f in savepoint.manifest.stored()), CLAIM])
     hit("savepoint.delete.files_deleted")
     folder.delete([DELETING])
 

@@ -7,8 +7,8 @@ another one is not restored once more when it is named, because what the job did
 somebody has left somewhere. That takes a name of its own (`again`), which counts once, too.
 
 Until its first own checkpoint, a job depends on what it restored: a restart restores the same again, and fails if it is
-gone or another one. Then nothing is lost if an earlier one is named, and it is restored. Nothing is ever written where
-a snapshot of somebody else lies, and nothing deleted.
+gone or another one. Then nothing is lost if an earlier one is named, and it is restored. Where a snapshot of another
+job lies, nothing is written and nothing deleted, unless it is claimed (`claimed.py`).
 
 What the job has becomes void when it goes back, or over to another snapshot. So every byte of what it is to have
 instead is read before (`verify`).
@@ -31,6 +31,7 @@ from strandline.core.clock import Clock
 from strandline.core.errors import BEGIN_ANEW, ConfigurationError, CorruptionError, NotFoundError
 from strandline.core.ids import CheckpointId, Generation
 from strandline.format.manifest import Manifest
+from strandline.snapshot.claimed import check_owner, settle_owner
 from strandline.snapshot.opened import Snapshot, find_snapshot, open_snapshot, plain_url
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,13 @@ class Origin:
         """Where the snapshot is that the job needs until its first own checkpoint; "" if it needs none."""
         return "" if self.is_own or self.restored is None else self.restored.url
 
-    def make_base(self, owned: Claim) -> None:
-        """Record what this generation goes on from, as `Claim.set_base` does: before anything else is touched."""
+    def make_base(self, jobdir: JobDirectory, owned: Claim) -> None:
+        """Record what this generation goes on from, as `Claim.set_base` does: before anything else is touched.
+
+        A savepoint that is claimed is the job's before that. Raises as `settle_owner` does.
+        """
+        if self.is_new and self.restored is not None and self.restored.kind == "savepoint":
+            settle_owner(self.folder, jobdir, claimed=self.restored.claimed)
         checkpoint = self.manifest.checkpoint if self.manifest is not None and self.is_own else None
         owned.set_base(checkpoint, self.restored if self.is_new else None)
 
@@ -114,12 +120,12 @@ def decide(
     the snapshot lies, `exclude` are own checkpoints that `fetch` found damaged. With `claimed`, a savepoint is the
     job's from now on (`claimed.py`). A snapshot that was restored before is restored once more under a name, `again`,
     that it was not restored under. Raises what `open_snapshot` does, CorruptionError if the job needs a snapshot that
-    is gone, and ConfigurationError for one that cannot be claimed.
+    is gone, ConfigurationError for one that cannot be claimed, and ConflictError for one that another job has claimed.
     """
     choice = choose(jobdir, owned, exclude)
     if wanted is not None and _is_new(jobdir, choice, wanted, again):
         return _from_snapshot(jobdir, choice, open_snapshot(wanted, options, fsync=fsync), claimed, again)
-    if wanted is not None and choice.manifest is not None and owned is not None:
+    if wanted is not None and choice.manifest is not None and owned is not None and not owned.is_again:
         log.warning(
             "job '%s' goes on from its own checkpoint %d: it has restored %s before%s; to restore it once more, start "
             "it with again='…' (--again …), a name that was not given before",
@@ -149,6 +155,8 @@ def _is_new(jobdir: JobDirectory, choice: Choice, wanted: str, again: str) -> bo
 
 def _from_snapshot(jobdir: JobDirectory, choice: Choice, snapshot: Snapshot, claimed: bool, again: str) -> Origin:
     own = snapshot.lies_in(jobdir)
+    if snapshot.kind == "savepoint":
+        check_owner(snapshot.folder, jobdir)
     if claimed and not own and snapshot.kind == "checkpoint":
         raise ConfigurationError(
             f"{snapshot.url}: a checkpoint of job '{snapshot.manifest.job}' cannot be claimed: other checkpoints "

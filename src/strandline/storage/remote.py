@@ -17,6 +17,7 @@ from obstore.store import MemoryStore, from_url
 
 from strandline.core.errors import ConfigurationError, ConflictError, NotFoundError, StrandlineError, UnavailableError
 from strandline.core.failure import without_credentials
+from strandline.core.urls import check_url
 from strandline.storage.base import ObjectInfo, ObjectStore
 from strandline.storage.local import LocalStore, downloaded
 
@@ -65,7 +66,7 @@ def open_store(url: str, options: Mapping[str, str] | None = None, *, fsync: boo
     cannot work, and UnavailableError for a directory that cannot be made. No secret shows in `url` or in errors.
     """
     config: Any = dict(options or {})
-    parts = urlsplit(url)
+    parts = urlsplit(check_url(url))
     if "://" not in url or parts.scheme == "file":
         path = Path(unquote(parts.path) if parts.scheme == "file" else url)
         if not url or parts.netloc not in ("", "localhost") or (parts.scheme == "file" and not parts.path):

@@ -192,7 +192,8 @@ class Attempt:
         if not self.driver.drained and not self.driver.drain():
             return False
         is_saved = restored is not None and restored.epoch == self.driver.progress.epoch
-        if draining.held.is_set() or not (is_saved or self._final_checkpoint_done()):
+        is_done = self._is_all_shown if is_saved else self._final_checkpoint_done
+        if draining.held.is_set() or not is_done():
             return False
         draining.done.set()
         return True
@@ -302,6 +303,7 @@ class Attempt:
             raise UnavailableError(
                 f"job '{self._b.name}' has come to its end, and what it writes to does not take its last rows",
                 hint="they wait in the checkpoints' storage, and are written when the job is started again",
+                is_final=True,
             )
         return False
 

@@ -11,6 +11,7 @@ from strandline.core.errors import BEGIN_ANEW, ConfigurationError, IncompatibleS
 from strandline.format.manifest import Manifest, OperatorInfo, SourceInfo
 from strandline.plan.pipeline import Operator
 from strandline.plan.upgrade import Upgrade, plan_upgrade
+from strandline.runtime.watermarks import WatermarkSpec, describe_changes, is_drained
 from strandline.spark.sinks.base import Sink, kind_of
 from strandline.spark.sinks.files import left_by
 
@@ -167,6 +168,14 @@ def _differences(stored: OperatorInfo, operator: Operator) -> list[str]:
         for what, before, now in (("max_parallelism", stored.max_parallelism, operator.max_parallelism),)
         if before != now
     ]
+
+
+def watermark_changes(manifest: Manifest | None, watermarks: Sequence[WatermarkSpec]) -> list[str]:
+    """Return what is to be known of watermarks that a snapshot has and a program has not, as sentences."""
+    # After a drain, event time begins anew.
+    if manifest is None or is_drained(manifest.watermarks):
+        return []
+    return describe_changes(watermarks, manifest.watermarks)
 
 
 def place_in_sources(manifest: Manifest, where: str, sources: Sequence[str]) -> SourceInfo:

@@ -85,7 +85,7 @@ def _gone(spark: SparkSession) -> SparkError | None:
     return SparkError(
         "Spark's session has been stopped, or does not answer any more",
         hint="end the job before the session: run.stop(), or run.await_termination()",
-        jvm_ended=True,
+        is_final=True,
     )
 
 
@@ -109,5 +109,5 @@ def _jvm_ended(pid: int, code: int) -> SparkError:
         f"Spark's JVM, process {pid}, has ended: {how}{f'; its log is {log}' if (log := spark_log()) else ''}",
         hint="start the program again: the job goes on from its last checkpoint. For more memory: "
         "sl.session(spark_driver_memory='4g'), or spark-submit --driver-memory; a row needs several times its size",
-        jvm_ended=True,
+        is_final=True,
     )

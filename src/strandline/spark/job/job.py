@@ -19,7 +19,7 @@ from strandline.core.errors import ConfigurationError
 from strandline.core.settings import Settings, parse_duration_ms
 from strandline.format.manifest import OperatorInfo
 from strandline.keeper.paths import Places
-from strandline.snapshot.opened import open_snapshot, savepoint_place
+from strandline.snapshot.opened import check_checkpoints_place, open_snapshot, plain_url, savepoint_place
 from strandline.snapshot.taking import FORMS, Form
 from strandline.spark.base.filesystem import absolute
 from strandline.spark.base.session import check_session, session_warnings
@@ -100,8 +100,8 @@ class Job:
         `restore`, also after others, the job goes on from its own newest checkpoint. `again` is any name, under which
         it is restored once more; each name counts once. What the job has is void from then on, and not before every
         byte of the snapshot was read. A snapshot of somebody else stays as it is, and is needed until the job's first
-        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then. An older checkpoint of its own
-        sets the job back: sinks take back what came later.
+        own checkpoint; with `claim`, a savepoint is the job's, which deletes it then, and no other job can restore it.
+        An older checkpoint of its own sets the job back: sinks take back what came later.
 
         `drop` names stored operators, as "uid", states, as "uid.state", fields of their types, as "uid.state.field",
         and results of `agg()`, as "uid.result", that the program does not have any more and that may be lost.
@@ -120,7 +120,9 @@ class Job:
         check_session(spark)
         sources = self._plan.sources.nodes
         check_not_shared(sources)
-        check_apart(sources, [sink for _, sink, _ in self._plan.sinks])
+        ck = self.checkpoints
+        check_checkpoints_place(str(ck.directory), ck.storage_options)
+        check_apart(sources, [sink for _, sink, _ in self._plan.sinks], f"{plain_url(str(ck.directory))}/{self.name}")
         read = [relation for node in sources for relation in relations_of(node.df)]
         for warning in [*session_warnings(spark), *source_warnings(read), *unused(sources)]:
             log.warning("%s", warning)

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from strandline.spark.base.said import find_error
 from strandline.spark.job.attempt import Attempt, Blueprint
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import Follower, first_told, parallelism_of
+from strandline.spark.job.rewinding import check_rollback
 from strandline.spark.job.saving import save, target_of
 from strandline.spark.job.sourcewatch import has_read_all
 from strandline.spark.job.status import status_of_attempt
@@ -300,13 +302,24 @@ class Run(Waiting):
         format: str,
         progress: Callable[[TakingProgress], object] | None,
     ) -> None:
-        """Wait until the job is drained, and make a savepoint of it. If that fails, the job is drained all the same."""
+        """Make a savepoint of the drained job. If that fails, the job is drained all the same."""
+        while (attempt := self._await_drained(deadline)) is not None:
+            try:
+                # Of this attempt: one that takes its place has yet to be drained, and gives its windows once more.
+                self._save(partial(self._checkpoint_of, attempt, deadline), savepoint, format, progress)
+                return
+            except CheckpointError as error:
+                if "attempt_ended" not in error.fields or not self._is_followed(attempt, deadline):
+                    raise
+
+    def _await_drained(self, deadline: float) -> Attempt | None:
+        """Wait until an attempt has drained the job; return None if the job has ended before."""
         while not ((attempt := self._attempt) is not None and self._is_at_work() and attempt.driver.drained):
             if self._ended.wait(_LOOK_S):
-                return
+                return None
             if time.monotonic() > deadline:
                 raise self._not_drained("is being drained, and there is no savepoint yet", "it ends as soon as it is")
-        self.savepoint(savepoint, format=format, timeout=max(0.0, deadline - time.monotonic()), progress=progress)
+        return attempt
 
     def _not_drained(self, what: str, then: str) -> UnavailableError:
         return UnavailableError(f"job '{self._b.name}' {what}", hint=then)
@@ -382,25 +395,37 @@ class Run(Waiting):
         savepoint is left then. A job that restarts, or is rescaled, or goes back meanwhile, disturbs it in nothing, and
         one that does so when this is called is waited for.
         """
-        target = target_of(self._b, url, format)
+        target_of(self._b, url, format)
         if self._state not in (*ON_THE_WAY, "running"):
             raise CheckpointError(f"job '{self._b.name}' is {self._state}: no savepoint can be taken")
+        return self._save(lambda: self.checkpoint(timeout), url, format, progress)
+
+    def _save(
+        self,
+        take_checkpoint: Callable[[], CheckpointStats],
+        url: str | Path,
+        format: str,
+        progress: Callable[[TakingProgress], object] | None,
+    ) -> Savepoint:
         report: Any = progress or (lambda _: None)
         form: Any = format
-        return save(self._b, lambda: self.checkpoint(timeout), target, form, report, self._is_ending)
+        target = target_of(self._b, url, format)
+        return save(self._b, take_checkpoint, target, form, report, self._is_ending)
 
     def rollback(self, checkpoint: int, *, timeout: float = 300.0) -> None:
         """Go back to an older retained checkpoint of the job, and on from there: later ones are void from then on.
 
         The sources are read again from there, and exactly-once sinks take back what they have shown since; others
         show it again, as a warning tells. Every byte of the checkpoint is read before. Raises NotFoundError or
-        CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; and UnavailableError if the
-        job has ended, or has not gone back within `timeout`: then it still does, as soon as storage lets it.
+        CorruptionError, and the job goes on, if it has no such checkpoint or it is damaged; ConfigurationError, and the
+        job goes on, if the sources do not have any more what would be read again; and UnavailableError if the job has
+        ended, or has not gone back within `timeout`: then it still does, as soon as storage lets it.
         """
         deadline, rollback = time.monotonic() + timeout, Rollback(CheckpointId(checkpoint))
         # Held: what was read stays until it is what the job goes on from.
         with self._alone(deadline), self._b.holds:
             verify_own(self._b.jobdir, rollback.checkpoint)
+            check_rollback(self._b, rollback.checkpoint)
             with self._paused():
                 desired = replace(self._desired, rollback=rollback)
                 self._change(desired, f"the rollback to checkpoint {checkpoint}", deadline)

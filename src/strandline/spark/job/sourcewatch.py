@@ -46,8 +46,8 @@ class SourceWatch:
     def has_looked(self) -> bool:
         """Whether Spark has looked at the sources, so that it is written down where they begin."""
         if not self.query.isActive:
-            # One that failed may have done so before it had looked at all of them.
-            return self.query.exception() is None
+            # One that failed, or was stopped, may have done so before it had looked at all of them.
+            return self.query.exception() is None and has_read_all(self.query)
         status = self._status()
         return not status.isTriggerActive() and not str(status.message()).startswith(("Initializing", "Terminated"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import UNSET
 
@@ -22,10 +22,11 @@ Staged = list[tuple[str, str]]
 class Staging:
     """The sinks of one run, by name, and what each has staged. Epochs add to it, checkpoints take from it."""
 
-    def __init__(self, sinks: Sequence[tuple[str, Sink]]) -> None:
-        self._sinks = list(sinks)
+    def __init__(self, sinks: Sequence[tuple[str, Sink]], waiting: Mapping[str, Sequence[str]] | None = None) -> None:
+        """`waiting` is, by sink, what the restored checkpoint lists and could not be shown yet."""
+        self._sinks, waiting = list(sinks), waiting or {}
         # In order, and each once: the values mean nothing.
-        self._staged: dict[str, dict[str, None]] = {name: {} for name, _ in sinks}
+        self._staged: dict[str, dict[str, None]] = {name: dict.fromkeys(waiting.get(name, ())) for name, _ in sinks}
         self._lock = threading.Lock()
 
     def write(self, built: Built, epoch: Epoch, is_over: Callable[[], bool]) -> Staged:

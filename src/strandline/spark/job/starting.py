@@ -7,7 +7,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from strandline.checkpoint.coordinator import Coordinator
 from strandline.checkpoint.generation import Claim, claim
 from strandline.checkpoint.jobdir import SINKS
 from strandline.checkpoint.start import Start, load_start
+from strandline.control import journal
 from strandline.control.telling import tell, tell_everybody
 from strandline.core import failpoints
 from strandline.core.errors import BEGIN_ANEW, CorruptionError
@@ -34,7 +35,7 @@ from strandline.snapshot.origin import Origin, decide, verify
 from strandline.spark.base.quiet import errors_reported
 from strandline.spark.base.session import core_setting, has_one_process, polling_delay_ms, retained_batches
 from strandline.spark.job.attempt import Attempt, Blueprint, end
-from strandline.spark.job.compat import check_compatible, check_start, lost_sinks
+from strandline.spark.job.compat import check_compatible, check_start, lost_sinks, watermark_changes
 from strandline.spark.job.epochs import EpochDriver
 from strandline.spark.job.following import parallelism_of
 from strandline.spark.job.progress import Progress
@@ -148,12 +149,14 @@ class Starting:
         if origin.is_new and manifest is not None and manifest.life == owned.life:
             warn_of_sinks(b, manifest.checkpoint)
         verify(b.jobdir, origin, found)
-        origin.make_base(owned)
+        origin.make_base(b.jobdir, owned)
         if reads_sources:
             tell_everybody(f"job '{b.name}' {origin.text(b.jobdir.url)}")
-            for change in upgrade.changes if upgrade else ():
-                if change.action != "kept":
-                    tell_everybody(f"job '{b.name}': {change}")
+            changes = [change for change in upgrade.changes if change.action != "kept"] if upgrade else []
+            for change in [*changes, *watermark_changes(manifest, b.plan.pipeline.watermarks)]:
+                tell_everybody(f"job '{b.name}': {change}")
+            if manifest is None and not origin.life:
+                warn_of_other_directory(b)
         failpoints.hit("restore.claimed")
         # 4. The keepers' programs name each partition's files; the keepers restore them.
         epoch = manifest.epoch if manifest else Epoch(0)
@@ -182,16 +185,17 @@ class Starting:
         place = self._find_place(origin, start)
         rewind(spark_dir, place.files, fork=fork)
         # 6. Every byte of the checkpoint has been verified: sinks commit what it lists as pending, and take back what
-        #    came later.
-        self._recover_sinks(owned, origin, fresh=manifest is None or fork)
+        #    came later. What goes to a system that is away goes on waiting, after the first start of the program.
+        waiting = self._recover_sinks(owned, origin, fresh=manifest is None or fork)
         failpoints.hit("restore.sinks_recovered")
         # Not before: a driver that was killed may have left it to this one to show what a drain has given.
         b.draining.refuse(b.name, manifest, reopen=b.wanted.reopen)
         # 7. The query starts with the epoch after.
-        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks])
+        staging = Staging([(name, sink) for name, sink, _ in b.plan.sinks], waiting)
         coordinator = self._coordinator = Coordinator(
             b.jobdir, owned, b.checkpoints, b.clock, found.next_id, origin.confirmed,
             [operator.info(b.settings.backend) for operator in operators], staging.commit, origin.depends_on, b.holds,
+            manifest if waiting else None,
         )  # fmt: skip
         # What somebody else's job has counted is not this one's.
         totals = (manifest.totals or {}) if manifest is not None and not fork else {}
@@ -215,6 +219,8 @@ class Starting:
             b.clock, failures=b.places.failures(owned.generation), max_row_bytes=b.settings.max_row_bytes,
             paused=b.paused,
         )  # fmt: skip
+        # A drain that was asked for before reads nothing more.
+        driver.is_draining = b.draining.asked.is_set()
         # Which timers wait in restored state is known from the start: some may be due, and no rows come.
         driver.progress.acks.update(found.acks)
         writer = source.writeStream.foreachBatch(driver).option("checkpointLocation", f"file://{spark_dir}")
@@ -303,8 +309,10 @@ class Starting:
             check_start(self._b.name, start, self._b.plan.sources.names)
         return start
 
-    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> None:
+    def _recover_sinks(self, owned: Claim, origin: Origin, *, fresh: bool) -> dict[str, Sequence[str]]:
+        """Have the sinks show what is restored; return what has to wait, by sink."""
         b, manifest = self._b, origin.manifest
+        waiting: dict[str, Sequence[str]] = {}
         # A fork begins a life of its own: what is staged, or was shown, is the other job's.
         listed = {} if manifest is None or fresh else {sink.name: sink for sink in manifest.sinks}
         lost = {} if manifest is None or fresh else lost_sinks(manifest, self._sinks)
@@ -314,7 +322,8 @@ class Starting:
         for name, sink, _ in b.plan.sinks:
             owned.check()
             sink.open(self._sink_context(name, origin, owned.life, owned.generation))
-            sink.recover(pending.get(name, []), epoch, fresh=fresh)
+            if rest := sink.recover(pending.get(name, []), epoch, fresh=fresh):
+                waiting[name] = rest
         for name, texts in left.items():
             gone = None if name in b.wanted.drop else left_by(name, texts)
             if gone is not None:
@@ -325,6 +334,7 @@ class Starting:
         for _, sink, _ in () if fresh else b.plan.sinks:
             owned.check()
             sink.tidy(epoch)
+        return waiting
 
     def _program(self, owned: Claim, operator: Operator, origin: Origin, memory_bytes: int) -> Program:
         b, restore = self._b, None
@@ -370,6 +380,21 @@ def _show_left(sink: FileSink, pending: list[str], epoch: Epoch) -> None:
     except CorruptionError as error:
         hint = f"{error.hint}; or give up what the sink was to show with drop={json.dumps([sink.name])}"
         raise CorruptionError(error.message, hint=hint, **error.fields) from None
+
+
+def warn_of_other_directory(blueprint: Blueprint) -> None:
+    """Warn of a relative checkpoint directory if a job of this name ran last with another one: it starts afresh."""
+    b, given = blueprint, str(blueprint.checkpoints.directory)
+    if "://" in given or Path(given).expanduser().is_absolute():
+        return
+    others = (record.directory for record in journal.records(b.places.local_dir, b.name))
+    before = next((url for url in others if url != b.jobdir.store.url), "")
+    if before:
+        log.warning(
+            "job '%s' starts afresh in %s: the checkpoint directory '%s' is relative to %s, and a job of this name ran "
+            "last with %s; if that is the one to go on, give Checkpoints(…) its absolute path",
+            b.name, b.jobdir.url, given, Path.cwd(), before,
+        )  # fmt: skip
 
 
 def warn_of_sinks(blueprint: Blueprint, checkpoint: CheckpointId) -> None:

@@ -22,7 +22,6 @@ from strandline.core.errors import (
     CorruptionError,
     FencedError,
     NotFoundError,
-    SparkError,
     StateLimitError,
     StrandlineError,
     UserCodeError,
@@ -264,7 +263,10 @@ class Supervised:
             return self._restart.on_user_error
         if isinstance(error, KeyboardInterrupt | SystemExit):
             return False
-        return not isinstance(error, _FINAL) and not (isinstance(error, SparkError) and "jvm_ended" in error.fields)
+        if isinstance(error, StrandlineError) and "is_final" in error.fields:
+            # No restart helps: Spark is gone, or the job is done but for what it writes to.
+            return False
+        return not isinstance(error, _FINAL)
 
     def _pass_over(self, error: BaseException) -> bool:
         """Leave out a checkpoint in which restoring found damage; return False if that is not what happened."""

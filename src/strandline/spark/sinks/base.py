@@ -111,7 +111,7 @@ class Sink(ABC):
             raise NotImplementedError(f"{type(self).__name__} stages rows and does not define commit")
         return None
 
-    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str] | None:
         """After a restore: commit what the checkpoint lists as pending, forget everything later than `epoch`.
 
         The last of `pending` is what `reached` gave, if it gave anything.
@@ -119,8 +119,9 @@ class Sink(ABC):
         What older generations have staged besides is in no checkpoint: only now, since a run that ends does not know
         whether its last one was published. Nothing that they do from now on may show.
         `fresh`: there was no checkpoint; the job begins, and nothing that is visible belongs to it.
+        What cannot be shown now may be returned, as by `commit`: the run goes on with it.
         """
-        self.commit(pending)
+        return self.commit(pending)
 
     def reached(self) -> str | None:
         """Return how far the sink has come in what it writes to, in any thread: each checkpoint lists it for `recover`.

@@ -22,7 +22,8 @@ from strandline.api.badrecords import Then
 from strandline.checkpoint.folder import folder_at
 from strandline.control.status import SinkStatus
 from strandline.core import failpoints
-from strandline.core.errors import ConfigurationError, StrandlineError, UnavailableError
+from strandline.core.errors import ConfigurationError, UnavailableError
+from strandline.core.failure import shortened
 from strandline.core.ids import Epoch, Generation
 from strandline.plan.callables import check_shippable
 from strandline.spark.base.ddl import arrow_schema
@@ -103,6 +104,9 @@ class Transactional(Sink):
         self._rows = self._refused = 0
         self._reached: dict[int, str] = {}
         self._late_since = 0.0
+        self._has_recovered = False
+        """Whether the target has answered to a run of this process."""
+        self._has_claimed = self._has_forgotten = False
 
     def try_out(self, empty: DataFrame) -> None:
         # The zone is how times are shown: all are of UTC.
@@ -129,13 +133,17 @@ class Transactional(Sink):
         self._refusals = Refusals(self.on_error, aside)
         self._rows, self._refused, self._told = 0, 0, SinkStatus(context.sink)
         self._reached = {}
+        self._has_claimed = self._has_forgotten = False
 
     def write(self, df: DataFrame, epoch: Epoch) -> list[str]:
         generation, parallel = self._opened.generation, self.target.parallel
         return write_tasks(df, StageRows(self._place, self._sink, generation, epoch, parallel))
 
     def commit(self, pending: Sequence[str]) -> Sequence[str]:
-        left, why = self._deliver(pending, self.patience_s)
+        return self._note(*self._deliver(pending, self.patience_s))
+
+    def _note(self, left: Sequence[Staged], why: str) -> Sequence[str]:
+        """Say what waits, in the log and in the status; return it."""
         now = time.monotonic()
         pieces = [piece for each in left for piece in each.pieces]
         rows, size = sum(piece.rows for piece in pieces), sum(piece.bytes for piece in pieces)
@@ -155,27 +163,44 @@ class Transactional(Sink):
     def status(self) -> SinkStatus | None:
         return self._told
 
-    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> None:
-        del epoch, fresh
-        writer = self._writer
-        try:
-            self.target.claim(writer)
-        except Exception as error:
-            if isinstance(error, StrandlineError) or not self.target.may_pass(error):
-                raise
-            raise UnavailableError(f"{writer.label}: the target does not answer: {error}") from error
-        left, why = self._deliver(pending, self.start_patience_s)
-        if left:
-            raise UnavailableError(
-                f"{writer.label}: the target does not answer, and rows of the last checkpoint wait for it: {why}"
-            )
-        # Lanes without rows, too: nothing else asks those whose rows were lost with a target that was put back.
-        if failing := self._deliver_run([], self.start_patience_s, self._reached):
-            why = next(iter(failing.values()))
-            raise UnavailableError(f"{writer.label}: the target does not answer: {why}")
-        self._forget_older()
+    def recover(self, pending: Sequence[str], epoch: Epoch, *, fresh: bool) -> Sequence[str]:
+        """Claim the target, and write what the checkpoint lists.
 
-    def _deliver(self, pending: Sequence[str], patience_s: float) -> tuple[list[Staged], str]:
+        A program that starts needs the target for that. A run that goes on after a failure, or in another way, does
+        not: while the target is away, rows go on waiting, and it is claimed before the first of them is written. Older
+        runs can write nothing by then that the checkpoint does not list, and each lane's record tells what they have.
+        """
+        del epoch, fresh
+        patience_s = self.patience_s if self._has_recovered else self.start_patience_s
+        left, why = self._deliver(pending, patience_s, begins=True)
+        if why and not self._has_recovered:
+            waits = ", and rows of the last checkpoint wait for it" if left else ""
+            raise UnavailableError(f"{self._writer.label}: the target does not answer{waits}: {why}")
+        self._has_recovered = True
+        return self._note(left, why)
+
+    def _claim(self, patience_s: float, lanes: Collection[int]) -> str:
+        """Have the target refuse older runs from now on, unless it does; return why it cannot be reached.
+
+        Of the lanes other than these, which are about to be written to, it is seen that the target has what it had.
+        """
+        if self._has_claimed:
+            return ""
+        try:
+            self.target.claim(self._writer)
+        except Exception as error:
+            if not self.target.may_pass(error):
+                raise
+            return shortened(f"{type(error).__name__}: {error}".strip())
+        # Nothing else asks those whose rows were lost with a target that was put back.
+        if asked := self._reached.keys() - lanes:
+            failing = self._deliver_run([], patience_s, asked)
+            if failing:
+                return next(iter(failing.values()))
+        self._has_claimed = True
+        return ""
+
+    def _deliver(self, pending: Sequence[str], patience_s: float, *, begins: bool = False) -> tuple[list[Staged], str]:
         """Write what the target does not have; return what has to wait, and why."""
         runs: dict[Generation, list[Staged]] = {}
         for each in read_listed(pending, LISTED, self._writer.label):
@@ -184,15 +209,18 @@ class Transactional(Sink):
             elif each.sink == self._sink:
                 self._remember(each.lanes)
         left: list[Staged] = []
-        why = ""
+        lanes = {each.lane for listed in runs.values() for each in listed}
+        why = self._claim(patience_s, lanes) if runs or begins else ""
         # Each run may have other lanes: a key's rows in one of them come before its rows in another.
         for _, listed in sorted(runs.items()):
-            if not left:
+            if not why:
                 failing = self._deliver_run(listed, patience_s)
                 why = next(iter(failing.values()), "")
                 left += [each for each in listed if each.lane in failing]
             else:
                 left += listed
+        if self._has_claimed and not left:
+            self._forget_older()
         return left, why
 
     def _deliver_run(self, listed: Sequence[Staged], patience_s: float, asked: Collection[int] = ()) -> dict[int, str]:
@@ -245,10 +273,15 @@ class Transactional(Sink):
         return {row.lane: Delivered(row.rows, row.refused, row.mark, row.failure) for row in rows}
 
     def _forget_older(self) -> None:
-        """Delete what older generations have staged: what the checkpoint lists of it is in the target."""
+        """Delete what older generations have staged, once: what checkpoints list of it is in the target."""
+        if self._has_forgotten:
+            return
         folder = folder_at(self._place)
-        found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
-        folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
+        # What cannot be deleted now is later.
+        with suppress(UnavailableError):
+            found = ((info.path, generation_in(self._sink, info.path)) for info in folder.list(self._sink))
+            folder.delete([path for path, number in found if number is not None and number < self._opened.generation])
+            self._has_forgotten = True
 
     def _aside(self) -> str:
         return "they are left out" if self._dead_letters is None else f"they are in {self._dead_letters}"

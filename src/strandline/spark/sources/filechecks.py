@@ -9,7 +9,8 @@ import logging
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ from pyspark.sql import DataFrame, SparkSession
 from strandline.core.errors import ConfigurationError
 from strandline.spark.sources.checks import Relation, numbered_relations
 from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles
-from strandline.spark.sources.log import files_read, last_step, logged_paths, reached_steps, with_moved_files
+from strandline.spark.sources.log import (
+    UnreadableLogError,
+    files_read,
+    iterate_paths,
+    last_step,
+    logged_paths,
+    reached_steps,
+    with_moved_files,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +68,10 @@ class FileSource:
 
     def number_in(self, names: Sequence[str]) -> int | None:
         """Return the source's number in a snapshot that has sources of these names; None if it has no such source."""
-        if self.name in names:
-            return names.index(self.name)
-        # A job's only source may have had no name, or get one.
-        return 0 if len(names) <= 1 and not (names and self.name) else None
+        if not self.name or not names:
+            # The job's only source, or one of several of Spark's under one name.
+            return self.number
+        return names.index(self.name) if self.name in names else None
 
 
 @dataclass(frozen=True)
@@ -92,9 +101,14 @@ def moved_files(spark: SparkSession, sources: Sequence[FileSource], files: Mappi
     """
     found = dict(files)
     for source in sources:
-        paths = logged_paths(files, source.number)
         roots = _qualified_roots(spark, source)
-        if not paths or not roots or any(_is_below(path, root) for path in paths for root in roots):
+        with _log_of(source):
+            if not roots or any(
+                _is_below(path, root) for path in iterate_paths(files, source.number) for root in roots
+            ):
+                continue
+            paths = logged_paths(files, source.number)
+        if not paths:
             continue
         before = None if source.moved_from is None else _qualified(spark, source.moved_from)
         if before is not None and all(_is_below(path, before) for path in paths):
@@ -130,10 +144,11 @@ def check_files(
         return
     known = list(later)
     for source in sources:
-        reached = reached_steps(files, batch, [source.number], numbers)[source.number] if batch >= 0 else -1
+        with _log_of(source):
+            reached = reached_steps(files, batch, [source.number], numbers)[source.number] if batch >= 0 else -1
         last = last_step(files, source.number)
         needed = {file.path for file in files_read(files, source.number, reached, last)}
-        covered = logged_paths(files, source.number)
+        covered = logged_paths(files, source.number) if known else frozenset()
         for each in known:
             number = source.number_in(each.names)
             needed |= logged_paths(each.files, number) - covered if number is not None else frozenset()
@@ -143,6 +158,20 @@ def check_files(
             gone = _gone(spark, [now + uri.removeprefix(before) if _is_below(uri, before) else uri for uri in gone])
         if gone:
             _refuse(source, sorted(map(_plain, gone)))
+
+
+@contextmanager
+def _log_of(source: FileSource) -> Iterator[None]:
+    """Refuse a source that read no files when the snapshot was taken: what Spark logged is of something else."""
+    try:
+        yield
+    except UnreadableLogError as error:
+        raise ConfigurationError(
+            f"{source.text} reads {source.relation.provider} files, and what the job has read there was something "
+            f"else: {error}",
+            hint="where a source goes on is known only for the kind of source that it was: read what it read before, "
+            "or start a new job",
+        ) from None
 
 
 def _refuse(source: FileSource, gone: Sequence[str]) -> None:

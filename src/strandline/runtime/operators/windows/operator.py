@@ -120,9 +120,10 @@ class WindowOperator(OwnOperator, KeyedProcess):
         if not self._rules.early_by_event_time:
             ctx.timers.set_processing_us(next_multiple(ctx.now_us, self._early_us))
             return
-        known = [at_us for at_us in (ctx.time_us, ctx.watermark_us) if at_us is not None]
-        if known:
-            self._set_timer(next_multiple(max(known), self._early_us), ctx)
+        # Before there is a watermark, it is taken to be where the event is.
+        now_us = ctx.time_us if ctx.watermark_us is None else ctx.watermark_us
+        if now_us is not None:
+            self._set_timer(next_multiple(now_us, self._early_us), ctx)
 
     def _is_early(self, timer: Any) -> bool:
         """Whether a timer may be one for the result so far."""

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from strandline.core import failpoints
 from strandline.core.errors import ConfigurationError, ConflictError, CorruptionError, FencedError, SinkError
 from strandline.core.settings import parse_duration_ms
+from strandline.core.urls import check_local_path
 from strandline.spark.sinks.databases.csvrows import documents, values_of
 from strandline.spark.sinks.databases.shape import Shape
 from strandline.spark.sinks.databases.sink import (
@@ -66,6 +67,7 @@ def sqlite(
             f"{what}: path is {path!r:.200}, expected that of a file on the driver's machine",
             hint="write it like 'results.db', or an absolute path; a database in memory would end with the driver",
         )
+    check_local_path(f"{what}: path", path)
     shape = shape_of(what, table, key, delete)
     check_name(what, "record", record)
     check_flag(what, "create", create)
@@ -254,6 +256,7 @@ class SqliteLane(Connection):
         shape, table = self._target.shape, quoted(self._target.shape.table)
         columns = shape.written(batches[0].schema)
         if not self._is_checked:
+            shape.check(batches[0].schema)
             self._target.check(self._db, batches[0].schema)
             self._is_checked = True
         names, marks = ", ".join(map(quoted, columns.names)), ", ".join("?" * len(columns))
