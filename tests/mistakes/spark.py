@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def a_file(stage: Stage) -> Path:
     """Return a path below a file."""
     (stage.directory / "file").write_text("")
     return stage.directory / "file" / "l"
+
+
+def in_ascii(stage: Stage) -> None:
+    """Read local files in a JVM that was started in the locale C."""
+    system, name = stage.spark._jvm.java.lang.System, "sun.jnu.encoding"
+    stage.after.append(partial(system.setProperty, name, system.getProperty(name)))
+    system.setProperty(name, "ANSI_X3.4-1968")
+    stream(stage)
 
 
 def in_a_job(stage: Stage, *below: str) -> sl.Job:
@@ -141,6 +150,7 @@ MISTAKES = [
         "Gives cannot be shipped",
         "open()",
     ),
+    mistake("local files in a JVM of the locale C", "declaration", in_ascii, "file names only", "LC_ALL=C.UTF-8"),
     started(
         "a restore of nothing",
         lambda s: job(s, counted(stream(s))),

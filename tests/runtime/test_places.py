@@ -15,7 +15,7 @@ import pytest
 
 from strandline.core.errors import ConfigurationError
 from strandline.core.ids import CheckpointId, Generation, Partition
-from strandline.keeper.paths import Places, local_copies, local_copy, sweep
+from strandline.keeper.paths import Places, driver_records, local_copies, local_copy, sweep
 
 DAY_S = 86_400
 
@@ -114,6 +114,16 @@ def test_nothing_is_swept_through_a_link_or_of_another_user(tmp_path: Path) -> N
     as_another_user(theirs)
     sweep(tmp_path / "theirs")
     assert theirs.exists()
+
+
+@needs_root
+def test_what_another_user_says_of_a_job_is_not_heard(tmp_path: Path) -> None:
+    made = places(tmp_path)
+    made.make()
+    made.driver_record.write_text("{}")
+    assert driver_records(tmp_path) == [made.driver_record]
+    as_another_user(made.driver_record)
+    assert driver_records(tmp_path) == []
 
 
 def test_directories_are_closed_to_others_and_making_them_twice_is_fine(tmp_path: Path) -> None:

@@ -168,8 +168,13 @@ def run_sockets(local_dir: Path) -> list[Path]:
 
 
 def driver_records(local_dir: Path) -> list[Path]:
-    """Return where drivers of any job have said what became of it."""
-    return sorted(local_dir.glob("logs/*/????????????.driver.json"))
+    """Return where drivers of any job have said what became of it. Those of other users are left out."""
+    found = []
+    for path in local_dir.glob("logs/*/????????????.driver.json"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_uid == os.geteuid():
+                found.append(path)
+    return sorted(found)
 
 
 def _remove(root: Path, lock: IO[str]) -> None:

@@ -97,6 +97,7 @@ _SAFE = (
 )
 _known: WeakKeyDictionary[DataFrame, list[Relation | None]] = WeakKeyDictionary()
 """What a DataFrame reads: it stays the same, and a job's start asks for it five times."""
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _PYTHON = "org.apache.spark.sql.execution.datasources.v2.python."
 
 
@@ -119,6 +120,8 @@ def check_source(df: Any) -> None:
         )
     for relation in relations_of(df):
         check_relation(relation)
+        if relation.is_files:
+            _check_file_names(df, relation.options.get("path", ""))
 
 
 def check_source_name(name: object) -> str:
@@ -184,6 +187,21 @@ def check_relation(relation: Relation) -> None:
             raise ConfigurationError(
                 f"the source '{relation.provider}' cannot be rewound to a checkpoint: {known.reason}", hint=known.hint
             )
+
+
+def _check_file_names(df: DataFrame, path: str) -> None:
+    """Refuse local files where Java has ASCII names only: Spark lists a directory without the files of other names."""
+    session: Any = df.sparkSession
+    encoding = str(session._jvm.java.lang.System.getProperty("sun.jnu.encoding"))
+    if encoding not in ("ANSI_X3.4-1968", "US-ASCII"):
+        return
+    default = session._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:"
+    if (path if _SCHEME.match(path) else default).startswith("file:"):
+        raise ConfigurationError(
+            f"the source reads {path or 'files'}, and this JVM's locale has ASCII file names only ({encoding}): Spark "
+            "would pass over each file whose name has any other character",
+            hint="start the program in a locale with UTF-8, as with LC_ALL=C.UTF-8 in its environment",
+        )
 
 
 def source_warnings(relations: Iterable[Relation]) -> list[str]:
