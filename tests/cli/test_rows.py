@@ -35,7 +35,7 @@ def test_rows_that_are_shown_are_read_again(form: str, stored: Stored) -> None:
             with redirect_stdout(io.StringIO()):
                 print_rows(rows.schema, [rows], json=False, csv=False, parquet=path)
         else:
-            with path.open("wb") as file, redirect_stdout(io.TextIOWrapper(file, "utf-8", write_through=True)):
+            with path.open("w", encoding="utf-8", newline="") as file, redirect_stdout(file):
                 print_rows(rows.schema, [rows], json=form == "json", csv=form == "csv", parquet=None)
         found = list(rows_in(path, stored.operator, stored.state)(Path(directory)))
     assert [entry for batch in found for entry in codec.encode(batch)] == codec.encode(rows)
