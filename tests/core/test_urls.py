@@ -31,6 +31,14 @@ def test_the_hint_says_what_was_meant() -> None:
     assert "the url of the cloud storage behind it" in caught.value.hint
 
 
+def test_no_credentials_are_shown() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_url("s3:/key:word@bucket/x?signature=1")
+    assert "word" not in str(caught.value)
+    assert "signature" not in str(caught.value)
+    assert "write 's3://***@bucket/x'" in caught.value.hint
+
+
 def test_spark_has_file_systems_with_one_slash() -> None:
     assert [check_url(url, hadoop=True) for url in ("dbfs:/x", "hdfs:/x")] == ["dbfs:/x", "hdfs:/x"]
     with pytest.raises(ConfigurationError, match="s3a:/b"):

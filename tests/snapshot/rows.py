@@ -15,25 +15,29 @@ from hypothesis import strategies as st
 from strandline.core.keygroups import range_of
 from strandline.format.manifest import FileRef
 from strandline.snapshot.cutting import TableWriter, in_order, join
-from strandline.snapshot.parquet import Cut, LocalTable, Open
+from strandline.snapshot.parquet import Cut, LocalTable, Open, named_schema
 
 Row = dict[str, Any]
 
 STRUCT = pa.struct([pa.field("n", pa.int64()), pa.field("s", pa.string()), pa.field("l", pa.list_(pa.int16()))])
-SCHEMA = pa.schema(
-    {
-        "key_group": pa.int32(),
-        "user": pa.string(),
-        "at": pa.timestamp("us", "UTC"),
-        "flag": pa.bool_(),
-        "double": pa.float64(),
-        "amount": pa.decimal128(20, 2),
-        "bytes": pa.binary(),
-        "list": pa.list_(pa.list_(pa.string())),
-        "map": pa.map_(pa.string(), STRUCT),
-        "struct": STRUCT,
-        "expires_at": pa.timestamp("us", "UTC"),
-    }
+SCHEMA = named_schema(
+    pa.schema(
+        {
+            "key_group": pa.int32(),
+            "user": pa.string(),
+            "at": pa.timestamp("us", "UTC"),
+            "flag": pa.bool_(),
+            "double": pa.float64(),
+            "amount": pa.decimal128(20, 2),
+            "bytes": pa.binary(),
+            "list": pa.list_(pa.list_(pa.string())),
+            "map": pa.map_(pa.string(), STRUCT),
+            "struct": STRUCT,
+            "expires_at": pa.timestamp("us", "UTC"),
+        }
+    ),
+    "detect",
+    "seen",
 )
 
 _TIMES = st.sampled_from([dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(1, 1, 1, 0, 0, 0, 7, tzinfo=dt.UTC)])

@@ -16,7 +16,7 @@ from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS, group_o
 from strandline.format.heapfile import write_heap
 from strandline.format.manifest import MANIFEST, FileRef, Manifest, OperatorInfo, PartitionInfo, TableFile
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import Cut
+from strandline.snapshot.parquet import Cut, named_schema
 from strandline.snapshot.taking import Form, take_savepoint
 from strandline.storage.place import Place
 from tests.checkpoint.helpers import manifest
@@ -60,7 +60,9 @@ def savepoint_of_rows(root: Path, operator: OperatorInfo, state: str, rows: pa.R
     (root / "data").mkdir(parents=True)
     is_broadcast = rows.num_rows and rows.column(0).null_count
     groups = BROADCAST_GROUPS if is_broadcast else range(operator.max_parallelism)
-    writer = TableWriter(rows.schema, groups, operator.max_parallelism, root / "data", Cut(200, 2))
+    writer = TableWriter(
+        named_schema(rows.schema, operator.uid, state), groups, operator.max_parallelism, root / "data", Cut(200, 2)
+    )
     writer.write(rows)
     files: list[TableFile] = [file.table for file in writer.finish()[0]]
     stored = replace(operator, partitions=[], tables={state: files} if files else {})

@@ -161,7 +161,7 @@ def check_building(stored: Stored, data: st.DataObject, directory: Path) -> None
             return
     assert wanted is not None
     assert not pieces
-    writer = TableWriter(codec.schema, groups, MAX_PARALLELISM, directory)
+    writer = TableWriter(codec.file_schema, groups, MAX_PARALLELISM, directory)
     writer.write(wanted)
     assert files == [file.table for file in writer.finish()[0]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from strandline.core.keygroups import BROADCAST_GROUP, BROADCAST_GROUPS
 from strandline.snapshot.cutting import TableWriter
-from strandline.snapshot.parquet import Cut, read_tables, row_group_range
+from strandline.snapshot.parquet import Cut, named_schema, read_tables, row_group_range
 from strandline.snapshot.rowsizes import row_sizes
 from tests.snapshot.rows import SCHEMA, Row, batches_of, files_of, opener, plain, same, size_of, states, written
 from tests.soak import examples
@@ -39,7 +40,11 @@ def test_equal_state_gives_equal_files(
         assert [f.path.name for f in first] == [f.path.name for f in second]
         for a, b in zip(first, second, strict=True):
             assert a.path.read_bytes() == b.path.read_bytes()
-            assert a.path.stem == a.table.file.sha256 == hashlib.sha256(a.path.read_bytes()).hexdigest()
+            assert (
+                a.path.stem.removeprefix("detect.seen-")
+                == a.table.file.sha256
+                == hashlib.sha256(a.path.read_bytes()).hexdigest()
+            )
             assert a.table == b.table
             assert a.table.file.size == a.path.stat().st_size
         # Nothing is left over that was not finished, and each row is in its file.
@@ -91,7 +96,7 @@ def test_what_lies_behind_nulls_is_no_part_of_the_state(tmp_path: Path) -> None:
         assert row_sizes(batches[0]).tolist() == row_sizes(batches[1]).tolist()
         names = set()
         for batch in batches:
-            writer = TableWriter(batch.schema, range(4), 4, tmp_path)
+            writer = TableWriter(named_schema(batch.schema, "op", "state"), range(4), 4, tmp_path)
             writer.write(batch)
             names |= {file.path.name for file in writer.finish()[0]}
         assert len(names) == 1
@@ -116,14 +121,14 @@ def test_bytes_do_not_depend_on_how_a_batch_was_made(tmp_path: Path) -> None:
     rows = pa.record_batch([np.arange(count, dtype=np.int32) // 40_000, users, np.arange(count)], schema)
     names = set()
     for size in (count, 777, 4096):
-        writer = TableWriter(schema, range(4), 4, tmp_path)
+        writer = TableWriter(named_schema(schema, "op", "state"), range(4), 4, tmp_path)
         for first in range(0, count, size):
             writer.write(rows.slice(first, size))
         ((file,), _) = writer.finish()
         names.add(file.path.name)
     assert len(names) == 1
     metadata = pq.read_metadata(file.path)
-    assert metadata.metadata is None
+    assert metadata.metadata == {b"strandline.table": b'{"operator": "op", "state": "state"}'}
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [40_000, 10_000]
 
 
@@ -138,6 +143,28 @@ def test_broadcast_rows_have_files_of_their_own(tmp_path: Path) -> None:
     assert {(f.table.first_key_group, f.table.last_key_group) for f in files} == {(BROADCAST_GROUP, BROADCAST_GROUP)}
     for groups in (range(3), range(100, 128), BROADCAST_GROUPS):
         assert plain(list(read_tables([f.table for f in files], groups, opener(tmp_path)))) == rows
+
+
+@pytest.mark.parametrize(
+    ("uid", "state", "name"),
+    [
+        ("detect", "seen", "detect.seen"),
+        ("late-orders", "timers.event", "late-orders.timers.event"),
+        ("a.b", "c-d", "a_b.c_d"),
+        ("_hidden", "_v", "hidden._v"),
+        ("ü x/../y?#%*[a]", "größe", "x____y_____a_.gr__e"),
+        ("'", "v", "operator.v"),
+        ("x" * 300, "y" * 300, f"{'x' * 80}.{'y' * 80}"),
+    ],
+)
+def test_names_of_files_begin_with_those_of_operator_and_state(tmp_path: Path, uid: str, state: str, name: str) -> None:
+    schema = named_schema(pa.schema({"key_group": pa.int32()}), uid, state)
+    writer = TableWriter(schema, range(4), 4, tmp_path)
+    writer.write(pa.record_batch([pa.array([0], pa.int32())], schema))
+    ((file,), _) = writer.finish()
+    assert file.table.file.path == f"data/{name}-{file.table.file.sha256}.parquet"
+    found = pq.read_metadata(file.path).metadata[b"strandline.table"]
+    assert json.loads(found) == {"operator": uid, "state": state}
 
 
 def test_a_state_without_rows_has_no_files(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import pytest
 from strandline.core.errors import CorruptionError
 from strandline.format.manifest import FileRef
 from strandline.snapshot.cutting import TableWriter, join
-from strandline.snapshot.parquet import Cut, LocalTable, read_tables, table_of
+from strandline.snapshot.parquet import Cut, LocalTable, named_schema, read_tables, table_of
 from tests.snapshot.rows import opener
 
-SCHEMA = pa.schema({"key_group": pa.int32(), "user": pa.string(), "value": pa.struct({"n": pa.int64()})})
+COLUMNS = pa.schema({"key_group": pa.int32(), "user": pa.string(), "value": pa.struct({"n": pa.int64()})})
+SCHEMA = named_schema(COLUMNS, "detect", "seen")
 GROUPS = np.repeat(np.arange(16, dtype=np.int32), 100)
 USERS = [f"user-{n:04d}" for n in range(len(GROUPS))]
 
@@ -126,10 +127,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from strandline.snapshot.cutting import TableWriter, join
-from strandline.snapshot.parquet import Cut, read_tables
+from strandline.snapshot.parquet import Cut, named_schema, read_tables
 from tests.snapshot.rows import opener
 
-schema = pa.schema({"key_group": pa.int32(), "n": pa.int64(), "value": pa.binary()})
+schema = named_schema(pa.schema({"key_group": pa.int32(), "n": pa.int64(), "value": pa.binary()}), "op", "state")
 value = pa.array([bytes(200)] * 10_000)
 cut, directory, files, pieces = Cut(2 << 20), Path(sys.argv[1]), [], []
 for groups in range(0, 3), range(3, 7):  # Group 2 is huge, the others are of several sizes.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import random
+import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -352,6 +355,34 @@ def test_damage_is_named(folders: dict[str, Path], tmp_path: Path, form: str) ->
         path.write_bytes(data)
     with pytest.raises(CorruptionError, match=files["top"][0].file.path if files else "state directory"):
         whole(snapshot, "top")
+
+
+def test_a_look_up_believes_no_damaged_bit(folders: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(folders["canonical"], tmp_path / "copy")
+    snapshot = open_snapshot(str(tmp_path / "copy"))
+    (file,) = find_table(snapshot, "top").files or []
+    path = tmp_path / "copy" / file.file.path
+    whole_file = path.read_bytes()
+    random_bits = random.Random(1)
+    with StateReader() as reader:
+        table = find_table(snapshot, "top")
+        for _ in range(200):
+            data = bytearray(whole_file)
+            data[random_bits.randrange(len(data))] ^= 1 << random_bits.randrange(8)
+            path.write_bytes(data)
+            with pytest.raises(CorruptionError, match=re.escape(file.file.path)):
+                reader.look_up(table, "k7")
+        path.write_bytes(whole_file)
+        assert reader.look_up(table, "k7").column("value").to_pylist() == [7]
+
+
+def test_other_readers_see_damaged_pages(folders: dict[str, Path], tmp_path: Path) -> None:
+    (file,) = find_table(open_snapshot(str(folders["canonical"])), "top").files or []
+    data = bytearray((folders["canonical"] / file.file.path).read_bytes())
+    column = pq.read_metadata(pa.BufferReader(bytes(data))).row_group(0).column(2)
+    data[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    with pytest.raises(OSError, match="CRC"):
+        pq.ParquetFile(pa.BufferReader(bytes(data)), page_checksum_verification=True).read()
 
 
 # -- keys

@@ -133,7 +133,7 @@ def saved(bench: Bench, root: Path) -> dict[str, list[TableFile]]:
     for state in filter(has_rows, operator.states):
         codec = rows_of(operator, state)
         groups = BROADCAST_GROUPS if state.kind == "broadcast" else range(operator.max_parallelism)
-        writer = TableWriter(codec.schema, groups, operator.max_parallelism, root)
+        writer = TableWriter(codec.file_schema, groups, operator.max_parallelism, root)
         for batch in codec.decode_groups(iter(entries.get(state.name, []))):
             writer.write(batch)
         if files := writer.finish()[0]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -72,8 +73,12 @@ def test_a_variable_as_state_is_warned_of_once(spark: Any, case: Case, caplog: p
 
 
 def test_no_program_lies_in_files_of_spark(spark: Any, case: Case) -> None:
-    """They stay where a driver is killed, and a program has the options of its storage, which may be secrets."""
+    """They stay where a driver is killed, and a program has the options of its storage, which may be secrets.
+
+    A job begins, or begins again, also where the directory of these files was cleaned away.
+    """
     case.add(1)
+    shutil.rmtree(spark.sparkContext._temp_dir)
     out = sl.stream(small.source(spark, case.root / "in")).key_by("user").process(CountAside(), small.OUTPUT, "count")
     with case.job_of("secret", out.to(sl.sinks.noop())).start(spark) as run:
         settle(run)

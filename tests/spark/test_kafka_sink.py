@@ -352,8 +352,16 @@ def test_a_record_that_was_deleted_is_missed(kafka: Kafka, target: KafkaTarget, 
     assert (found.claims, found.lanes) == ({1}, {0})
 
 
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_record_that_kafka_would_delete_is_refused(kafka: Kafka, target: KafkaTarget, policy: str) -> None:
+    marks = kafka.create(f"{target.prefix}-marks", 2, cleanup_policy=policy)
+    words = f"topic '{marks}' of Kafka at {kafka.servers} has cleanup.policy={policy}, expected compact"
+    with pytest.raises(sl.errors.ConfigurationError, match=f"{words}(.|\n)*--alter --topic {marks}"):
+        target.claim(by(1))
+
+
 def test_a_record_with_too_few_partitions_is_refused(kafka: Kafka, target: KafkaTarget) -> None:
-    marks = kafka.create(f"{target.prefix}-marks", 1)
+    marks = kafka.create(f"{target.prefix}-marks", 1, cleanup_policy="compact")
     words = f"topic '{marks}' of Kafka at {kafka.servers} has 1 partition, expected 2(.|\n)*--alter --topic {marks}"
     with pytest.raises(sl.errors.ConfigurationError, match=words):
         target.claim(by(1))

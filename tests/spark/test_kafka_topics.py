@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class Cluster:
             return {name: topic for name, topic in self._cluster.topics.items() if name in names}
 
         def matching(self, source: KafkaSource) -> set[str]:
-            return set(self._cluster.topics) if "subscribepattern" in source.relation.options else set()
+            pattern = source.relation.options.get("subscribepattern", "-")
+            return {name for name in self._cluster.topics if re.fullmatch(pattern, name)}
 
         def ends(self, wanted: Offsets, topics: Mapping[str, _Topic]) -> dict[tuple[str, int], tuple[int, int]]:
             return {at: self._cluster.ends[at] for at in wanted if at[0] in topics and at[1] < topics[at[0]].partitions}
@@ -202,12 +204,19 @@ def test_a_checkpoint_waits_for_kafka(job: Job) -> None:
     assert job.cluster.asked == before
 
 
-def test_a_checkpoint_does_not_wait_for_ever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "_PATIENCE_S", 0.0)
-    started = again(job)
+def test_a_checkpoint_of_a_topic_that_is_gone_is_published_only_where_rows_may_be(job: Job) -> None:
+    started, files = again(job), capture(job.directory, BATCH)
+    gone = job.cluster.topics.pop("a")
+    before = job.cluster.asked
+    until = time.monotonic() + 20
+    while job.cluster.asked < before + 3:
+        assert not started.topics.check(BATCH, files)
+        assert time.monotonic() < until
+    started.topics.close()
+    job.cluster.topics["a"] = gone
+    unworried = again(job, failondataloss="false")
     del job.cluster.topics["a"]
-    with pytest.raises(sl.errors.UnavailableError, match="has no topic 'a' any more"):
-        started.checked()
+    assert unworried.checked()
 
 
 def test_brokers_without_ids_are_believed(job: Job) -> None:
@@ -226,3 +235,36 @@ def test_a_job_does_not_go_on_behind_a_transaction_that_is_open(job: Job) -> Non
 def test_a_topic_that_is_not_there_is_named(tmp_path: Path, cluster: Cluster) -> None:
     with pytest.raises(sl.errors.ConfigurationError, match=r"Kafka at one:9092 has no topic 'c'(.|\n)*--topic c"):
         Job(tmp_path, cluster, subscribe="a, c").start()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": "a"}, "topic 'b', partition 0, and the source leaves it out"),
+        ({"subscribe": "", "subscribepattern": "a"}, "topic 'b', partition 0, and the source leaves it out"),
+        ({"subscribe": "", "assign": '{"a":[0],"b":[0]}'}, "topic 'a', partition 1, and the source leaves it out"),
+        ({"subscribe": "c"}, "topic 'a', partition 0, and 2 other partitions, and the source leaves it out"),
+    ],
+)
+def test_a_topic_that_was_read_is_not_left_out_without_a_word(
+    job: Job, options: dict[str, str], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.cluster.topics["c"] = _Topic("id-c", 1)
+    with pytest.raises(sl.errors.ConfigurationError, match=words):
+        again(job, **options)
+    with caplog.at_level(logging.WARNING):
+        again(job, **options, failondataloss="false")
+    assert words in caplog.text
+
+
+def test_a_topic_that_is_named_again_is_said_to_come_again(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    again(job, subscribe="a", failondataloss="false")
+    job.log(BATCH, a={"0": 10, "1": 11})
+    job.cluster.topics["c"] = _Topic("id-c", 1)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        again(job, subscribe="a,c")
+        again(job, subscribe="a,c")
+        assert not caplog.records
+        again(job)
+    assert "topic 'b' was left out for a while, and is read again from its first row" in caplog.text

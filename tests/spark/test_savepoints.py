@@ -218,6 +218,12 @@ def test_a_running_job_goes_back_to_an_older_checkpoint(
             with pytest.raises(sl.errors.CorruptionError, match=f"does not go back to checkpoint {first.checkpoint}: "):
                 run.rollback(first.checkpoint)
             assert run.status().state == "running"
+        read = max((case.root / "in").glob("*.json"))
+        hidden = read.rename(case.root / "hidden")
+        with pytest.raises(sl.errors.ConfigurationError, match=f"1 files are gone .*{read.name}"):
+            run.rollback(first.checkpoint)
+        assert run.status().state == "running"
+        hidden.rename(read)
         failpoints.arm("generation.base.before", away)
         try:
             run.rollback(first.checkpoint)

@@ -159,6 +159,14 @@ def test_two_sinks_of_one_identity_do_not_share_a_record(tmp_path: Path) -> None
         target.claim(replace(writer(3), life="another"))
 
 
+def test_rows_that_an_older_program_has_staged_lack_what_the_new_one_names(tmp_path: Path) -> None:
+    older = batch_of({"k": (pa.int64(), [1])})
+    columns = batch_of({"k": (pa.int64(), [1]), "gone": (pa.bool_(), [True])}).schema
+    target = target_of(tmp_path / "t.db", columns, key="k", delete="gone")
+    with pytest.raises(ConfigurationError, match="its delete names the column 'gone', which the rows do not have"):
+        write(target, older)
+
+
 def test_what_must_not_happen_unseen(tmp_path: Path) -> None:
     path = tmp_path / "t.db"
     batch = batch_of({"k": (pa.int64(), [1]), "f": (pa.float64(), [1.5])})

@@ -30,19 +30,26 @@ def check_url(url: str | Path, *, hadoop: bool = False) -> str:
     scheme = found[1].lower()
     if scheme == "file" or (hadoop and scheme not in _BUCKETS):
         return text
+    text = _shown(text)
     why = "; pathlib.Path makes one slash of two: give a string" if isinstance(url, Path) else ""
-    meant = f"{scheme}://{text[found.end() :]}"
+    meant = f"{scheme}://{text.partition(':')[2].lstrip('/')}"
     raise ConfigurationError(
         f"'{text}' is neither a url, which has '{scheme}://', nor clearly a local path",
         hint=_HINTS.get(scheme, f"write '{meant}'{why}") + f"; a local directory of that name is './{text}'",
     )
 
 
+def _shown(text: str) -> str:
+    """Return a url without credentials."""
+    return re.sub(r":(/+)[^/@]+@", r":\1***@", re.split("[?#]", text)[0])
+
+
 def check_local_path(what: str, path: str | Path) -> None:
     """Raise ConfigurationError for a url where a path of this machine is expected."""
-    found = _SCHEME.match(str(path))
-    if found is not None:
+    text = str(path)
+    if _SCHEME.match(text) is not None:
+        text = _shown(text)
         raise ConfigurationError(
-            f"{what} is '{path}', expected a path of this machine, and no url",
-            hint=f"write it like '/var/lib/strandline'; a local directory of that name is './{path}'",
+            f"{what} is '{text}', expected a path of this machine, and no url",
+            hint=f"write it like '/var/lib/strandline'; a local directory of that name is './{text}'",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -230,7 +231,8 @@ def _safe(name: str) -> str:
 
 
 def _short(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:6]
+    # 40 bits in few characters: a socket's path has room for hardly more.
+    return base64.b32encode(hashlib.sha256(name.encode()).digest()[:5]).decode().lower()
 
 
 def sweep(local_dir: Path, older_than_s: float = 86_400.0) -> None:

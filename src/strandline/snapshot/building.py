@@ -74,7 +74,7 @@ def write_rows(
     for batch in batches:
         sorter.add(checked(codec, batch))
     with uploading(folder) as uploads:
-        writer = TableWriter(codec.schema, groups, max_parallelism, scratch, made=uploads.put)
+        writer = TableWriter(codec.file_schema, groups, max_parallelism, scratch, made=uploads.put)
         for batch in sorter.in_order():
             writer.write(codec.sort(batch))
         files, pieces = writer.finish()

@@ -82,11 +82,14 @@ class TableWriter:
         cut: Cut = _CUT,
         made: Made = _kept,
     ) -> None:
-        """`made` hears of each file, and each piece, as soon as it is whole; then the file is not needed any more."""
+        """`schema` is one of `named_schema`. `made` is called with each file, and each piece, as soon as it is whole;
+        then the file is not needed any more.
+        """
         if schema.names[:1] != [KEY_GROUP] or schema.field(0).type != pa.int32():
             raise ValueError(f"the first column is {schema.field(0)}, expected {KEY_GROUP}: int32")
-        # What Arrow says beside names and types has no place in bytes that name themselves.
-        self._schema = pa.schema([pa.field(field.name, field.type, field.nullable) for field in schema])
+        if not schema.metadata:
+            raise ValueError("the columns do not say whose they are: expected a named_schema")
+        self._schema = schema
         self._groups = groups
         self._directory = directory
         self._cut = cut

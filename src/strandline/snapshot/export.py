@@ -101,7 +101,7 @@ def export(part: Part, wrote: Callable[[int], None] = lambda rows: None) -> File
             if not groups:
                 continue
             codec = rows_of(part.operator, state, now_us=part.now_us, watermark_us=part.watermark_us)
-            writer = TableWriter(codec.schema, groups, part.operator.max_parallelism, scratch, made=uploads.put)
+            writer = TableWriter(codec.file_schema, groups, part.operator.max_parallelism, scratch, made=uploads.put)
             for batch in codec.decode_groups(reader.scan(state.name, groups)):
                 writer.write(batch)
                 rows += batch.num_rows

@@ -1,4 +1,4 @@
-"""One file of a canonical savepoint: rows of a state in Parquet, named by its bytes. Described in docs/format.md.
+"""One file of a canonical savepoint: rows of a state in Parquet, named by the state and its bytes. See docs/format.md.
 
 Equal rows in equal order give equal bytes, whatever batches they came in, as long as the Parquet library is the same.
 """
@@ -6,6 +6,8 @@ Equal rows in equal order give equal bytes, whatever batches they came in, as lo
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -32,12 +34,17 @@ _OPTIONS: dict[str, Any] = {
     "compression_level": 1,
     "use_dictionary": [KEY_GROUP],
     "write_page_index": True,
+    "write_page_checksum": True,
     "store_schema": False,
     "write_batch_size": 1024,
     "data_page_size": 1 << 20,
     "dictionary_pagesize_limit": 1 << 20,
     "data_page_version": "1.0",
 }
+
+_TABLE = "strandline.table"
+"""One key, as the order of several would be the library's."""
+_NAME_CHARS = 80
 
 Open = Callable[[FileRef], AbstractContextManager[Path]]
 """Brings a savepoint's file to this machine, verified, for as long as it is read."""
@@ -60,9 +67,25 @@ class LocalTable:
     table: TableFile
 
 
-def table_path(sha256: str) -> str:
-    """Return where, in a savepoint's folder, the table's file with these bytes is."""
-    return f"data/{sha256}.parquet"
+def named_schema(schema: pa.Schema, uid: str, state: str) -> pa.Schema:
+    """Return a table's columns with the names of its operator and state, as files have them."""
+    # What Arrow says beside names and types has no place in bytes that name themselves.
+    fields = [pa.field(field.name, field.type, field.nullable) for field in schema]
+    return pa.schema(fields, {_TABLE: json.dumps({"operator": uid, "state": state}, ensure_ascii=False)})
+
+
+def table_path(uid: str, state: str, sha256: str) -> str:
+    """Return where, in a savepoint's folder, the table's file with these bytes is.
+
+    Of the names is there what any file system and any url can have, so that `data/detect.seen-*.parquet` are the files
+    of one state; the whole names are inside the file.
+
+    >>> table_path("late orders", "timers.event", "8c…")
+    'data/late_orders.timers.event-8c….parquet'
+    """
+    operator = re.sub("[^A-Za-z0-9_-]", "_", uid).lstrip("_-")[:_NAME_CHARS] or "operator"
+    table = re.sub("[^A-Za-z0-9_.]", "_", state)[:_NAME_CHARS]
+    return f"data/{operator}.{table}-{sha256}.parquet"
 
 
 def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
@@ -72,18 +95,24 @@ def key_groups(batch: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int32]:
 
 
 def write_table(table: pa.Table, directory: Path, cut: Cut) -> LocalTable:
-    """Write a file with these rows, at least one, in order of key groups; it has its name only when it is whole."""
+    """Write a file with these rows, at least one, in order of key groups; it has its name only when it is whole.
+
+    The table's schema is one of `named_schema`.
+    """
     # Where pages end depends on how columns are cut in memory.
     table = table.combine_chunks()
     groups = key_groups(table)
+    named = table.schema.metadata[_TABLE.encode()]
     sink = pa.BufferOutputStream()
     keys = [path for field in table.schema if field.name != VALUE for path in _leaves(field.name, field.type)]
     with pq.ParquetWriter(sink, table.schema, write_statistics=keys, **_OPTIONS) as writer:
         for first, last in _row_groups(groups, cut.row_group_rows):
             writer.write_table(table.slice(first, last - first), row_group_size=last - first)
+        writer.add_key_value_metadata({_TABLE: named.decode()})
     data = sink.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
-    in_savepoint = table_path(sha256)
+    names = json.loads(named)
+    in_savepoint = table_path(names["operator"], names["state"], sha256)
     path = directory / Path(in_savepoint).name
     draft = path.with_suffix(".writing")
     draft.write_bytes(data)
@@ -142,7 +171,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     where = file.file.path or str(path)
     try:
-        with pq.ParquetFile(path, memory_map=True) as parquet:
+        with pq.ParquetFile(path, memory_map=True, page_checksum_verification=True) as parquet:
             ranges = [row_group_range(parquet, index) for index in range(parquet.num_row_groups)]
             _check(where, parquet.metadata.num_rows, ranges, file)
             wanted = [index for index, (first, last) in enumerate(ranges) if _overlap(first, last, groups)]

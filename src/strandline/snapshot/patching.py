@@ -111,6 +111,9 @@ class Plan:
 
     def is_kept(self, named: Named, operator: OperatorInfo, state: StateInfo) -> bool:
         """Whether the files of a state are what they would be if they were made anew."""
+        # Files have the names of operator and state.
+        if self.now(named) != (named.uid, named.state):
+            return False
         same_groups = state.kind == "broadcast" or self.most(operator) == operator.max_parallelism
         return same_groups and named not in self.edits and not self.is_given(named)
 

@@ -69,6 +69,8 @@ class StateReader:
         self.scratch = Path(tempfile.mkdtemp(prefix="strandline-state-", dir=scratch))
         """A directory of the reader's own, until it is closed."""
         self._open: OrderedDict[tuple[str, str, int], _Part] = OrderedDict()
+        self._verified: dict[Path, tuple[int, ...]] = {}
+        """By path, which files of this machine have been compared with their checksums."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> StateReader:
@@ -92,7 +94,7 @@ class StateReader:
             wanted = whole if groups is None else range(max(groups.start, 0), min(groups.stop, whole.stop))
         with _still_there(table):
             if table.files is not None:
-                yield from read_tables(table.files, wanted, self._opening(table.folder, verified=True))
+                yield from read_tables(table.files, wanted, self._opening(table.folder))
             for part in table.partitions:
                 own = _common(wanted, part)
                 if not own:
@@ -115,7 +117,7 @@ class StateReader:
 
     def _in_files(self, table: Table, key: TableKey) -> pa.RecordBatch:
         groups = range(key.group, key.group + 1)
-        opening = self._opening(table.folder, verified=False)
+        opening = self._opening(table.folder)
         batches = read_tables(table.files or [], groups, opening, key.may_be_in)
         return _joined(table, [rows for batch in batches if (rows := key.among(batch)).num_rows])
 
@@ -140,10 +142,24 @@ class StateReader:
         self._open.move_to_end(at)
         return found
 
+    def _verify(self, folder: Folder, file: FileRef, path: Path) -> None:
+        """Compare a file with its checksum: once, as long as it is the same file. Its pages have their own."""
+        found = path.stat()
+        same = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._verified.get(path) == same:
+            return
+        if sha256_of(path) != file.sha256:
+            raise CorruptionError(
+                f"{folder.url}/{file.path}: damaged: its bytes do not match the manifest's checksum",
+                hint="`strandline snapshots verify` names every damaged file",
+                path=file.path,
+            )
+        self._verified[path] = same
+
     def _place(self) -> Path:
         return Path(tempfile.mkdtemp(dir=self.scratch))
 
-    def _opening(self, folder: Folder, *, verified: bool) -> Open:
+    def _opening(self, folder: Folder) -> Open:
         """Return what opens a savepoint's files: where they lie if that is on this machine, or else fetched."""
 
         @contextmanager
@@ -151,12 +167,7 @@ class StateReader:
             path = local_path(folder, file)
             if path is not None:
                 check_size(folder, file, path)
-                if verified and sha256_of(path) != file.sha256:
-                    raise CorruptionError(
-                        f"{folder.url}/{file.path}: damaged: its bytes do not match the manifest's checksum",
-                        hint="`strandline snapshots verify` names every damaged file",
-                        path=file.path,
-                    )
+                self._verify(folder, file, path)
                 yield path
                 return
             own = self._place()

@@ -21,6 +21,7 @@ from strandline.format.manifest import OperatorInfo, StateInfo, TTLInfo
 from strandline.format.values import expiry_of
 from strandline.runtime.program import EVENT_TTL, PROCESSING_TTL
 from strandline.runtime.state.ttl.lifetimes import step_us, tag_of
+from strandline.snapshot.parquet import named_schema
 from strandline.snapshot.tablecolumns import (
     EXPIRES_AT,
     KEY_GROUP,
@@ -58,7 +59,7 @@ class RowCodec:
     def __init__(self, operator: OperatorInfo, state: StateInfo, own: Sequence[Field], over_us: int | None) -> None:
         """`own` columns stand behind the key's; what expires up to `over_us` is left out of rows."""
         self.state = state
-        self._name = state.name
+        self._uid, self._name = operator.uid, state.name
         self._over_us = over_us
         self._keys = [] if state.kind == "broadcast" else key_fields(parse_schema(operator.key_schema))
         self._key_types: list[DataType] = [field.type for field in self._keys]
@@ -71,6 +72,11 @@ class RowCodec:
     def schema(self) -> pa.Schema:
         """The columns of the table."""
         return self._columns.schema
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns as files of the table have them."""
+        return named_schema(self.schema, self._uid, self._name)
 
     def decode(self, entries: Entries) -> pa.RecordBatch:
         """Return entries, in the order of their keys, as rows: by key group, key, and what comes behind it.

@@ -229,5 +229,5 @@ def _check_operator(operator: OperatorInfo, where: str) -> None:
             before = files[number - 1].last_key_group if number else -1
             if before > first or (before == first and not files[number - 1].first_key_group == first == last):
                 raise CorruptionError(f"{here}: begins with key group {first}, and the one before ends with {before}")
-            if file.file.path != table_path(file.file.sha256):
-                raise CorruptionError(f"{here}: '{file.file.path}', expected '{table_path(file.file.sha256)}'")
+            if file.file.path != (expected := table_path(operator.uid, state, file.file.sha256)):
+                raise CorruptionError(f"{here}: '{file.file.path}', expected '{expected}'")

@@ -123,6 +123,7 @@ class Partitions:
         batches: list[pa.RecordBatch] = []
         for each, part in zip(self._partitions, self._divide(rows), strict=True):
             batches += each.partition.run(epoch, times, [part] if part.num_rows else [])
+            each.task.store.check(in_full=True)
             for found in each.task.findings:
                 if found.is_certain:
                     raise found.error

@@ -438,7 +438,10 @@ class Task:
         times, origins = self._layout.times(batch), self._layout.origins(batch)
         if origins is not None:
             newest = pa.table([origins, times], ["origin", "time"]).group_by("origin").aggregate([("time", "max")])
-            found = list(zip(newest["origin"].to_pylist(), newest["time_max"].to_pylist(), strict=True))
+            named = newest["origin"].cast(pa.binary()).to_pylist()
+            # A device may call itself what is no UTF-8.
+            names = [None if name is None else name.decode(errors="backslashreplace") for name in named]
+            found = list(zip(names, newest["time_max"].to_pylist(), strict=True))
         else:
             found = [("", pc.max(times).as_py())]
         for origin, time in found:

@@ -10,12 +10,12 @@ from functools import cached_property
 from pyspark.sql import DataFrame
 
 from strandline.checkpoint.catalog import read_catalog
-from strandline.checkpoint.jobdir import JobDirectory
+from strandline.checkpoint.jobdir import JobDirectory, manifest_path
 from strandline.checkpoint.source_log import read_source
 from strandline.checkpoint.start import Start
 from strandline.core.errors import CorruptionError, NotFoundError, StrandlineError
 from strandline.core.ids import CheckpointId
-from strandline.format.manifest import Manifest
+from strandline.format.manifest import MANIFEST, Manifest
 from strandline.snapshot.opened import open_folder
 from strandline.snapshot.origin import Origin
 from strandline.spark.job.attempt import Blueprint
@@ -62,18 +62,34 @@ def find_place(b: Blueprint, origin: Origin, start: Start | None) -> SourcePlace
     Raises ConfigurationError if Kafka's rows or files are gone that it would read from there, or if files would be
     read a second time.
     """
-    manifest = origin.manifest
+    files = read_progress(origin.folder, origin.manifest, start, own=origin.is_own)
+    return _checked(b, origin.manifest, start, files, _later_logs(b, origin))
+
+
+def check_rollback(b: Blueprint, checkpoint: CheckpointId) -> None:
+    """Check that a job could go on in its sources from an older checkpoint of its own; raise as `find_place` does."""
+    manifest = b.jobdir.read(manifest_path(checkpoint), MANIFEST.decode)
+    files = read_progress(b.jobdir, manifest, None, own=True)
+    _checked(b, manifest, None, files, _logs_of(b.jobdir, checkpoint))
+
+
+def _checked(
+    b: Blueprint,
+    manifest: Manifest | None,
+    start: Start | None,
+    files: Mapping[str, bytes],
+    later: Iterator[LaterLog],
+) -> SourcePlace:
     progress = manifest.source if manifest is not None else None
     names = (progress.names if progress else start.names if start else None) or b.plan.sources.names
     source = b.plan.sources.together(names)
-    sources = file_sources(
-        source, names, {node.name: node.cleaning.archive for node in b.plan.sources.nodes if node.cleaning}
-    )
-    files = moved_files(b.spark, sources, read_progress(origin.folder, manifest, start, own=origin.is_own))
+    archives = {node.name: node.cleaning.archive for node in b.plan.sources.nodes if node.cleaning}
+    sources = file_sources(source, names, archives)
+    files = moved_files(b.spark, sources, files)
     place = SourcePlace(manifest, start, list(names), source, files)
     files = check_topics(b.spark, place.kafka, files, place.batch)
     if sources:
-        check_files(b.spark, sources, files, place.batch, source_numbers(source), _later_logs(b, origin))
+        check_files(b.spark, sources, files, place.batch, source_numbers(source), later)
     return replace(place, files=files)
 
 
@@ -82,15 +98,17 @@ def _later_logs(b: Blueprint, origin: Origin) -> Iterator[LaterLog]:
     manifest = origin.manifest
     if manifest is None or (origin.is_own and not origin.is_new and not origin.choice.skipped):
         return
-    since = manifest.checkpoint if origin.is_own else CheckpointId(0)
-    yield from _logs_of(b.jobdir, since)
+    yield from _logs_of(b.jobdir, manifest.checkpoint if origin.is_own else 0)
     if origin.is_own or manifest.source is None or not manifest.source.directory:
         return
-    if (url := manifest.source.directory) == b.jobdir.url:
+    # A checkpoint's folder may have been moved. What a savepoint has for its number says nothing of that job's.
+    if isinstance(origin.folder, JobDirectory):
+        yield from _logs_of(origin.folder)
+    if (url := manifest.source.directory) in (b.jobdir.url, origin.folder.url):
         return
     try:
         folder = open_folder(url, b.checkpoints.storage_options, fsync=False)
-        yield from _logs_of(JobDirectory(folder.store, manifest.job, folder=folder.path), manifest.checkpoint)
+        yield from _logs_of(JobDirectory(folder.store, manifest.job, folder=folder.path))
     except NotFoundError:
         log.warning(
             "job '%s': %s is gone, where job '%s' was when the snapshot was taken: which files that job has read and "
@@ -100,7 +118,7 @@ def _later_logs(b: Blueprint, origin: Origin) -> Iterator[LaterLog]:
         log.warning("job '%s': which files were read after the snapshot is not known: %s", b.name, error)
 
 
-def _logs_of(jobdir: JobDirectory, since: CheckpointId) -> Iterator[LaterLog]:
+def _logs_of(jobdir: JobDirectory, since: int = 0) -> Iterator[LaterLog]:
     for checkpoint, manifest in read_catalog(jobdir).manifests.items():
         if checkpoint > since and (progress := manifest.source) is not None:
             try:

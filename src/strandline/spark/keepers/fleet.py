@@ -72,6 +72,8 @@ class Fleet:
         # Here, too: a broadcast's value is read from a file, and where Spark encrypts that, anew each time and not for
         # two threads at once.
         self._programs = {program.uid: msgspec.msgpack.encode(program) for program in programs}
+        # What cleans up in /tmp takes Spark's directory away where a driver has not used it for days.
+        Path(sc._temp_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._broadcasts: dict[str, Broadcast[bytes]] = {
             uid: sc.broadcast(SEAL.encrypt(program)) for uid, program in self._programs.items()
         }

@@ -129,6 +129,21 @@ def answer(future: Any, client: Any, said: Said, cluster: Cluster) -> Any:
     return future.result(0.1)
 
 
+def topic_setting(name: str, topic: str, admin: Any, said: Said, cluster: Cluster) -> str | None:
+    """Return a setting of a topic; None if the user may not see it, who may write to the topic all the same."""
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    (config,) = admin.describe_configs([resource], request_timeout=cluster.answer_s).values()
+    try:
+        return str(answer(config, admin, said, cluster)[name].value)
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED):
+            return None
+        raise
+
+
 class Said:
     """What a client says besides the answers to its calls, which only time out: that a password is wrong, as a rule."""
 

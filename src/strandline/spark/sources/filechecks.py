@@ -24,6 +24,7 @@ from strandline.spark.sources.files import HadoopSourceFiles, LocalSourceFiles
 from strandline.spark.sources.log import (
     UnreadableLogError,
     files_read,
+    iterate_paths,
     last_step,
     logged_paths,
     reached_steps,
@@ -67,10 +68,10 @@ class FileSource:
 
     def number_in(self, names: Sequence[str]) -> int | None:
         """Return the source's number in a snapshot that has sources of these names; None if it has no such source."""
-        if self.name in names:
-            return names.index(self.name)
-        # A job's only source may have had no name, or get one.
-        return 0 if len(names) <= 1 and not (names and self.name) else None
+        if not self.name or not names:
+            # The job's only source, or one of several of Spark's under one name.
+            return self.number
+        return names.index(self.name) if self.name in names else None
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,14 @@ def moved_files(spark: SparkSession, sources: Sequence[FileSource], files: Mappi
     """
     found = dict(files)
     for source in sources:
-        with _log_of(source):
-            paths = logged_paths(files, source.number)
         roots = _qualified_roots(spark, source)
-        if not paths or not roots or any(_is_below(path, root) for path in paths for root in roots):
+        with _log_of(source):
+            if not roots or any(
+                _is_below(path, root) for path in iterate_paths(files, source.number) for root in roots
+            ):
+                continue
+            paths = logged_paths(files, source.number)
+        if not paths:
             continue
         before = None if source.moved_from is None else _qualified(spark, source.moved_from)
         if before is not None and all(_is_below(path, before) for path in paths):
@@ -143,7 +148,7 @@ def check_files(
             reached = reached_steps(files, batch, [source.number], numbers)[source.number] if batch >= 0 else -1
         last = last_step(files, source.number)
         needed = {file.path for file in files_read(files, source.number, reached, last)}
-        covered = logged_paths(files, source.number)
+        covered = logged_paths(files, source.number) if known else frozenset()
         for each in known:
             number = source.number_in(each.names)
             needed |= logged_paths(each.files, number) - covered if number is not None else frozenset()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -29,8 +28,8 @@ log = logging.getLogger(__name__)
 COMMIT_GROUP = "strandline.commit.group"
 """The source's option that names the group whose offsets are committed."""
 _ANSWER_S = 10
-_PATIENCE_S, _PAUSE_S = 60.0, 0.5
-"""How long a checkpoint waits for Kafka to say which topics there are, and how long until it is asked again."""
+_PAUSE_S = 0.5
+"""Until Kafka is asked again which topics there are."""
 _SHOWN = 5
 
 SAME_OFFSETS = "strandline.same.offsets"
@@ -75,10 +74,19 @@ class KafkaSource:
     @property
     def names(self) -> set[str]:
         """The topics that its options name."""
-        options = self.relation.options
-        return {name.strip() for name in options.get("subscribe", "").split(",") if name.strip()} | {
-            *json.loads(options.get("assign", "{}"))
-        }
+        listed = self.relation.options.get("subscribe", "").split(",")
+        return {name.strip() for name in listed if name.strip()} | self._assigned.keys()
+
+    @property
+    def _assigned(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = json.loads(self.relation.options.get("assign", "{}"))
+        return found
+
+    def reads(self, at: tuple[str, int], matching: Collection[str]) -> bool:
+        """Return whether its options name a partition; `matching` are the topics that its pattern matches."""
+        topic, partition = at
+        assigned = self._assigned.get(topic)
+        return partition in assigned if assigned is not None else topic in self.names or topic in matching
 
     @property
     def text(self) -> str:
@@ -138,13 +146,20 @@ def check_topics(
         reached, known = source.reached(files, batch), source.known(files)
         read = {topic for topic, _ in reached}
         with _client(spark, source) as client:
-            found = client.topics(read | source.names | client.matching(source))
+            matching = client.matching(source)
+            found = client.topics(read | source.names | matching)
             ends = client.ends(reached, found)
             open_at = client.open_transactions(reached, ends) if source.reads_committed else {}
         if missing := sorted(source.names - read - found.keys()):
             raise ConfigurationError(
                 f"{source.text}: Kafka at {source.servers} has no topic '{missing[0]}'",
                 hint=f"create it: kafka-topics.sh --create --topic {missing[0]} --partitions N",
+            )
+        if left := sorted(at for at in reached if at[0] in found and not source.reads(at, matching)):
+            _refuse_left_out(source, left)
+        if again := sorted(name for name in known.keys() - read if name in found and found[name].id == known[name]):
+            log.warning(
+                "%s: topic '%s' was left out for a while, and is read again from its first row", source.text, again[0]
             )
         # A topic that was not read is read from its first row, whatever it was before.
         renewed = _renewed({topic: known.get(topic, "") for topic in read}, found) if not source.keeps_offsets else {}
@@ -165,9 +180,24 @@ def check_topics(
                 f"{open_at[topic, partition]}: with read_committed, nothing behind it can be read",
                 hint="start again when it has ended; kafka-transactions.sh find-hanging shows whose it is",
             )
-        ids = known | {name: each.id for name, each in found.items()}
+        # Those of topics that come later are learned with their first rows.
+        ids = known | {name: each.id for name, each in found.items() if name in read or not read}
         made[f"sources/{source.number}/topics"] = json.dumps(ids).encode()
     return made
+
+
+def _refuse_left_out(source: KafkaSource, left: Sequence[tuple[str, int]]) -> None:
+    topic, partition = left[0]
+    more = f", and {len(left) - 1} other partitions" if len(left) > 1 else ""
+    what = f"{source.text}: the job has read topic '{topic}', partition {partition}{more}, and the source leaves it out"
+    if source.goes_on_without:
+        log.warning("%s. The job goes on without it, as failOnDataLoss=false says", what)
+        return
+    raise ConfigurationError(
+        what,
+        hint="name it in the source's options; to leave it out from now on, start the job once with "
+        "option('failOnDataLoss', 'false'). If the source names it again later, it is read again from its first row",
+    )
 
 
 def _set_back(
@@ -221,8 +251,7 @@ class KafkaTopics:
         """Return whether the topics that were read are those that a checkpoint with these files names.
 
         False while Kafka does not answer yet: another thread asks it. Raises ConfigurationError if a topic was created
-        anew; ConflictError if the program says that rows may be gone: the job is restarted then. Raises
-        UnavailableError if Kafka does not answer for long, or a topic is gone.
+        anew; ConflictError if the program says that rows may be gone: the job is restarted then.
         """
         if batch <= self._checked:
             return True
@@ -244,19 +273,21 @@ class KafkaTopics:
         self._is_closed.set()
 
     def _ask(self, batch: int, answer: Future[None], files: Mapping[str, bytes]) -> None:
-        until = time.monotonic() + _PATIENCE_S
-        while True:
+        is_told = False
+        while not self._is_closed.is_set():
             try:
                 for source in self._known:
                     self._compare(source, {topic for topic, _ in source.reached(files, batch)}, source.known(files))
                 answer.set_result(None)
+                return
             except UnavailableError as error:
-                if not self._is_closed.wait(_PAUSE_S) and time.monotonic() < until:
-                    continue
-                answer.set_exception(error)
+                if not is_told:
+                    log.warning("a checkpoint waits: %s", error)
+                is_told = True
+                self._is_closed.wait(_PAUSE_S)
             except BaseException as error:
                 answer.set_exception(error)
-            return
+                return
 
     def _compare(self, source: KafkaSource, topics: set[str], known: Ids) -> None:
         with _client(self._spark, source) as client:
@@ -265,7 +296,8 @@ class KafkaTopics:
             if source.goes_on_without:
                 raise ConflictError(_words(source, renewed))
             raise _created_anew(source, renewed)
-        if gone := sorted(topics - found.keys()):
+        gone = sorted(topics - found.keys())
+        if gone and not source.goes_on_without:
             raise UnavailableError(f"{source.text}: Kafka at {source.servers} has no topic '{gone[0]}' any more")
 
     def _learn(self, source: KafkaSource, known: Ids) -> None:

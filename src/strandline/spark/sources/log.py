@@ -82,7 +82,12 @@ def damage_in_logs(files: Mapping[str, bytes], batch: int, numbers: Sequence[int
 
 def logged_paths(files: Mapping[str, bytes], source: int) -> frozenset[str]:
     """Return the URIs of all files that a source has read, or has planned to."""
-    return frozenset(_decoded(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
+    return frozenset(iterate_paths(files, source))
+
+
+def iterate_paths(files: Mapping[str, bytes], source: int) -> Iterator[str]:
+    """Yield the URIs of all files that a source has read, or has planned to, some of them twice."""
+    return (_decoded(line).path for name, data in _log_of(files, source) for line in _lines(data, name))
 
 
 def last_step(files: Mapping[str, bytes], source: int) -> int:

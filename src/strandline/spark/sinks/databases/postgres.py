@@ -48,7 +48,7 @@ set local lock_timeout = {lock}; set local synchronous_commit = {synchronous}"""
 _SPARE_S = 5.0
 _CLAIM_LOCK_MS = 2000
 _CLAIM_TRIES = 5
-_READ_ONLY, _IDLE, _UNIQUE = "25006", "25P03", "23505"
+_READ_ONLY, _IDLE, _TOO_LONG, _UNIQUE = "25006", "25P03", "25P04", "23505"
 _OF_ROWS = ("21", "22", "23", "44", "P0")
 """Classes of errors that a row is to blame for: values that do not fit, constraints, what triggers raise."""
 
@@ -200,8 +200,8 @@ class PostgresTarget(TableTarget):
         # A lost connection, a server that starts, stops or has no room, a deadlock, a time-out.
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
             return True
-        # It became a replica, for a moment or until the other one is found.
-        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE):
+        # It became a replica, for a moment or until the other one is found; or the server's own time-outs.
+        if isinstance(error, psycopg.Error) and error.sqlstate in (_READ_ONLY, _IDLE, _TOO_LONG):
             return True
         return super().may_pass(error)
 
@@ -233,8 +233,15 @@ class PostgresTarget(TableTarget):
                     timer.join()
 
     def settings(self, db: Any, lock_ms: int | None = None) -> str:
-        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows."""
-        (synchronous,) = db.execute("show synchronous_commit").fetchone()
+        """Return what a transaction begins with. A commit that a server's crash could undo would lose its rows.
+
+        Raises an error that may pass for a replica: its record may be older than that of the primary server.
+        """
+        synchronous, read_only = db.execute(
+            "select current_setting('synchronous_commit'), current_setting('transaction_read_only')"
+        ).fetchone()
+        if read_only == "on":
+            raise _psycopg().errors.ReadOnlySqlTransaction("the server is read-only: it may be a replica")
         return _SETTINGS.format(
             timeout=self._timeout_ms,
             lock=lock_ms or self._timeout_ms,
@@ -351,6 +358,7 @@ class PostgresLane(Connection):
         if filled:
             if self._table is None:
                 self._table = table_at(self._db, shape.table)
+                shape.check(filled[0].schema)
                 check_table(self._table, shape, filled[0].schema)
             assert self._table is not None
             Rows(self._db, self._table, shape, shape.written(filled[0].schema)).put(filled)

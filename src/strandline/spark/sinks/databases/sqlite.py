@@ -256,6 +256,7 @@ class SqliteLane(Connection):
         shape, table = self._target.shape, quoted(self._target.shape.table)
         columns = shape.written(batches[0].schema)
         if not self._is_checked:
+            shape.check(batches[0].schema)
             self._target.check(self._db, batches[0].schema)
             self._is_checked = True
         names, marks = ", ".join(map(quoted, columns.names)), ", ".join("?" * len(columns))
