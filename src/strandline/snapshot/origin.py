@@ -253,14 +253,15 @@ def go_back(jobdir: JobDirectory, checkpoint: CheckpointId, clock: Clock, previo
     return owned
 
 
-def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
-    """Read every byte of a checkpoint that a job is to go back to. Raises as `rollback` does."""
+def verify_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> Manifest:
+    """Read every byte of a checkpoint that a job is to go back to; return its manifest. Raises as `rollback` does."""
     check_own(jobdir, checkpoint)
     catalog = read_catalog(jobdir)
     newest = max(catalog.live)
     if checkpoint != newest:
         what = f"job '{jobdir.job}' does not go back to checkpoint {checkpoint}"
         _read(jobdir, catalog.live[checkpoint], what, f"checkpoint {newest}")
+    return catalog.live[checkpoint]
 
 
 def check_own(jobdir: JobDirectory, checkpoint: CheckpointId) -> None:
