@@ -73,7 +73,9 @@ class Staging:
         listed = {sink.name: sink.pending for sink in manifest.sinks}
         has_left = False
         for name, sink in self._sinks:
-            mine = listed.get(name, [])
+            # A restored checkpoint lists what was shown since, too, and what was given up, or is another sink's.
+            with self._lock:
+                mine = [text for text in listed.get(name, ()) if text in self._staged[name]]
             left = set(sink.commit(mine) or ())
             has_left = has_left or bool(left)
             with self._lock:
